@@ -1,7 +1,7 @@
-"""Write what follows from the table of request parameters, `llama_engine.api.parameters`: `make configs`.
+"""Generates files from the table of request parameters, `llama_engine.api.parameters`: `make configs`.
 
-These are the inputs of every config, the table of inputs in docs/api.md, and the client's `SamplingParams`. With
-`--check` nothing is written; the files that would change are named and the exit code is 1.
+Generated are the inputs of every config, the table of inputs in docs/api.md, and the client's `SamplingParams`. With
+`--check` nothing is written; stale files are named, and the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SENT_BY_DEFAULT = (
 """Parameters that the client sends with every request: Triton batches only requests with equal sets of inputs."""
 
 _REGION = re.compile(r"(.*make configs: (\w+).*\n)(?:.*\n)*?(?=.*end of \2)")
-"""A generated region lies between a line with `make configs: <region>` and one with `end of <region>`."""
+"""A generated region: from a line with `make configs: <region>` up to a line with `end of <region>`."""
 
 _PYTHON = {"STRING": "str", "INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
 _SAMPLING = {name: row for name, row in PARAMETERS.items() if name not in NOT_SAMPLING}
 
 
 def inputs() -> list[str]:
-    """Return the inputs of a config."""
+    """Return the lines of a config's inputs."""
     lines = []
     for name, row in PARAMETERS.items():
         # Without allow_ragged_batch, lists of unequal length split a batch.
@@ -48,12 +48,12 @@ def inputs() -> list[str]:
             f'  {{ name: "{alias}", data_type: TYPE_{row.type}, dims: {dims}, optional: true }},'
             for alias in (name, *row.aliases)
         ]
-    # Triton's text format allows no comma behind the last one.
+    # Triton's text format allows no comma after the last input.
     return [*lines[:-1], lines[-1].removesuffix(",")]
 
 
 def table() -> list[str]:
-    """Return the table of inputs in Markdown."""
+    """Return the lines of the Markdown table of inputs."""
     rows = ["| input | type | bound | default | meaning |", "|---|---|---|---|---|"]
     for name, row in PARAMETERS.items():
         names = ", ".join(f"`{alias}`" for alias in (name, *row.aliases))
@@ -63,17 +63,17 @@ def table() -> list[str]:
 
 
 def types() -> list[str]:
-    """Return the client's table of types."""
+    """Return the lines of the client's table of types."""
     return [f'    "{name}": ("{row.type}", {row.is_list}),' for name, row in _SAMPLING.items()]
 
 
 def options() -> list[str]:
-    """Return the fields of the client's `SamplingOptions`."""
+    """Return the lines of the fields of the client's `SamplingOptions`."""
     return [f"    {name}: {_python_type(row)}" for name, row in _SAMPLING.items()]
 
 
 def parameters() -> list[str]:
-    """Return the fields of the client's `SamplingParams`."""
+    """Return the lines of the fields of the client's `SamplingParams`."""
     lines = []
     for name, row in _SAMPLING.items():
         default = row.default if name in SENT_BY_DEFAULT else None
@@ -103,7 +103,7 @@ def _default(name: str, row: Parameter) -> str:
 
 
 def contents() -> dict[Path, str]:
-    """Return each file with what it must contain."""
+    """Return the paths of all files with generated regions, with their up-to-date contents."""
     return {path: _REGION.sub(_region, path.read_text()) for path in FILES}
 
 
@@ -112,7 +112,7 @@ def _region(match: re.Match[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files that are stale, or with `--check` name them. Returns the exit code."""
+    """Write the stale files, or with `--check` only print their names. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is stale")
     check = parser.parse_args(arguments).check

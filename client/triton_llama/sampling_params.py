@@ -112,12 +112,12 @@ class SamplingParams:
 
     # make configs: parameters
     max_tokens: int | None = 128
-    """Tokens to generate at most. Prompt and completion share the server's `max_model_len`: an explicit value beyond
-    that is refused, the server's default is cut to what fits."""
+    """Maximum number of tokens to generate. Prompt and completion share the server's `max_model_len`: an explicit value
+    that doesn't fit is refused, the server's default is reduced to what fits."""
     min_tokens: int | None = 0
-    """No end token, stop token or stop word ends the text before that many tokens; at most `max_tokens`."""
+    """Minimum number of tokens before an end token, stop token or stop word ends the text; at most `max_tokens`."""
     truncate_max_tokens: bool | None = None
-    """True cuts a `max_tokens` beyond what fits, False refuses it; missing: the setting of that name."""
+    """True reduces a `max_tokens` that doesn't fit, False refuses it; missing: the setting of that name."""
     temperature: float | None = 0.0
     """Divides the logits; 0 takes the likeliest token each time (greedy)."""
     top_k: int | None = 0
@@ -133,22 +133,22 @@ class SamplingParams:
     presence_penalty: float | None = 0.0
     """Subtracted from a token's score once it was generated; 0 is off."""
     logit_bias: str | None = None
-    """JSON: token id to what is added to its logit, before the penalties."""
+    """A JSON object that maps token ids to numbers added to their logits, before the penalties."""
     embedding_bias_words: Sequence[str] | None = None
-    """Words whose weights are added to the logits of all tokens that they consist of."""
+    """Words to bias: each word's weight is added to the logits of all of its tokens."""
     embedding_bias_weights: Sequence[float] | None = None
-    """The weights of `embedding_bias_words`, as many as words."""
+    """The weights of `embedding_bias_words`, one per word."""
     allowed_token_ids: Sequence[int] | None = None
     """The only tokens that may be sampled, end tokens included; -1 is padding; empty allows all."""
     seed: int | None = None
-    """Same seed, same request, same text; missing: drawn at random."""
+    """Random seed; the same request with the same seed gives the same text. Missing: drawn at random."""
     n: int | None = None
-    """Completions of the prompt, at most 64 in all rows of a request; the first one has the seed itself, the others
+    """Number of completions of the prompt, at most 64 in all rows of a request. The first uses the seed, the others use
     seeds derived from it."""
     stop_words: Sequence[str] | None = ()
     """The text ends before the first of these strings; an empty string is ignored."""
     stop_token_ids: Sequence[int] | None = None
-    """Tokens that end the text and are no part of it; -1 is padding."""
+    """Tokens that end the text and are not included in it; -1 is padding."""
     end_id: int | None = None
     """Another stop token; -1 is none."""
     ignore_eos: bool | None = None
@@ -158,19 +158,19 @@ class SamplingParams:
     guided_decoding_guide_type: str | None = None
     """The kind of `guided_decoding_guide`; empty: no guide."""
     guided_decoding_guide: str | None = None
-    """What the text conforms to; `json` needs none."""
+    """The guide to which the text conforms, such as a JSON schema; the type `json` needs none."""
     priority: int | None = None
-    """Lower ones get a free slot first, equal ones in order of arrival; Triton's own queue doesn't know it."""
+    """Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it."""
     stream_interval_ms: int | None = None
-    """Milliseconds between two chunks of a completion at least; the first and the last chunk do not wait."""
+    """Minimum milliseconds between two chunks of a completion; the first and the last chunk do not wait."""
     exclude_input_in_output: bool | None = True
     """False returns the prompt in front of the completion."""
     return_log_probs: bool | None = None
     """True returns `output_log_probs` and `cum_log_probs`."""
     num_logprobs: int | None = None
-    """Returns `logprobs`, with that many of the likeliest tokens beside each generated one."""
+    """Returns the output `logprobs`: log probabilities of each generated token and of this many likeliest ones."""
     prompt_logprobs: int | None = None
-    """Returns the output `prompt_logprobs`, with that many of the likeliest tokens beside each one of the prompt."""
+    """Returns the output `prompt_logprobs`: log probabilities of each prompt token and of this many likeliest ones."""
     return_perf_metrics: bool | None = None
     """True returns the four times of the request and `num_cached_tokens`."""
     pad_id: int | None = None
@@ -178,7 +178,7 @@ class SamplingParams:
     beam_width: int | None = None
     """1: there is no beam search."""
     length_penalty: float | None = None
-    """Without effect: it is beam search's."""
+    """Without effect: it applies to beam search only."""
     return_finish_reason: bool | None = None
     """Without effect: the output is always present."""
     return_num_input_tokens: bool | None = None

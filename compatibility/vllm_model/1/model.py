@@ -1,11 +1,11 @@
-"""vllm_backend's inputs, defaults and outputs before llama, so that its clients run as they are.
+"""Adapts llama to the inputs, defaults and outputs of Triton's vllm_backend, so that its clients run unmodified.
 
-What differs from llama: tensors have no dimension of rows; `sampling_parameters` replaces the request parameters
-instead of joining them; without `stream` the prompt precedes the text; outputs other than the text only where a
-`return_*` asks for them, the counts of tokens in UINT32.
+Differences from llama: tensors have no row dimension; `sampling_parameters` replaces the request parameters instead of
+being merged with them; without `stream` the text includes the prompt; outputs other than the text are returned only if
+a `return_*` input enables them; token counts are UINT32.
 
-A request goes on to llama through Triton as those of llama_unary do, whose model.py explains the parameter FORWARDED
-and the codes of errors.
+Requests are forwarded to llama through Triton as in llama_unary, whose model.py explains the parameter FORWARDED and
+the error codes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import triton_python_backend_utils as pb_utils
 
 MODEL = "llama"
 FORWARDED = "llama_unary"
-# Triton's own words for what it refuses in front of llama, where the code is lost.
+# Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 
 MAX_CONCURRENT_REQUESTS = 32
-"""Each holds a thread of Triton's pool for this instance, which has as many by default."""
+"""Each request holds a thread of Triton's pool for this instance, whose default size this is."""
 
 OUTPUTS = (
     "text_output",
@@ -34,28 +34,28 @@ OUTPUTS = (
     "num_input_tokens",
     "num_output_tokens",
 )
-"""llama's, of which this model's are made."""
+"""Outputs requested from llama, from which the outputs of this model are built."""
 
 
 class Passed:
-    """One request under way."""
+    """One request that is forwarded to llama."""
 
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
         self._request: pb_utils.InferenceRequest | None = request
         self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
         self._returned: set[str] = set()
-        # Triton's sender leaves other outputs out, too, but frees them while other threads run Python: on 2.51 that
-        # corrupts the process's memory.
+        # Send only requested outputs. Triton's sender drops the others itself, but on 2.51 frees them without the GIL,
+        # which corrupts memory.
         self._requested = frozenset(request.requested_output_names())
 
     def answer(self) -> None:
-        """Pass the request on and send what comes back; the last response, perhaps an error, has the final flag."""
+        """Forward the request and send the responses; the last one, possibly an error, has the final flag."""
         try:
             for response in self._to_llama().exec(decoupled=True):
                 if response.has_error():
                     self._send(_with_code(response.error().message()), final=True)
                 elif tensors := {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}:
-                    # Of several choices the last one to end is not known here.
+                    # With several choices, the last one to end is unknown; an empty final response follows.
                     ended = "sequence_index" not in tensors and all(tensors["finish_reason"])
                     self._send(pb_utils.InferenceResponse(self._outputs(tensors)), ended)
             self._send(None, final=True)
@@ -63,13 +63,13 @@ class Passed:
             self._send(_error("INVALID_ARG", str(error)), final=True)
         except pb_utils.TritonModelException as error:
             self._send(_with_code(str(error)), final=True)
-        except Exception as error:  # noqa: BLE001 - silence is no response
+        except Exception as error:  # noqa: BLE001 - any failure: the client must get a response
             pb_utils.Logger.log_error(f"vllm_model: a request failed: {type(error).__name__}: {error}")
             message = "the request could not be passed on; the server's log has the reason"
             self._send(_error("INTERNAL", message), final=True)
 
     def _to_llama(self) -> pb_utils.InferenceRequest:
-        """Return the request as llama takes it. Raises ValueError for parameters that are no JSON."""
+        """Return the request for llama. Raises ValueError for parameters that are not JSON."""
         request = self._request
         assert request is not None
         inputs = {tensor.name(): tensor.as_numpy()[np.newaxis] for tensor in request.inputs()}
@@ -77,7 +77,7 @@ class Passed:
         self._returned = {name for name in returns if inputs.pop(name).all()}
         if "sampling_parameters" not in inputs:
             parameters = json.loads(request.parameters() or "{}")
-            # The id of a request to /generate.
+            # Triton passes the id of a request to /generate as a parameter.
             parameters.pop("id", None)
             inputs["sampling_parameters"] = np.array([[json.dumps(parameters).encode()]], dtype=np.object_)
         inputs.setdefault("exclude_input_in_output", np.array([[bool(np.any(inputs.get("stream", False)))]]))
@@ -96,7 +96,7 @@ class Passed:
         texts = tensors["text_output"]
         outputs = {name: tensors[name] for name in ("text_output", "sequence_index") if name in tensors}
         if "return_finish_reason" in self._returned:
-            # vLLM's None, as vllm_backend writes it.
+            # vllm_backend writes Python's None as text.
             outputs["finish_reason"] = np.array([reason or b"None" for reason in tensors["finish_reason"]], np.object_)
         if "return_cumulative_logprob" in self._returned:
             outputs["cumulative_logprob"] = tensors["cum_log_probs"]
@@ -109,12 +109,12 @@ class Passed:
         return [pb_utils.Tensor(name, value) for name, value in outputs.items() if name in self._requested]
 
     def _send(self, response: pb_utils.InferenceResponse | None, final: bool) -> None:
-        """Send a response, none for the final flag alone; nothing after that flag."""
+        """Send a response, or with None only the final flag. After a final flag, do nothing."""
         if self._sender is None:
             return
         sender = self._sender
         if final:
-            # A request that is destroyed with the interpreter ends the process.
+            # Destroying a request at interpreter shutdown crashes the process.
             self._sender = self._request = None
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         if response is None:
@@ -132,19 +132,19 @@ class TritonPythonModel:
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, "forward")
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
-        """Pass the requests on, and return when each has its thread: until then the queue stays Triton's."""
+        """Forward the requests; return when each has a thread, so that further requests wait in Triton's queue."""
         for request in requests:
             self._free.acquire()
             self._threads.submit(self._answer, Passed(request))
 
     def finalize(self) -> None:
-        """Wait for the last answers. Triton unloads the model only when they are sent."""
+        """Wait until all responses have been sent; Triton then unloads the model."""
         self._threads.shutdown()
 
     def _answer(self, passed: Passed) -> None:
         try:
             passed.answer()
-        except Exception as error:  # noqa: BLE001 - the thread's end would go unnoticed
+        except Exception as error:  # noqa: BLE001 - the executor would drop the exception silently
             pb_utils.Logger.log_error(f"vllm_model: a response could not be sent: {type(error).__name__}: {error}")
         finally:
             self._free.release()
@@ -154,12 +154,12 @@ def _id(request: pb_utils.InferenceRequest) -> str:
     try:
         return request.request_id()
     except UnicodeDecodeError:
-        # Over HTTP it may be any bytes; bytes that aren't text are no id.
+        # Triton accepts arbitrary bytes over HTTP.
         return ""
 
 
 def _with_code(message: str) -> pb_utils.InferenceResponse:
-    """Return an error of llama, or of Triton in front of it, with its code."""
+    """Return an error response with the code in llama's message, or with one inferred from Triton's message."""
     code, separator, rest = message.partition(": ")
     if separator and code.isupper() and hasattr(pb_utils.TritonError, code):
         return _error(code, rest)

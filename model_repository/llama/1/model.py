@@ -38,7 +38,7 @@ from llama_engine.triton.request_decoder import RequestDecoder
 from llama_engine.triton.tensors import release_tensors
 
 CLOSE_SECONDS = 10.0
-"""How long, after the last sequence has finished, the responses and the last metrics may take to go out."""
+"""Seconds for sending the last responses, and then the last metrics, after the last sequence has finished."""
 
 _log = logging.getLogger("llama_engine.triton")
 
@@ -54,19 +54,19 @@ class TritonPythonModel:
         logging.getLogger("llama_engine").addHandler(handler)
         logging.getLogger("llama_engine").setLevel(logging.INFO)
         try:
-            # In a thread that ends: on a CPU every thread that computes gets PyTorch threads of its own. This thread's
-            # would stay beside those of the engine's thread, and with more of them than cores none spins while it
-            # waits: steps took a fifth to a half longer.
+            # Load in a temporary thread: on a CPU, PyTorch keeps an OpenMP pool for every thread that computes. With a
+            # second pool beside the engine thread's, threads outnumber cores and don't spin, and steps take 20 to 50 %
+            # longer.
             with ThreadPoolExecutor(1, "load") as loading:
                 loading.submit(self._load, json.loads(args["model_config"]), args).result()
         except EngineError as error:
             raise pb_utils.TritonModelException(f"llama: {error}") from error
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
-        """Decode Triton's batch, schedule its sequences, and return when each is sure of a slot or finished.
+        """Decode Triton's batch, schedule its sequences, and return when each is guaranteed a slot or finished.
 
-        In-flight, responses go out through response senders. Under `scheduling: batch` they are returned together, when
-        the last sequence has finished.
+        Under `scheduling: inflight` responses go out through response senders and None is returned. Under
+        `scheduling: batch` the responses are returned together, when the last sequence has finished.
         """
         responses = [self._decoder.decode(request) for request in requests]
         sequences = [sequence for response in responses for sequence in response.sequences]
@@ -78,11 +78,11 @@ class TritonPythonModel:
         return [response.build() for response in responses]
 
     def is_ready(self) -> bool:
-        """Return whether a request that arrived now would be computed. Triton asks from 26.03 on, and waits 5 s."""
+        """Return whether the model would compute a new request. Triton calls this from 26.03 on, with a 5 s timeout."""
         return self._readiness.check()
 
     def finalize(self) -> None:
-        """Shut down gracefully within the settings' bound, send what is pending, and end the threads."""
+        """Shut down within `drain_seconds`, send pending responses and metrics, and end the threads."""
         self._scheduler.stop(self._settings.drain_seconds)
         if not self._dispatcher.close(CLOSE_SECONDS):
             _log.error("some responses could not be sent before the model was unloaded")
@@ -121,7 +121,7 @@ class TritonPythonModel:
 
 
 def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> Engine:
-    """Load the checkpoint and warm the engine up; log what is served and how."""
+    """Load the checkpoint and warm the engine up; log the model, the memory plan and the defaults."""
     checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu))
     if checkpoint.prepared is not None:
         _log.info("%s", checkpoint.prepared.describe())

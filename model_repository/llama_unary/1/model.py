@@ -1,7 +1,8 @@
-"""Answers /infer and unary gRPC beside a streaming llama, whose requests Triton takes over streams only.
+"""Serves /infer and unary gRPC when llama is decoupled, because Triton takes requests for it over streams only.
 
-Each request goes on to llama through Triton, and gets its one response. On that way Triton 2.51 loses fractional
-parameters and the codes of errors: parameters travel as one string, for which llama puts the code before an error.
+Each request is forwarded to llama through Triton and gets one response. Triton 2.51 drops fractional parameters and
+error codes of forwarded requests. So the parameters are forwarded as one JSON string (FORWARDED), and llama prefixes
+error messages with their codes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 FORWARDED = "llama_unary"  # a request parameter: JSON of [the client's parameters, whether a stream may answer]
 MAX_CONCURRENT_REQUESTS = 32  # as many as Triton's pool for this instance has threads
-# Triton's own words for what it refuses in front of llama, where the code is lost.
+# Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 
 
@@ -27,24 +28,24 @@ class TritonPythonModel:
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, "forward")
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
-        """Forward the requests, and return when each has its thread: until then the queue stays Triton's."""
+        """Forward the requests; return when each has a thread, so that further requests wait in Triton's queue."""
         for request in requests:
             self._free.acquire()
             self._threads.submit(self._answer, request)
 
     def finalize(self) -> None:
-        """Wait for the last responses."""
+        """Wait until all responses have been sent."""
         self._threads.shutdown()
 
     def _answer(self, request: pb_utils.InferenceRequest) -> None:
         sender, final = request.get_response_sender(), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             sender.send(_forward(request), flags=final)
-        except Exception as error:  # noqa: BLE001 - silence is no response
+        except Exception as error:  # noqa: BLE001 - any failure: the client must get a response
             pb_utils.Logger.log_error(f"llama_unary: a request failed: {type(error).__name__}: {error}")
             sender.send(_error("INTERNAL", "the request failed; the server's log has the reason"), flags=final)
         finally:
-            # Last: with as many requests as threads of Triton's pool, one of these is then free for the response.
+            # Last, because Triton's pool needs a free thread for the response.
             self._free.release()
 
 
@@ -61,7 +62,7 @@ def _forward(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         responses = list(to_llama.exec(decoupled=True))
     except pb_utils.TritonModelException as error:
         return _with_code(str(error))
-    # The last one may be empty.
+    # The last response can be empty.
     response = next(response for response in responses if response.has_error() or response.output_tensors())
     if response.has_error():
         return _with_code(response.error().message())
@@ -69,7 +70,7 @@ def _forward(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
 
 
 def _with_code(message: str) -> pb_utils.InferenceResponse:
-    """Return an error of llama, or of Triton in front of it, with its code."""
+    """Return an error response with the code in llama's message, or with one inferred from Triton's message."""
     code, separator, rest = message.partition(": ")
     if separator and code.isupper() and hasattr(pb_utils.TritonError, code):
         return _error(code, rest)

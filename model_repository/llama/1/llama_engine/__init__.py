@@ -5,14 +5,14 @@ Independent of Triton except for `triton/`; `model.py` beside this package is th
 settings, errors   configuration and exceptions
 libraries          torch and transformers, imported with short OpenMP spinning
 sequence           one request in the engine
-events             what leaves the engine: chunks and results
+events             the engine's output: chunks and results
 scheduler          the waiting queue, admission, cancellation, deadlines, shutdown
 engine             the step: prefill, decode, append, remove
 prefill            the prompts of a step
 slot_batch         the sequences that decode: all state per slot, and the decode step
 cuda_graphs        captured decode steps, replayed
-isolation          computing a batch in halves where it fails
-response_dispatcher  the thread that sends
+isolation          retrying a failed batch in halves
+response_dispatcher  the thread that sends responses
 api/               requests: parsing, bounds, the checkpoint's defaults
 text/              tokenizer, stop strings, bad words
 model/             checkpoint loading, the Llama forward pass, KV cache, memory plan

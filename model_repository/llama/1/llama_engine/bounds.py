@@ -1,7 +1,7 @@
-"""Bounds of single values, for settings and request parameters: what a value may be, and its Python form.
+"""Bounds of single values, for settings and request parameters: validation and conversion to a Python type.
 
-A value comes from a setting (a string), a tensor (NumPy scalars, bytes) or JSON. Numbers and flags may be strings, as
-settings are, and as the clients of Triton's vLLM backend send them. A violation raises BoundError with the value and
+A value comes from a setting (a string), a tensor (NumPy scalars, bytes) or JSON. Numbers and flags may be strings:
+settings always are, and clients of Triton's vLLM backend send them so. A violation raises BoundError with the value and
 the bound.
 """
 
@@ -25,7 +25,7 @@ _DECIMAL = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 class BoundError(ValueError):
-    """A value violates its bound; both as the message shows them."""
+    """A value violates its bound. value, bound: both as text for an error message."""
 
     def __init__(self, value: str, bound: str) -> None:
         self.value, self.bound = value, bound
@@ -40,12 +40,12 @@ class Bound(Protocol[T_co]):
         """The bound in words, as in "it must be ..."."""
 
     def parse(self, value: object) -> T_co:
-        """Return the value in its Python form, or raise BoundError."""
+        """Return the value converted to its Python type, or raise BoundError."""
 
 
 @dataclass(frozen=True)
 class _Range:
-    """A number: at least `low`, at most `high`, greater than `above`."""
+    """A number in [low, high] and greater than `above`; None is no limit."""
 
     low: float | None = None
     high: float | None = None
@@ -56,7 +56,7 @@ class _Range:
     def description(self) -> str:
         """The bound in words."""
         limits = (("at least", self.low), ("greater than", self.above), ("at most", self.high))
-        # An int in full, a float without the zero behind its point.
+        # Print an int in full, and a float without a trailing ".0".
         texts = [
             f"{words} {limit if isinstance(limit, int) else f'{limit:g}'}"
             for words, limit in limits
@@ -145,7 +145,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some words; an empty one among them means none."""
+    """One of a fixed set of words. An empty word in the set stands for "none" and is not listed in messages."""
 
     words: tuple[str, ...]
 
@@ -163,8 +163,8 @@ class Choice:
 
 
 def show(value: object) -> str:
-    """Return a value as a message shows it: cut, and strings in quotes."""
-    # str: format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
+    """Return a value as text for an error message: strings quoted, cut to MAX_SHOWN_CHARACTERS."""
+    # str(), because format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
     try:
         shown = repr(value[: MAX_SHOWN_CHARACTERS + 1]) if isinstance(value, (str, bytes)) else str(value)
     except RecursionError:
@@ -173,7 +173,7 @@ def show(value: object) -> str:
 
 
 def decode(value: object) -> str:
-    """Return text that UTF-8 can encode, or raise BoundError."""
+    """Return the value, str or UTF-8 bytes, as text without lone surrogates, or raise BoundError."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -190,7 +190,7 @@ def decode(value: object) -> str:
 
 
 def _float(value: object) -> float:
-    """Return NaN for what no float can hold."""
+    """Convert to float; return NaN for values that float() refuses."""
     try:
         return float(value)  # type: ignore[arg-type]  # a number or a decimal string
     except (OverflowError, ValueError):

@@ -1,4 +1,4 @@
-"""Polling for cancelled requests: Triton's Python backend reports a cancellation only when it is asked."""
+"""Polling for cancelled requests: Triton's Python backend has no callback for a cancellation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llama_engine.events import ResponseSink
 from llama_engine.sequence import Sequence
 
 POLL_SECONDS = 0.02
-"""Pause between two rounds of polls."""
+"""Minimum pause between two rounds of polls, in seconds."""
 
 POLL_SHARE = 20
-"""Polling takes at most one part in POLL_SHARE of the time: every poll is a round trip to Triton's process."""
+"""Polling takes at most 1 / POLL_SHARE of the time: every poll is a round trip to Triton's process."""
 
 MAX_PAUSE_SECONDS = 0.25
-"""However long a round of polls takes, so that a cancelled request leaves soon."""
+"""Maximum pause between two rounds, in seconds; bounds how late a cancellation is noticed. Overrides POLL_SHARE."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 def poll_cancellation(
     next_poll: Callable[[float], list[Sequence] | None], cancel: Callable[[list[Sequence]], None]
 ) -> None:
-    """Poll the sinks of sequences until there are no more rounds.
+    """Poll the sinks of waiting and running sequences for cancellation, until `next_poll` returns None.
 
-    next_poll: waits for as many seconds and returns the sequences to poll; None ends the polling. cancel: takes those
+    next_poll: takes a pause in seconds, waits that long, and returns the sequences to poll. cancel: takes the sequences
     whose clients have cancelled.
     """
     pause = POLL_SECONDS
@@ -42,6 +42,6 @@ def poll_cancellation(
 def _is_cancelled(sink: ResponseSink) -> bool:
     try:
         return sink.is_cancelled()
-    except Exception:  # noqa: BLE001 - a sink that can't be polled stays, and the others are polled too
+    except Exception:  # noqa: BLE001 - one failing poll must not end the polling of the other sinks
         _log.exception("can't tell whether a request was cancelled; it goes on")
         return False

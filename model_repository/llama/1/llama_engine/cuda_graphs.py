@@ -1,13 +1,13 @@
-"""The decode step as CUDA graphs: the device repeats a captured sequence of kernels at one launch.
+"""The decode step as CUDA graphs: one launch replays a captured sequence of kernels.
 
-A decode step of a Llama is some thirty kernels a layer, and with PyTorch's launches a GPU mostly waits for the host. A
-graph runs the same kernels on the same memory with the same sizes, so a step is padded to the next bucket of rows and
-of positions that attention reads, and everything that changes from step to step lies in tensors that keep their
-addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do likewise.
+A decode step of a Llama is about thirty kernels per layer; launched one by one, they leave a GPU mostly waiting for the
+host. A graph runs the same kernels on the same memory with the same sizes. So a step is padded to the next bucket of
+rows and of span (the positions that attention reads), and all values that change between steps are in tensors with
+fixed addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do the same.
 
-A step is two graphs: the forward pass for rows and span, up to the logits; then the sampling for rows and features. In
-between, the host adds the logits of sequences that have just been prefilled. Where a sequence has a bias or masks of
-its own, such as bad words, or asks for min_p or log probabilities, sampling is launched without a graph.
+A step is two graphs: the forward pass up to the logits, captured per rows and span, then sampling, captured per rows
+and sampling features. In between, the host adds the logits of sequences that have just been prefilled. Sampling runs
+without a graph if any sequence has per-sequence biases or masks (such as bad words), min_p or log probabilities.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from llama_engine.sampling.sampling_state import SamplingFeatures
 from llama_engine.slot_batch import SlotBatch
 
 MIN_SPAN = 256
-"""Positions that attention reads in the smallest graphs; each next bucket reads twice as many."""
+"""Smallest span bucket, in positions that attention reads; each further bucket is twice as large."""
 
 FEATURE_SETS = (
     SamplingFeatures(),
     SamplingFeatures(noise=True),
     SamplingFeatures(repetition=True, output_counts=True, noise=True, truncation=True),
 )
-"""Sampling that is captured: greedy, random, with penalties and truncation. A step uses the first set that covers its
-features; where none does, its sampling is launched.
+"""Feature sets for which sampling is captured: greedy; random; random with penalties and truncation. A step uses the
+first set that covers its features; if no set does, its sampling runs without a graph.
 """
 
 TOLERANCE = 2e-2
-"""How far replayed logits may lie from launched ones, relative to the largest: some roundings of bfloat16."""
+"""Tolerated difference of replayed from launched logits, relative to the largest: a few bfloat16 roundings."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +52,9 @@ Capture = Callable[[Action], Action]
 
 
 def row_buckets(slots: int) -> tuple[int, ...]:
-    """Return the row counts with a graph, ascending; the more rows, the less a few padding rows matter."""
-    some = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
-    return (*(rows for rows in some if rows < slots), slots)
+    """Return the row counts with a graph, ascending. Gaps grow with the count, as padding rows matter less."""
+    counts = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
+    return (*(rows for rows in counts if rows < slots), slots)
 
 
 def span_buckets(max_model_len: int) -> tuple[int, ...]:
@@ -64,12 +64,12 @@ def span_buckets(max_model_len: int) -> tuple[int, ...]:
 
 
 def graph_count(shape: KVCacheShape) -> int:
-    """Return the number of graphs that are captured for a cache."""
+    """Return the number of graphs captured for a KV cache of this shape."""
     return len(row_buckets(shape.slots)) * (len(span_buckets(shape.max_model_len)) + len(FEATURE_SETS))
 
 
 def unsupported_reason(checkpoint: Checkpoint) -> str | None:
-    """Return why a checkpoint's step can't be captured, as far as that is known without trying; None if it can."""
+    """Return why a checkpoint's decode step can't be captured; None if nothing is known to prevent it."""
     info = checkpoint.info
     if info.device.type != "cuda":
         return f"the model is on the {info.device.type.upper()}"
@@ -79,17 +79,18 @@ def unsupported_reason(checkpoint: Checkpoint) -> str | None:
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """Return a Capture for CUDA, whose graphs share their memory: they are replayed one at a time.
+    """Return a Capture for CUDA. Its graphs share one memory pool, so only one may be replayed at a time.
 
-    Raises what the action or CUDA raises; the device is then as usable as that leaves it.
+    The returned function passes on exceptions of the action and of CUDA. It leaves the capture's stream and memory pool
+    first, but an error of CUDA itself can leave the device unusable.
     """
     pool = torch.cuda.graph_pool_handle()
-    # One stream for all: matrix libraries keep a workspace for every stream that they were ever called on.
+    # One stream for all captures: cuBLAS keeps a workspace for every stream that it was ever called on.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(action: Action) -> Action:
         current = torch.cuda.current_stream(device)
-        # Set-up at the first call on a stream, and compilation, must not become part of the graph.
+        # Run once before capturing: first-call initialization and compilation can't be part of a graph.
         side.wait_stream(current)
         with torch.cuda.stream(side):
             action()
@@ -100,7 +101,7 @@ def cuda_capture(device: torch.device) -> Capture:
             with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 action()
         except Exception:
-            # When ending the capture fails, PyTorch leaves the thread on the side stream and the allocator at the pool.
+            # If ending the capture fails, PyTorch leaves the thread on the side stream and the allocator on the pool.
             torch.cuda.set_stream(current)
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
@@ -117,19 +118,19 @@ class DecodeGraphs:
     def __init__(
         self, checkpoint: Checkpoint, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: SlotBatch
     ) -> None:
-        """Allocate what graphs read and write; `capture` makes them. The KV cache has a spare position per slot."""
+        """Allocate the graphs' inputs and outputs; `capture` creates the graphs. shape: with a spare position."""
         assert shape.spare, "padding rows have no position to write to"
         device = checkpoint.info.device
         self._model, self._sampler, self._batch = model, sampler, batch
         self._padding = shape.max_model_len
         self._row_buckets, self._span_buckets = row_buckets(shape.slots), span_buckets(shape.max_model_len)
-        # float32, as sampling computes.
+        # float32, the dtype of sampling.
         self._logits = torch.zeros(shape.slots, checkpoint.config.vocab_size, device=device)
         self._rows = torch.arange(shape.slots, device=device)
-        # How many rows of the padded step decode; read on the device.
+        # Number of rows of the padded step that decode, on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)
-        # What sampling needs from the host, for each slot two random words and whether it must not end yet: where the
-        # host writes it, and where the device reads it.
+        # Sampling inputs computed on the host, per slot: two random words, and 1 before min_tokens. The host writes the
+        # pinned tensor, which is copied to the tensor that the graphs read.
         self._host_inputs = torch.zeros(shape.slots, 3, dtype=torch.long, pin_memory=device.type == "cuda")
         self._sampling_inputs = torch.zeros(shape.slots, 3, dtype=torch.long, device=device)
         self._forwards: dict[tuple[int, int], Action] = {}
@@ -137,12 +138,13 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        """Capture every graph and verify two of them against launched kernels; raises what goes wrong there.
+        """Capture every graph and verify two of them against launched kernels.
 
-        Only while no slot is in use: actions run for it, with padding rows only.
+        No slot may be in use, because capturing runs steps of padding rows. Raises RuntimeError for wrong logits, and
+        passes on errors of the capture.
         """
         self._decoding.fill_(0)
-        # The largest first: the others' memory then fits into theirs.
+        # Largest first, so that the smaller graphs reuse its memory.
         for rows in reversed(self._row_buckets):
             for span in reversed(self._span_buckets):
                 self._forwards[rows, span] = capture(partial(self._forward, rows, span))
@@ -154,8 +156,8 @@ class DecodeGraphs:
     def step(self, decoding: int, prefilled: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sample the next token of every row in use, [rows], and store it as the input of the row's next step.
 
-        decoding: rows that run a forward pass, the first ones. prefilled: hidden states of the rows behind them,
-        [rows, hidden] in all. If it raises, nothing has been stored.
+        decoding: number of leading rows that run a forward pass. prefilled: hidden states of the remaining rows, which
+        have just been prefilled, [rows, hidden] in all. If it raises, nothing has been stored.
         """
         batch = self._batch
         sequences = batch.sequences
@@ -165,7 +167,7 @@ class DecodeGraphs:
             longest = max(sequence.num_cached for sequence in sequences[:decoding])
             self._forwards[_bucket(self._row_buckets, decoding), _bucket(self._span_buckets, longest + 1)]()
         if prefilled:
-            # After the replay, whose padding rows write there.
+            # After the replay, whose padding rows overwrite these logits.
             self._logits[decoding:rows] = self._model.logits(torch.cat([*prefilled]))
         features = next((features for features in FEATURE_SETS if features.cover(batch.features)), None)
         if features is None:
@@ -177,9 +179,9 @@ class DecodeGraphs:
         return batch.tokens[:rows]
 
     def _stage_sampling_inputs(self) -> None:
-        """Hand over what captured sampling needs from the host, in one copy that the host doesn't wait for.
+        """Copy the sampling inputs of the rows in use to the device, in one asynchronous copy.
 
-        The device is done with the previous ones: the host has read the tokens that were sampled with them.
+        Overwriting the pinned tensor is safe: the previous copy is done, as the host has read the tokens of that step.
         """
         sequences = self._batch.sequences
         rows = slice(0, len(sequences))
@@ -194,17 +196,17 @@ class DecodeGraphs:
         return self._rows[:rows] < self._decoding
 
     def _forward(self, rows: int, span: int) -> None:
-        """Compute the logits of the first rows, of which those beyond `_decoding` are padding."""
+        """Compute the logits of the first `rows` rows; rows from `_decoding` on are padding."""
         active = self._active(rows)
-        # The KV slot of a padding row may be another sequence's: only its spare position may be overwritten. Its token
-        # may be FAILED, which no embedding has.
+        # A padding row's KV slot may belong to another sequence, so the row writes to the slot's spare position. Its
+        # token may be FAILED, which is no index into the embedding.
         positions = torch.where(active, self._batch.positions[:rows], self._padding)
         tokens = torch.where(active, self._batch.tokens[:rows], 0)
         kv_slots = self._batch.kv_slots[:rows]
         self._logits[:rows] = self._model.logits(self._model.decode(kv_slots, tokens, positions, span))
 
     def _sample(self, rows: int, features: SamplingFeatures) -> None:
-        """Sample for the first rows and store the tokens; free rows sample something that nothing reads."""
+        """Sample for the first `rows` rows and store the tokens. Tokens of free rows are discarded."""
         logits = self._sampler.penalize(self._logits[:rows].float(), slice(0, rows), features)
         too_early = self._sampling_inputs[:rows, 2:] > 0
         logits = logits.masked_fill(too_early & self._sampler.is_end, -torch.inf)
@@ -214,7 +216,7 @@ class DecodeGraphs:
 
     def _verify(self, rows: int, span: int) -> None:
         """Raise RuntimeError if replayed logits differ from launched ones. Writes to each slot's first position."""
-        # A valid token: the last sampling may have stored FAILED.
+        # The last sampling may have stored FAILED, which is no valid input.
         self._batch.tokens.zero_()
         self._decoding.fill_(rows)
         self._forward(rows, span)
@@ -234,9 +236,9 @@ def capture_graphs(
     batch: SlotBatch,
     capture: Capture | None = None,
 ) -> DecodeGraphs | None:
-    """Return the captured decode steps of a batch; None, and one line in the log, where they can't be captured.
+    """Return the captured decode steps of a batch; if capture fails, log the reason and return None.
 
-    capture: None captures CUDA graphs, where that is possible.
+    capture: None captures CUDA graphs if the checkpoint's decode step allows it.
     """
     reason = None if capture else unsupported_reason(checkpoint)
     if reason is None:
@@ -244,7 +246,7 @@ def capture_graphs(
             graphs = DecodeGraphs(checkpoint, shape, model, sampler, batch)
             graphs.capture(capture or cuda_capture(checkpoint.info.device))
             return graphs
-        except Exception as error:  # noqa: BLE001 - whatever can't be captured can still be launched
+        except Exception as error:  # noqa: BLE001 - decoding works without graphs
             reason = one_line(error)
     _log.warning("decode steps can't be captured as CUDA graphs and launch every kernel: %s", reason)
     return None

@@ -1,4 +1,4 @@
-"""The step that gives each decoding sequence its next token: forward pass, logits, sampling."""
+"""The decode step: forward pass, logits and sampling of each decoding sequence's next token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llama_engine.sequence import Sequence, names_of
 from llama_engine.slot_batch import SlotBatch
 
 MAX_FAILED_REPLAYS = 3
-"""Consecutive failures after which captured steps are no longer replayed."""
+"""Consecutive failed replays after which CUDA graphs are no longer used."""
 
 _log = logging.getLogger(__name__)
 
@@ -23,44 +23,44 @@ class CapturedSteps(Protocol):
     """Decode steps that were captured as CUDA graphs."""
 
     def step(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Replay a step: what `DecodeStep.run` specifies. If it raises, nothing has been stored."""
+        """Replay a step. Arguments and result are those of `DecodeStep.run`. If it raises, nothing has been stored."""
 
 
 class DecodeStep:
-    """Computes the next token of every row in use, by replayed CUDA graphs where there are any. Not thread-safe.
+    """Computes the next token of every row in use, by CUDA graphs if they are captured. Not thread-safe.
 
-    The first `decoding` rows run a forward pass; the others have just been prefilled, and their last hidden states are
-    passed in.
+    The first `decoding` rows run a forward pass. The remaining rows have just been prefilled: their last hidden states
+    are an argument.
     """
 
     def __init__(self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, isolation: Isolation) -> None:
         self._model, self._sampler, self._batch, self._isolation = model, sampler, batch, isolation
         self.graphs: CapturedSteps | None = None
-        """Captured steps; None launches every kernel."""
+        """Captured decode steps; None launches each kernel separately."""
         self._failed_replays = 0
 
     def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
         """Return the next token of every row in use, [rows], and store it as the input of the row's next step.
 
-        prefilled: hidden states, [rows, hidden] in all, of the rows behind the first `decoding`. FAILED stands for a
-        token that can't be computed: the sequence has its result, or its logits were not finite.
+        decoding: number of leading rows that run a forward pass. prefilled: hidden states of the remaining rows,
+        [rows, hidden] in all. A token is FAILED if the row's computation failed or its logits were not finite.
         """
         tokens = self._replay(decoding, prefilled)
         if tokens is None:
             tokens = self._launch(decoding, prefilled)
             self._batch.advance(decoding, tokens)
-        # A replay advances the tensors itself.
+        # A replay advances the batch's tensors itself, but not these counts.
         for sequence in self._batch.sequences[:decoding]:
             sequence.num_cached += 1
         return tokens
 
     def _replay(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor | None:
-        """Replay the captured step; None if there is none or it fails."""
+        """Replay the captured step and return its tokens, [rows]; None if nothing is captured or the replay fails."""
         if self.graphs is None:
             return None
         try:
             tokens = self.graphs.step(decoding, prefilled)
-        except Exception as error:  # noqa: BLE001 - launching finds the sequence that fails, and spares the others
+        except Exception as error:  # noqa: BLE001 - the launched step isolates the sequence that fails
             self._isolation.record(error, f"replaying a step over {names_of(self._batch.sequences)}")
             self._failed_replays += 1
             if self._failed_replays == MAX_FAILED_REPLAYS:
@@ -71,7 +71,7 @@ class DecodeStep:
         return tokens
 
     def _launch(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Compute the tokens of all rows in use, [rows]; where that fails, of halves of them."""
+        """Compute the tokens of all rows in use, [rows], without graphs; on a failure, retry the rows in halves."""
         batch = self._batch
         row_of = {sequence: row for row, sequence in enumerate(batch.sequences)}
 

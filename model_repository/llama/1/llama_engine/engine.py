@@ -1,6 +1,6 @@
-"""The engine: each step prefills prompts, decodes one token for every sequence, and removes what is finished.
+"""The engine: each step prefills prompts, decodes one token per sequence, and removes finished sequences.
 
-A sequence's tokens depend on that sequence alone: its prompt, its parameters, its seed.
+A sequence's tokens depend on its own prompt, parameters and seed only, not on the other sequences of the batch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from llama_engine.slot_batch import SlotBatch
 
 @dataclass
 class StepResult:
-    """The work of one step.
+    """The outcome of one step.
 
-    finished: sequences that have their result now. decoded: sequences in the forward pass of the decode step. sampled:
-    tokens that sequences got. prefill_tokens: prompt tokens computed. errors: failed computations.
+    finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
+    sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -45,9 +45,9 @@ class StepResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the step produced only failures: no token, and a failed computation or a finished sequence.
+        """Whether the step produced only failures: no token, and a failed computation or sequence.
 
-        One whose own request is to blame, as where its masks leave no token, is no failure.
+        A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
         """
         return not self.sampled and bool(
             self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
@@ -55,10 +55,10 @@ class StepResult:
 
 
 class Engine:
-    """Generates on one model. Not thread-safe, except for `builder` and `guides`."""
+    """Generates completions with one model. Not thread-safe, except for `builder` and `guides`."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
-        """Plan the memory and allocate it. Raises OutOfMemoryPlan, with the figures, if the plan doesn't fit."""
+        """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
         config = checkpoint.config
         self._device = checkpoint.info.device
         self.tokenizer = checkpoint.tokenizer
@@ -84,21 +84,21 @@ class Engine:
 
     @property
     def slots(self) -> int:
-        """Sequences that can be in the engine together."""
+        """Maximum number of sequences in the engine."""
         return self.plan.shape.slots
 
     @property
     def used_slots(self) -> int:
-        """Sequences that are in the engine."""
+        """Number of sequences in the engine, in prefill or decoding."""
         return len(self._batch) + len(self._prefill)
 
     @property
     def uses_cuda_graphs(self) -> bool:
-        """Whether decode steps are CUDA graphs."""
+        """Whether decode steps replay CUDA graphs."""
         return self._decode.graphs is not None
 
     def info_labels(self) -> dict[str, str]:
-        """Return the labels of the metric `llama_model_info`: how this engine computes."""
+        """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""
         info = self._checkpoint.info
         return {
             "computation": info.computation,
@@ -107,7 +107,7 @@ class Engine:
         }
 
     def describe_decode(self) -> str:
-        """Return in a line how decode steps are computed."""
+        """Return one log line: the product, the attention, and whether decode steps replay CUDA graphs."""
         graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.uses_cuda_graphs else "launched"
         attention = ""
         if self._device.type == "cuda":
@@ -115,14 +115,14 @@ class Engine:
         return f"decode steps: {self._checkpoint.info.computation}{attention}, {graphs}"
 
     def add(self, sequence: Sequence) -> None:
-        """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""
+        """Queue a sequence for prefill in a free slot, which must exist: WAITING → PREFILL."""
         assert self.used_slots < self.slots, "no slot is free"
         assert sequence.status is Status.WAITING, sequence.status
         sequence.admit()
         self._prefill.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Free a sequence's slot without giving it a result. If that raises, all sequences have been removed."""
+        """Free a sequence's slot without setting its result. If this raises, all sequences fail and are removed."""
         if self._prefill.remove(sequence) or sequence not in self._batch.sequences:
             return
         try:
@@ -141,7 +141,7 @@ class Engine:
         """
         result = self._result = StepResult()
         if self._device.type == "cuda":
-            # PyTorch launches on the tensors' device, bitsandbytes on the thread's.
+            # bitsandbytes launches on the thread's current device, not on the tensors' device.
             torch.cuda.set_device(self._device)
         try:
             decoding = len(self._batch)
@@ -158,7 +158,7 @@ class Engine:
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
-        """Run the requests to their ends; return their results in order. Raises RequestError for a refused guide."""
+        """Generate until all requests finish; return the results in order. Raises RequestError for a bad guide."""
         sequences = [self.builder.build(request) for request in requests]
         for sequence in sequences:
             if sequence.status is Status.WAITING_FOR_GUIDE:
@@ -175,17 +175,16 @@ class Engine:
         return results
 
     def warm_up(self) -> None:
-        """Generate through a prefill and a decode step. Raises GenerationError if that fails, or what a kernel raises
-        at its first use.
+        """Capture CUDA graphs, then run a prefill and a decode step. Raises GenerationError if that fails.
 
-        On a GPU with the longest prompt possible, so that the plan's reserve is tested and not only computed; on a CPU,
-        where that could take minutes, with one token.
+        On a GPU the prompt has the maximum length, which tests that the memory plan's reserve suffices. On a CPU, where
+        that could take minutes, the prompt has one token. Exceptions of a kernel's first use are passed on.
         """
         if self._device.type == "cuda":
             self._model.warm_up()
         self.capture_graphs()
         width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
-        # Two tokens are one decode step after the prefill; a context of two tokens has room for one.
+        # The prefill yields the first token and a decode step the second, if max_model_len has room for it.
         count = min(2, self.max_model_len - width)
         request = GenerationRequest(prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count)
         result = self.generate([request])[0]
@@ -193,9 +192,9 @@ class Engine:
             raise result
 
     def capture_graphs(self, capture: Capture | None = None) -> None:
-        """Capture decode steps as CUDA graphs, if the settings ask for it and it is possible; only while empty.
+        """Capture decode steps as CUDA graphs if the setting `cuda_graphs` enables it. The engine must be empty.
 
-        capture: None captures CUDA graphs.
+        capture: how to capture; None captures on the device. If capture fails, decode steps run without graphs.
         """
         assert not self.used_slots, "sequences are in the engine"
         if self._wants_graphs:
@@ -204,7 +203,7 @@ class Engine:
             )
 
     def _prefill_prompts(self) -> list[torch.Tensor]:
-        """Run a prefill pass and add what is complete to the batch; return its last hidden states."""
+        """Run a prefill pass and add completely cached prompts to the batch; return their last hidden states."""
         prefilled = self._prefill.step()
         self._result.prefill_tokens = prefilled.tokens
         self._result.finished += prefilled.failed
@@ -215,7 +214,7 @@ class Engine:
 
     def _append(self, tokens: torch.Tensor) -> None:
         """Append each row's token, [rows], to its sequence."""
-        # tolist: here the host waits for the device; everything before only launches.
+        # tolist() waits for the device; everything before is asynchronous.
         for row, token in enumerate(tokens.tolist()):
             sequence = self._batch.sequences[row]
             try:
@@ -247,7 +246,7 @@ class Engine:
 
 
 def _failed_sampling(sequence: Sequence) -> RequestError:
-    """Return the error of a sequence for which no token could be chosen."""
+    """Return the error of a sequence whose sampled token is FAILED."""
     request, processor, count = sequence.request, sequence.processor, sequence.num_output_tokens
     if isinstance(sequence.result, RequestError):
         # The computation of its logits failed.

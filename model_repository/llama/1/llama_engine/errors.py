@@ -21,7 +21,7 @@ class InvalidSettings(EngineError):
 
 
 class CheckpointError(EngineError):
-    """The checkpoint lacks a part, or has one that this engine does not support."""
+    """The checkpoint is incomplete or has an unsupported feature."""
 
 
 class OutOfMemoryPlan(EngineError):
@@ -35,8 +35,8 @@ class RequestError(EngineError):
 class InvalidRequest(RequestError):
     """The request violates the contract. The message names the input, its value and the bound.
 
-    quoted: the part between `message` and `rest` that shows what the client wrote. The client gets the
-    whole message; the log omits this part (`logged`), because it can be a prompt.
+    quoted: text of the request, between `message` and `rest`. The client gets the whole message; the log gets `logged`,
+    which omits `quoted` because it can contain a prompt.
     """
 
     def __init__(self, message: str, quoted: str = "", rest: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What leaves the engine of a sequence: chunks of its text, its result, and the sink that takes them."""
+"""The engine's output for a sequence: chunks of text, the result, and the sink that receives them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Requ
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a sequence that ran to its end.
+    """The result of a sequence that finished without an error.
 
     finish_reason: stop (end token, stop token or stop string) or length. stop_reason: the stop string, or the id of the
-    stop token; else empty. choice: of the request's completions, from 0.
+    stop token; else empty. choice: index among the completions of the prompt, from 0.
     """
 
     text: str
@@ -30,7 +30,7 @@ FAILURE = GenerationError("decoding failed; the server's log has the reason")
 
 
 def finish_reason(result: Result) -> str:
-    """Return how a sequence finished, as metrics and the request log name it."""
+    """Return a result's finish reason as in metrics and the request log, where errors have one, too."""
     if isinstance(result, Completion):
         return result.finish_reason
     if isinstance(result, Cancelled):
@@ -50,17 +50,17 @@ class Chunk:
 
 
 Event = Chunk | Result
-"""An event of a sequence for its response sink: a chunk if it streams, and at the end its result."""
+"""An event for a response sink: a chunk of a streaming sequence, or a sequence's result, always its last event."""
 
 
 class ResponseSink(Protocol):
-    """The way back to the client that sent a request; hashable by identity."""
+    """Receives the events of a request's sequences and sends them to the client. Hashable by identity."""
 
     def send(self, events: list[Event]) -> None:
-        """Send the events since the last call, in order."""
+        """Send the events since the previous call, in order."""
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request. A round trip to Triton: may block for a while."""
+        """Return whether the client has cancelled the request. Blocks for a round trip to Triton."""
 
 
 class DiscardingSink:

@@ -1,4 +1,4 @@
-"""Isolate a failure: compute for many sequences at once, and where that fails, for halves of them."""
+"""Failure isolation: a computation over many sequences that fails is retried for each half of them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _log = logging.getLogger(__name__)
 
 
 class Isolation:
-    """Runs the computations of one engine; logs and counts those that fail."""
+    """Runs computations of one engine with failure isolation; logs and counts failures."""
 
     def __init__(self) -> None:
         self.errors = 0
-        """Failed computations."""
+        """Number of failed computations, retries included, since the engine last reset it."""
 
     def isolate(
         self, what: str, sequences: list[Sequence], compute: Callable[[list[Sequence]], _Output]
     ) -> tuple[list[_Output], list[Sequence]]:
-        """Return the outputs of `compute` over consecutive parts of the sequences, in order, and those that failed.
+        """Run `compute` over the sequences; return its outputs, one per part, in order, and the failed sequences.
 
-        If nothing fails there is one part. A part that fails is computed again in halves, down to a single sequence,
-        which is finished with an error and has no output. what: names the computation in the log.
+        Without a failure there is one part and one output. A failed part is split in halves and computed again, down to
+        a single sequence, which finishes with an error and has no output. what: name of the computation for the log.
         """
         try:
             return [compute(sequences)], []
-        except Exception as error:  # noqa: BLE001 - any failure: the other sequences must be computed
+        except Exception as error:  # noqa: BLE001 - any failure is isolated
             exhausted = self.record(error, f"{what} of {names_of(sequences)}")
-        # Outside the handler, where the exception would keep the memory of the failed computation.
+        # Outside the handler: inside it, the exception's frames would keep the failed computation's tensors alive.
         if len(sequences) == 1:
             sequences[0].fail(exhausted)
             return [], sequences
@@ -46,19 +46,19 @@ class Isolation:
         return outputs + other_outputs, failed + other_failed
 
     def record(self, error: Exception, what: str) -> bool:
-        """Count and log a failed computation; return whether it exhausted the device's memory, which is then freed."""
+        """Count and log a failed computation; return whether it ran out of device memory, and free its memory then."""
         self.errors += 1
         _log.error("%s failed", what, exc_info=error)
         exhausted = _is_out_of_memory(error)
         if exhausted:
-            # The traceback's frames hold the pass's tensors, and what the allocator keeps in pieces may suffice in one.
+            # The traceback's frames hold the failed pass's tensors; emptying the cache undoes fragmentation.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
         return exhausted
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether the device's memory was exhausted; cuBLAS, cuDNN and bitsandbytes raise plain RuntimeErrors."""
+    """Return whether the error means out of memory; cuBLAS, cuDNN and bitsandbytes raise a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and re.search(r"out of memory|ALLOC_FAILED", str(error)) is not None
     )

@@ -1,9 +1,9 @@
-"""Imports what every start needs of torch and transformers, without noise.
+"""Imports torch and the modules of transformers that every start needs, with two optimizations.
 
-- OpenMP's threads spin for some 20 µs at the end of a parallel region, not for milliseconds: on cores that others use,
-  Triton's server among them, a spinning thread keeps the one it waits for from its core. GOMP_SPINCOUNT and
-  OMP_WAIT_POLICY override it. It is of no effect in a process that has imported torch before.
-- Garbage collection is paused: it takes 0.2 s of the import and finds nothing. The imported objects are then frozen.
+- OpenMP threads spin for about 20 µs at the end of a parallel region instead of milliseconds: on shared cores a
+  spinning thread delays the thread it waits for. GOMP_SPINCOUNT and OMP_WAIT_POLICY override this. It has no effect if
+  torch was imported before.
+- Garbage collection is paused: it takes 0.2 s of the import and frees nothing. The imported objects are then frozen.
 
 Import this module before any other that imports torch. bitsandbytes and transformers' modelling code, which bring in
 TorchDynamo (2 s), are imported by `model.transformers_reader` alone: on a CPU, float and INT8 checkpoints need neither.
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def _brief_spinning() -> Iterator[None]:
-    """Limit the spinning of a libgomp that is loaded meanwhile. It reads the environment once; no child inherits it."""
+    """Set GOMP_SPINCOUNT while libgomp is loaded, which reads it once; restore it so that no child inherits it."""
     is_set = "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ
     if not is_set:
         os.environ["GOMP_SPINCOUNT"] = "1000"
@@ -33,7 +33,7 @@ def _brief_spinning() -> Iterator[None]:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Pause garbage collection while modules are imported, and freeze what exists then."""
+    """Pause garbage collection while modules are imported, and exclude all existing objects from later collections."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -45,10 +45,10 @@ def _without_collecting() -> Iterator[None]:
 
 
 with _without_collecting(), _brief_spinning():
-    import torch  # noqa: F401 - its OpenMP runtime reads the environment now
+    import torch  # noqa: F401 - loads libgomp, which reads the environment
 
 
 with _without_collecting():
-    # What every start uses of transformers.
+    # The modules of transformers that every start uses.
     for _module in ("configuration_utils", "tokenization_utils_tokenizers", "generation"):
         importlib.import_module(f"transformers.{_module}")

@@ -1,7 +1,7 @@
-"""The outputs of a response that are there only where a request asks for them: log probabilities and times.
+"""The outputs that a response has only on request: log probabilities and times.
 
-The JSON of log probabilities is that of Triton's vLLM backend: a list with an object for each token, which maps the
-token and the most likely ones, by id, to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
+The JSON of log probabilities has the format of Triton's vLLM backend: a list with one object per token. The object maps
+the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llama_engine.sequence import Sequence as EngineSequence
 from llama_engine.text.tokenizer import Tokenizer
 
 MIN_LOG_PROB = -9999.0
-"""Replaces minus infinity, which JSON lacks; vLLM's value."""
+"""Lower limit of a log probability in JSON, which has no minus infinity; the same value as in vLLM."""
 
 
 class Span(NamedTuple):
-    """The output tokens of a sequence, from `first` to before `last`, that a response is about."""
+    """The output tokens [first, last) of a sequence that one response covers."""
 
     sequence: EngineSequence
     first: int
@@ -33,52 +33,52 @@ Output = NDArray[Any]
 
 
 class LogProbsWriter:
-    """Writes the JSON of one response's log probabilities, of each token once."""
+    """Serializes the log probabilities of one response as JSON, incrementally, each token once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # By the identity of the list: choices share that of their prompt.
+        # Keyed by the id() of the list of log probabilities: choices share the list of their prompt.
         self._written: dict[int, list[str]] = {}
 
     def write(self, log_probs: Sequence[TokenLogProbs], max_tokens: int | None = None) -> list[str]:
-        """Write the objects of at most `max_tokens` more tokens, None for all; return all that are written.
+        """Serialize at most `max_tokens` more tokens, None for all; return the JSON objects of all tokens so far.
 
-        Thousands of tokens with 20 others each take a tenth of a second.
+        Thousands of tokens with 20 alternatives each take 0.1 s, so callers limit `max_tokens`.
         """
         written = self._written.setdefault(id(log_probs), [])
         last = None if max_tokens is None else len(written) + max_tokens
         for token in log_probs[len(written) : last]:
             written.append(_entries(token, self._tokenizer))
-            # The thread that steps gets the interpreter in between.
+            # Release the GIL for the engine's thread.
             time.sleep(0)
         return written
 
     def write_some(self, sequence: EngineSequence, max_tokens: int) -> bool:
-        """Write the JSON of at most `max_tokens` further tokens of a sequence; return whether all are written."""
+        """Serialize at most `max_tokens` more tokens of a sequence; return whether all of its tokens are serialized."""
         request = sequence.request
         requested = [sequence.prompt_log_probs] if request.prompt_logprobs is not None else []
         requested += [sequence.log_probs] if request.num_logprobs is not None else []
         return all(len(self.write(log_probs, max_tokens)) == len(log_probs) for log_probs in requested)
 
     def of_prompt(self, sequence: EngineSequence) -> str:
-        """Return the JSON of a prompt; null if the request doesn't ask for it."""
+        """Return the JSON list of a prompt's log probabilities; null if the request has no prompt_logprobs."""
         if sequence.request.prompt_logprobs is None:
             return "null"
-        # Nothing precedes the first token.
+        # The first token has no log probability.
         return f"[{', '.join(['null', *self.write(sequence.prompt_log_probs)])}]"
 
     def of_output(self, span: Span) -> str:
-        """Return the JSON of a span; null if the request doesn't ask for it."""
+        """Return the JSON list of a span's log probabilities; null if the request has no num_logprobs."""
         if span.sequence.request.num_logprobs is None:
             return "null"
         return f"[{', '.join(self.write(span.sequence.log_probs)[span.first : span.last])}]"
 
 
 def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> dict[str, Output]:
-    """Return the optional outputs that any of the requests enables, by name: one value or one row for each span.
+    """Return the optional outputs that any request of the spans enables, by name, with one row per span.
 
-    final: whether the response is the sequences' last one. The last response has the times, the first one the log
-    probabilities of the prompts.
+    final: whether this is the last response of the sequences. Times are in the last response, log probabilities of the
+    prompts in the first one.
     """
     requests = [span.sequence.request for span in spans]
     outputs: dict[str, Output] = {}
@@ -95,7 +95,7 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
 
 
 def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
-    """Return [spans, tokens of the longest], 0 beyond a shorter one's end and for a sequence that doesn't ask."""
+    """Return log probabilities [spans, tokens of the longest span], 0 as padding and where they aren't requested."""
     values = np.zeros((len(spans), max(span.last - span.first for span in spans)), dtype=np.float32)
     for row, span in zip(values, spans, strict=True):
         if span.sequence.request.return_log_probs:
@@ -105,17 +105,17 @@ def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
 
 
 def _cumulated(span: Span) -> float:
-    """Return the sum from a sequence's first output token to the end of the span."""
-    asks = span.sequence.request.return_log_probs and span.last > 0
-    return span.sequence.cum_log_probs[span.last - 1] if asks else 0.0
+    """Return the sum of log probabilities from a sequence's first output token to the end of the span."""
+    enabled = span.sequence.request.return_log_probs and span.last > 0
+    return span.sequence.cum_log_probs[span.last - 1] if enabled else 0.0
 
 
 def _entries(log_probs: TokenLogProbs, tokenizer: Tokenizer) -> str:
-    """Write the object of a token: itself first, then the most likely ones, each once."""
+    """Return the JSON object of one position: the token itself first, then the most likely tokens, each once."""
     entries = [_entry(log_probs.token, log_probs.log_prob, log_probs.rank, tokenizer)]
     rank, previous = 0, float("inf")
     for place, (token, log_prob) in enumerate(log_probs.top, 1):
-        # Equally likely tokens have the same rank.
+        # Equally likely tokens share a rank.
         rank = rank if log_prob == previous else place
         previous = log_prob
         if token != log_probs.token:
@@ -124,20 +124,20 @@ def _entries(log_probs: TokenLogProbs, tokenizer: Tokenizer) -> str:
 
 
 def _entry(token: int, log_prob: float, rank: int, tokenizer: Tokenizer) -> str:
-    # A comparison with NaN is false, too.
+    # Not max(): NaN must become MIN_LOG_PROB, too.
     bounded = log_prob if log_prob > MIN_LOG_PROB else MIN_LOG_PROB
-    # By hand: json.dumps of each token's object takes half as long again.
+    # An f-string, because json.dumps takes 1.5 times as long.
     return f'"{token}": {{"logprob": {bounded!r}, "rank": {rank}, "decoded_token": {tokenizer.token_in_json(token)}}}'
 
 
 def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:
-    """Return times in nanoseconds since 1970, and how many prompt tokens were not computed but copied."""
+    """Return the sequences' times in nanoseconds since 1970, and the number of prompt tokens copied from a choice."""
     offset = time.time_ns() - time.monotonic_ns()
     times: Mapping[str, Callable[[EngineSequence], float]] = {
         "arrival_time_ns": lambda sequence: sequence.arrived_at,
         "first_scheduled_time_ns": lambda sequence: sequence.admitted_at,
         "first_token_time_ns": lambda sequence: sequence.first_token_at,
-        # A completion is finished by its last token.
+        # A sequence finishes with its last token.
         "last_token_time_ns": lambda sequence: sequence.finished_at,
     }
     outputs: dict[str, Output] = {

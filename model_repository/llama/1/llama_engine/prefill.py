@@ -1,10 +1,10 @@
-"""Prefill: which prompts are computed next, how many in one pass, and what happens if that fails.
+"""Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
-Prompts are computed in order of arrival, one pass before each decode step and at most `budget` tokens in it, which
-bounds how long decoding sequences wait. Prompts that fit are computed together. A longer one is computed in chunks, one
-per pass. A sequence gets its KV slot when its prefill begins. The prompt of a request with several choices is computed
-for one of them, and copied for each other one whose turn comes while one of them still has it in its slot. A pass
-copies COPIED_BUDGETS times `budget` tokens at most, or one prompt.
+Prompts are computed in order of arrival. Each decode step is preceded by one pass of at most `budget` tokens, which
+bounds how long decoding sequences wait. Prompts that fit the budget are computed together; a longer prompt is computed
+in chunks, one per pass. A sequence gets its KV slot when its prefill begins. The choices of a request share a prompt:
+it is computed for one choice and copied to the others, as long as some choice still has it in its slot. A pass copies
+at most COPIED_BUDGETS times `budget` tokens, or one prompt.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
 
 COPIED_BUDGETS = 16
-"""Prefill budgets of copied tokens per pass. Copying a token takes less than a sixteenth of the time to compute it, so
-the choices of a request whose prompt fits the budget get their copies in one pass, before the first choice can end.
+"""Limit of copied tokens per pass, as a multiple of the prefill budget. Copying a token takes less than 1/16 of the
+time to compute it. All (up to 16) choices of a prompt within the budget are copied in one pass, before one can finish.
 """
 
 
@@ -33,8 +33,8 @@ the choices of a request whose prompt fits the budget get their copies in one pa
 class Prefilled:
     """The outcome of a prefill pass.
 
-    sequences: whose prompts are cached now. hidden: hidden states of their last tokens, in order, [rows, hidden] in
-    all. tokens: prompt tokens computed. failed: sequences that failed alone.
+    sequences: those whose prompts are now completely cached. hidden: hidden states of their last tokens, in order,
+    [rows, hidden] in all. tokens: number of prompt tokens computed. failed: sequences that finished with an error.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -44,8 +44,8 @@ class Prefilled:
 
 
 class _Part(NamedTuple):
-    """The results of a pass. hidden: last hidden states, [sequences, hidden]. log_probs: of the prompts' tokens, where
-    requested."""
+    """The output of a pass over some sequences. hidden: hidden states of the chunks' last tokens, [sequences, hidden].
+    log_probs: log probabilities of each sequence's prompt tokens, empty if not requested."""
 
     sequences: list[Sequence]
     chunks: list[PromptChunk]
@@ -54,15 +54,15 @@ class _Part(NamedTuple):
 
 
 class Prefill:
-    """The sequences whose prompts are not cached yet."""
+    """Queues and prefills the sequences whose prompts are not completely cached."""
 
     def __init__(self, model: ModelRunner, batch: SlotBatch, budget: int, isolation: Isolation) -> None:
-        """budget: tokens per pass."""
+        """budget: maximum prompt tokens computed per pass."""
         self._model, self._batch, self._budget, self._isolation = model, batch, budget, isolation
         self._queue: deque[Sequence] = deque()
-        # The sequence whose prompt is partly cached.
+        # The sequence whose prompt exceeds the budget and is being computed in chunks.
         self._partial: Sequence | None = None
-        # The sequences of the last pass, until they are committed.
+        # The sequences of the last pass until `commit`; `clear` returns them if the step fails in between.
         self._computing: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Prefill:
         self._queue.append(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Remove a sequence; return whether it was here."""
+        """Remove a sequence and free its KV slot; return whether it was queued or partly cached."""
         if sequence is self._partial:
             self._partial = None
             self._batch.release(sequence)
@@ -95,7 +95,7 @@ class Prefill:
         return list(sequences)
 
     def step(self) -> Prefilled:
-        """Run one pass over the next prompts, if there are any, and copy prompts that are cached."""
+        """Run one pass over the next prompts, if any, and copy cached prompts to waiting choices."""
         prefilled = Prefilled()
         group = self._next_group()
         if group:
@@ -109,13 +109,13 @@ class Prefill:
         return prefilled
 
     def commit(self) -> None:
-        """Forget the last pass: each of its sequences is now in the batch, finished, or partly cached."""
+        """Confirm the last pass: each of its sequences is now in the batch, finished, or partly cached."""
         self._computing = []
 
     def _next_group(self) -> list[Sequence]:
-        """Take the next sequences to prefill together: in order of arrival, while their prompts fit the budget.
+        """Remove the next sequences from the queue, in order of arrival, whose prompts together fit the budget.
 
-        A prompt beyond the budget is taken alone. Of choices that share a prompt only the first is taken.
+        A prompt longer than the budget is taken alone. Of choices that share a prompt only the first is taken.
         """
         if self._partial is not None:
             return [self._partial]
@@ -139,7 +139,7 @@ class Prefill:
         return group
 
     def _compute(self, group: list[Sequence], prefilled: Prefilled) -> None:
-        """Compute the next chunk of each prompt, all of it if it fits."""
+        """Compute the next chunk of each prompt, or the whole prompt if it fits the budget."""
         parts, failed = self._isolation.isolate("prefill", group, self._compute_part)
         prefilled.failed += failed
         for part in parts:
@@ -154,13 +154,13 @@ class Prefill:
                 prefilled.hidden.append(part.hidden)
 
     def _compute_part(self, part: list[Sequence]) -> _Part:
-        """Compute the next chunks of prompts, which can be repeated."""
+        """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
         chunks = [self._next_chunk(sequence) for sequence in part]
         log_probs: list[list[TokenLogProbs]] = [[] for _ in part]
         if any(sequence.request.prompt_logprobs is not None for sequence in part):
             states = self._model.prefill(chunks, every=True)
             lengths = [len(chunk.tokens) for chunk in chunks]
-            # As many logits at once as a decode step has, which the memory plan covers.
+            # The logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
             rows = self._batch.slots
             log_probs = [
                 prompt_log_probs(self._model, sequence, chunk, its_states, rows)
@@ -175,7 +175,7 @@ class Prefill:
         return _Part(part, chunks, hidden, log_probs)
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
-        """Copy the prompts of choices that another choice has cached. A copy that fails costs that choice alone."""
+        """Copy cached prompts to the choices that wait for them. A failed copy fails only that choice."""
         tokens = 0
         for sequence in [sequence for sequence in self._queue if _can_be_copied(sequence)]:
             if tokens and tokens + sequence.num_prompt_tokens > COPIED_BUDGETS * self._budget:
@@ -190,7 +190,7 @@ class Prefill:
             prefilled.failed += failed
 
     def _copy(self, part: list[Sequence]) -> torch.Tensor:
-        """Copy a choice's prompt from another choice; return the hidden state of its last token, [1, hidden]."""
+        """Copy the prompt's KV cache to a choice's slot; return the hidden state of the last token, [1, hidden]."""
         (sequence,) = part
         assert sequence.share is not None
         source = sequence.share.cached()
@@ -211,5 +211,5 @@ class Prefill:
 
 
 def _can_be_copied(sequence: Sequence) -> bool:
-    """Return whether another choice of the request has the prompt in its slot."""
+    """Return whether another choice of the request has the prompt in its KV slot."""
     return sequence.share is not None and sequence.share.cached() is not None

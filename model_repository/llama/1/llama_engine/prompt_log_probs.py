@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, computed with its prefill, in pieces that the memory plan covers."""
+"""Log probabilities of a prompt's tokens, computed with its prefill in blocks that fit the memory plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from llama_engine.transfer import to_device
 def prompt_log_probs(
     model: ModelRunner, sequence: Sequence, chunk: PromptChunk, hidden: torch.Tensor, rows: int
 ) -> list[TokenLogProbs]:
-    """Return the log probabilities of the prompt's tokens that follow those of a chunk; empty where none are asked for.
+    """Return the log probabilities of the prompt tokens that a chunk predicts; empty without prompt_logprobs.
 
-    hidden: hidden states of the chunk's tokens, [tokens, hidden]. rows: how many logits, of the whole vocabulary each,
-    are computed at once.
+    A chunk of tokens i … j predicts tokens i + 1 … j + 1. hidden: hidden states of the chunk's tokens,
+    [tokens, hidden]. rows: number of tokens whose logits are computed at once.
     """
     top = sequence.request.prompt_logprobs
     if top is None:
         return []
-    # What follows the prompt's last token is no prompt token.
+    # One token shorter for the last chunk: the prompt's last token predicts an output token.
     following = sequence.request.prompt_tokens[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
     log_probs: list[TokenLogProbs] = []
     for first in range(0, len(following), rows):

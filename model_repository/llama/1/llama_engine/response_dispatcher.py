@@ -1,7 +1,7 @@
-"""Hand responses from the thread that steps to a thread that sends them, in order and without loss.
+"""Passes responses from the engine's thread to a thread that sends them, in order and without loss.
 
-Posting costs a list append; sending costs a round trip to Triton's process (0.3 ms). While the sender is behind, the
-events of one request accumulate and go out together, and requests are served round-robin.
+Posting costs a list append; sending costs a round trip to Triton's process (0.3 ms). While sending lags behind, the
+events of one request accumulate and are sent together. Requests are served round-robin.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class ResponseDispatcher:
-    """The thread that sends."""
+    """Queues events and sends them from one thread. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -34,13 +34,13 @@ class ResponseDispatcher:
             self._changed.notify()
 
     def post_again(self, sink: ResponseSink) -> None:
-        """Call a sink's `send` once more, with the events since then if any, when the others have had their turns."""
+        """Schedule another `send` of a sink, after all pending sinks, even if it has no new events."""
         with self._changed:
             self._pending.setdefault(sink, [])
             self._changed.notify()
 
     def close(self, timeout: float) -> bool:
-        """Send pending events for at most `timeout` seconds, and end the thread; return whether all were sent."""
+        """Wait up to `timeout` seconds until all pending events are sent and the thread ends; return whether it has."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -56,5 +56,5 @@ class ResponseDispatcher:
                 sink, events = self._pending.popitem(last=False)
             try:
                 sink.send(events)
-            except Exception:  # noqa: BLE001 - a response that can't be sent must not hold up the others
+            except Exception:  # noqa: BLE001 - one failure must not end the thread
                 _log.exception("a response could not be sent")

@@ -1,8 +1,9 @@
 """The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
 
-A sequence is admitted when a slot is free: by priority, then in order of arrival. While no slot is free, sequences wait
+Sequences are admitted to free slots by priority, then in order of arrival. While all slots are taken, sequences wait
 here and `wait_until_admitted` blocks, so that further requests stay in Triton's queue. A sequence that is cancelled or
-times out while it waits is never computed. Sequences whose guides are being compiled wait here, too, and delay none.
+times out while waiting is never computed. A sequence whose guide is being compiled also waits here; later sequences
+overtake it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from llama_engine.sampling.guide_matcher import GuideState
 
 GUIDE_SECONDS = 0.05
-"""Seconds that `wait_until_admitted` waits for guides; nearly all guides compile in less."""
+"""Maximum seconds that `wait_until_admitted` waits for guides to compile; nearly all compile faster."""
 
 MAX_WAITING_GUIDES = 64
-"""Maximum requests that wait for their guides."""
+"""Maximum number of requests whose guides are being compiled or wait for that; further ones are refused."""
 
 HANG_SECONDS = 10.0
-"""Seconds that `stop` waits for a step beyond the drain time."""
+"""Seconds that `stop` waits for a hanging step after the drain time."""
 
 _STOPPING = Unavailable("the server is stopping")
 _TOO_MANY_GUIDES = Unavailable("too many guides (guided_decoding_guide) wait to be compiled; try again later")
@@ -45,19 +46,19 @@ _log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Runs an engine in a thread of its own."""
+    """Queues sequences and runs the engine in a thread. Thread-safe."""
 
     def __init__(self, engine: Engine, dispatcher: ResponseDispatcher, stats: Stats, stuck_seconds: float) -> None:
-        """stuck_seconds: how long a step may take before `problem` reports it as stuck; 0 disables the check."""
+        """stuck_seconds: duration of a step after which `problem` reports it as stuck; 0 disables the check."""
         self._engine, self._dispatcher, self._stats = engine, dispatcher, stats
         # Guards everything below; notified when a sequence arrives, gets its guide or a slot, finishes or is cancelled.
         self._changed = threading.Condition()
-        # In the order in which they get slots.
+        # In order of admission.
         self._waiting: list[Sequence] = []
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
-        # The latest start of the guide that is being compiled: guides are compiled one after another.
+        # When the guide that is being compiled started, or later. Guides are compiled one at a time.
         self._guide_began = 0.0
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -77,22 +78,21 @@ class Scheduler:
                 if sequence.status is Status.WAITING_FOR_GUIDE:
                     guided.add(sequence.sink)
                 if self._drain_until is not None:
-                    # The thread that would answer it may have ended.
+                    # The engine's thread may have ended.
                     self._finish(sequence, _STOPPING)
                 elif sequence.status is Status.WAITING_FOR_GUIDE and len(guided) > MAX_WAITING_GUIDES:
                     self._finish(sequence, _TOO_MANY_GUIDES)
                 else:
-                    # Behind its equals. Lower priorities come first.
+                    # Ascending by priority; sequences of equal priority keep their order of arrival.
                     insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
             self._start_guides()
             self._changed.notify_all()
 
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
-        """Block until every sequence is admitted, guaranteed a slot before the next step, or finished; for those that
-        wait for their guides GUIDE_SECONDS at most, and not behind a guide that takes longer.
+        """Block until every sequence is admitted, guaranteed a slot in the next step, or finished.
 
-        Not longer: Triton wakes its batcher for a request only when the model is free to take it, and otherwise looks
-        again half a second later.
+        Waits at most GUIDE_SECONDS for sequences without their guides, and not at all if the current compilation takes
+        longer. A longer wait would delay later requests: Triton notices those up to 0.5 s late while `execute` blocks.
         """
 
         def admitted() -> bool:
@@ -109,7 +109,7 @@ class Scheduler:
             self._changed.wait_for(admitted)
 
     def wait_until_finished(self, sequences: list[Sequence]) -> None:
-        """Block until every sequence has its result, and the scheduler has accounted for it."""
+        """Block until every sequence has its result and is no longer waiting or running."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not any(sequence in self._running or sequence in self._waiting for sequence in sequences)
@@ -121,13 +121,13 @@ class Scheduler:
         return self._health.failing
 
     def problem(self) -> str:
-        """Return why a sequence that arrives now isn't computed, in a few words; empty if it is. Never blocks."""
+        """Return why a new sequence would not be computed, in a few words; empty if it would. Never blocks."""
         if self._drain_until is not None:
             return str(_STOPPING)
         return self._health.problem() if self._stepping.is_alive() else "the engine's thread has ended"
 
     def stop(self, drain_seconds: float) -> None:
-        """Shut down gracefully: give running sequences `drain_seconds`, fail the others, and end the threads."""
+        """Shut down: let running sequences finish for `drain_seconds`, fail all others, and end the threads."""
         with self._changed:
             self._drain_until = time.monotonic() + drain_seconds
             self._changed.notify_all()
@@ -144,8 +144,9 @@ class Scheduler:
         self._engine.guides.close()
 
     def _next_guides(self) -> list[Sequence]:
-        """Return the sequences whose guides may be started: as many wait with theirs as there are slots, for each takes
-        megabytes.
+        """Return the sequences whose guides may be compiled now.
+
+        A compiled guide takes megabytes, so at most one per slot is compiled ahead, in order of admission.
         """
         guided = [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
         return [sequence for sequence in guided[: self._engine.slots] if sequence.guide is None]
@@ -159,7 +160,7 @@ class Scheduler:
             sequence.guide.add_done_callback(partial(self._take_guide, sequence))
 
     def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
-        """Apply a compiled guide to its sequence, which may then be admitted; on an error finish the sequence."""
+        """Apply a compiled guide to its sequence, which can then be admitted; on an error, finish the sequence."""
         with self._changed:
             self._guide_began = time.monotonic()
             if sequence.status is not Status.WAITING_FOR_GUIDE:
@@ -168,7 +169,7 @@ class Scheduler:
                 sequence.follow_guide(guide.result())
             except RequestError as error:
                 self._abort([sequence], error)
-            except Exception:  # noqa: BLE001 - any failure: its client must get an answer
+            except Exception:  # noqa: BLE001 - any failure: the client must get a response
                 _log.exception("compiling the guide of %s failed", names_of([sequence]))
                 self._abort([sequence], FAILURE)
             self._changed.notify_all()
@@ -189,11 +190,11 @@ class Scheduler:
             self._abort(list(self._running), FAILURE)
 
     def _schedule_and_step(self) -> bool:
-        """Abort, admit, step once; return whether to go on."""
+        """Abort cancelled and late sequences, admit waiting ones, and step; return False after the drain."""
         with self._changed:
             self._health.record_idle()
             while not self._has_work():
-                # A sequence that waits for its guide may be late.
+                # Wake up in time for the next deadline: a sequence that waits for its guide can time out.
                 self._stats.record_load(0, len(self._waiting))
                 deadline = min((sequence.deadline for sequence in self._waiting), default=math.inf)
                 self._changed.wait(min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
@@ -211,7 +212,7 @@ class Scheduler:
         return True
 
     def _has_work(self) -> bool:
-        """Whether there is anything to do but wait for guides."""
+        """Whether there is work other than waiting for guides."""
         now = time.monotonic()
         return (
             bool(self._running or self._cancelled or self._next_guides())
@@ -250,7 +251,7 @@ class Scheduler:
                 assert sequence.result is not None
                 del self._running[sequence]
                 events.append((sequence.sink, sequence.result))
-            # Together, so that a sequence's last chunk goes out with its result.
+            # In one call, so that a sequence's last chunk is sent with its result.
             self._dispatcher.post(events)
             self._changed.notify_all()
             for sequence in finished:
@@ -258,7 +259,7 @@ class Scheduler:
             self._stats.record_step(step, now, len(self._running), len(self._waiting))
 
     def _next_chunks(self) -> list[tuple[ResponseSink, Event]]:
-        """Take the next chunks of the streaming sequences; a sequence whose chunk can't be made gets an error."""
+        """Return the next chunks of streaming sequences, with their sinks; on a failure, abort that sequence."""
         events: list[tuple[ResponseSink, Event]] = []
         for sequence in list(self._running):
             if not sequence.stream or isinstance(sequence.result, RequestError):
@@ -275,7 +276,7 @@ class Scheduler:
         return events
 
     def _abort(self, sequences: Iterable[Sequence], error: RequestError) -> None:
-        """Remove sequences that wait or run, if they still do, and finish them with an error."""
+        """Finish sequences that are still waiting or running with an error, and remove them."""
         for sequence in sequences:
             if sequence in self._waiting:
                 self._waiting.remove(sequence)
@@ -283,13 +284,13 @@ class Scheduler:
             elif sequence in self._running:
                 del self._running[sequence]
                 try:
-                    # Before the slot is freed, which may raise.
+                    # Before freeing the slot, which may raise.
                     self._finish(sequence, error)
                 finally:
                     self._engine.remove(sequence)
 
     def _finish(self, sequence: Sequence, error: RequestError) -> None:
-        """Finish a sequence that neither waits nor runs any more, and dispatch its result."""
+        """Finish a sequence that is no longer waiting or running, and dispatch its result."""
         sequence.finish(error)
         assert sequence.result is not None
         if sequence.guide is not None:
@@ -299,7 +300,7 @@ class Scheduler:
         self._stats.record_finished(sequence)
 
     def _next_poll(self, pause: float) -> list[Sequence] | None:
-        """Wait `pause` seconds, and until there are sequences; return them, or None when the scheduler has stopped."""
+        """Wait `pause` seconds, then until there are sequences to poll; return them, or None after the drain."""
         with self._changed:
             self._changed.wait_for(lambda: self._drain_until is not None and not self._running, pause)
             self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """A sequence's place on the way from the queue to its result."""
+    """The stages of a sequence, in order."""
 
     WAITING_FOR_GUIDE = "waiting for guide"
     """The sequence's guide is being compiled."""
@@ -39,17 +39,17 @@ class Status(Enum):
     PREFILL = "prefill"
     """The sequence has a slot; its prompt is not yet completely in the KV cache."""
     DECODE = "decode"
-    """The sequence gets one token per step."""
+    """The sequence is in the batch and gets one token per step."""
     FINISHED = "finished"
     """The sequence has its result."""
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The context of a request, shared by its sequences.
+    """Properties of a request that all of its sequences share.
 
-    sink: receives their events. name: the request's id in the log, one line. stream: whether the sink receives chunks,
-    too. deadline: latest time to get a slot, on the monotonic clock.
+    sink: receives the events. name: the request's id in the log, one line. stream: whether the sink receives chunks
+    besides results. deadline: time on the monotonic clock by which a sequence must have a slot.
     """
 
     sink: ResponseSink = field(default_factory=DiscardingSink)
@@ -59,22 +59,22 @@ class RequestContext:
 
 
 class PromptShare:
-    """The prompt that the choices of one request share: computed for one choice, and copied by the others.
+    """The prompt shared by the choices of one request: computed for one choice and copied to the others.
 
-    Otherwise choices are independent sequences. A choice that gets its slot after all others have left theirs computes
-    the prompt again.
+    Apart from the prompt, choices are independent sequences. The prompt is computed again for a choice that gets its
+    slot after all other choices have finished.
     """
 
     def __init__(self) -> None:
         self.hidden: torch.Tensor | None = None
         """Hidden state of the prompt's last token, [1, hidden]; None until the prompt has been computed."""
-        # Weak: the choices refer to this, and without a cycle all are freed at once.
+        # Weak references: the choices refer to this object, and a reference cycle would delay freeing them.
         self._cached: WeakSet[Sequence] = WeakSet()
 
     def keep(self, hidden: torch.Tensor) -> None:
-        """Keep the hidden state of the prompt's last token, [1, hidden]. May exhaust the memory."""
+        """Store a copy of the hidden state of the prompt's last token, [1, hidden]. Can run out of device memory."""
         if self.hidden is None:
-            # A copy: it may be a view of a whole pass.
+            # A view would keep the hidden states of a whole pass alive.
             self.hidden = hidden.clone()
 
     def add(self, sequence: Sequence) -> None:
@@ -88,92 +88,92 @@ class PromptShare:
 
 @dataclass(eq=False)
 class Sequence:
-    """One request in the engine, or one choice of it. Times are monotonic, in seconds; NaN until they are reached."""
+    """One request in the engine, or one choice of it. Times are on the monotonic clock, in seconds; NaN until known."""
 
     request: GenerationRequest
     """The prompt and the parameters."""
     stop_checker: StopChecker
-    """The text so far, and where it ends."""
+    """The generated text, and the conditions that end it."""
     processor: RowProcessor | None = None
-    """Bias, masks and guide of this sequence alone."""
+    """The sequence's logits processor: bias, masks and guide; None if its request needs none."""
     sink: ResponseSink = field(default_factory=DiscardingSink)
-    """Takes its chunks and its result."""
+    """Receives the chunks and the result."""
     name: str = ""
     """The request's id in the log, one printable line."""
     stream: bool = False
-    """Send chunks to the sink."""
+    """Whether the sink receives chunks besides the result."""
     deadline: float = math.inf
-    """Latest time to get a slot."""
+    """Time by which the sequence must have a slot."""
     stream_interval: int = 1
     """Tokens per chunk after the first one."""
     share: PromptShare | None = None
-    """The prompt that it shares with the other choices."""
+    """The prompt shared with the request's other choices; None for a single choice."""
     status: Status = Status.WAITING
-    """Its place on the way from the queue to its result."""
+    """The stage of the sequence."""
     guide: Future[GuideState] | None = None
-    """The guide that is compiled for it; None before the scheduler starts it, or without a guide."""
+    """The compilation of the sequence's guide; None until the scheduler starts it, and without a guide."""
     result: Result | None = None
-    """The completion or the error; None until it has finished."""
+    """The completion or the error; None until the sequence has finished."""
     kv_slot: int | None = None
-    """Where its keys and values are cached, from prefill to its end."""
+    """Index of the KV cache slot, from the beginning of prefill until the sequence is removed; else None."""
     num_cached: int = 0
-    """Positions of the KV slot that hold its keys and values."""
+    """Number of positions in the KV cache."""
     num_copied: int = 0
-    """Cached positions that were copied from another choice of the request."""
+    """Number of cached positions that were copied from another choice of the request."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the prompt's tokens, from the second to the last."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the output tokens."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
-    """The sums of the output tokens' log probabilities, up to each."""
+    """Cumulative sums of the output tokens' log probabilities, one per output token."""
     next_log_probs: TokenLogProbs | None = None
     """Log probabilities of the sampled token that `append` takes next."""
     arrived_at: float = field(default_factory=time.monotonic)
-    """When it was made of its request."""
+    """Time of the sequence's creation, when its request was parsed."""
     admitted_at: float = math.nan
-    """When it got its slot."""
+    """Time of admission to a slot."""
     first_token_at: float = math.nan
-    """When its first token was appended."""
+    """Time of the first output token."""
     finished_at: float = math.nan
-    """When it got its result."""
+    """Time of the result."""
     _num_chunked_tokens: int = 0
     _next_chunk_at: float = -math.inf
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
         return len(self.request.prompt_tokens)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return self.stop_checker.num_tokens
 
     @property
     def num_uncached(self) -> int:
-        """Prompt tokens that are not in the KV cache yet."""
+        """Number of prompt tokens that are not in the KV cache yet."""
         return max(self.num_prompt_tokens - self.num_cached, 0)
 
     def follow_guide(self, guide: GuideState) -> None:
-        """Mask tokens by the guide: WAITING_FOR_GUIDE → WAITING."""
+        """Constrain the output to a compiled guide: WAITING_FOR_GUIDE → WAITING."""
         assert self.processor is not None
         self.processor.follow_guide(guide)
         self.status = Status.WAITING
 
     def admit(self) -> None:
-        """Enter the engine: WAITING → PREFILL."""
+        """Record the admission to a slot: WAITING → PREFILL."""
         self.status = Status.PREFILL
         self.admitted_at = time.monotonic()
 
     def start_decoding(self) -> None:
-        """Enter the batch: PREFILL → DECODE, unless a shutdown has finished it meanwhile."""
+        """Record the entry into the batch: PREFILL → DECODE, unless a shutdown has finished the sequence meanwhile."""
         with self._finishing:
             if self.status is Status.PREFILL:
                 self.status = Status.DECODE
 
     def append(self, token: int, token_bytes: bytes) -> None:
-        """Take the next token and its bytes; finish if it is the last one."""
+        """Append the sampled token and its bytes; finish if the token ends the text or violates the guide."""
         processor = self.processor
         conforms = processor is None or processor.append(token, token_bytes)
         finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
@@ -203,15 +203,18 @@ class Sequence:
             self.status = Status.FINISHED
 
     def fail(self, exhausted: bool = False) -> None:
-        """Finish with the error of a failed computation. exhausted: it took all of the device's memory by itself."""
+        """Finish with GenerationError. exhausted: the sequence, computed alone, ran out of device memory."""
         message = f"the device's memory was exhausted by this request alone, of {self.num_prompt_tokens} prompt tokens"
         self.finish(GenerationError(message) if exhausted else FAILURE)
 
     def next_chunk(self) -> Chunk | None:
-        """Return the text that has become certain since the last chunk; None if none is due and more will come."""
+        """Return the next chunk of a stream; None if none is due yet.
+
+        The text is final: it excludes a possible beginning of a stop string and an incomplete character.
+        """
         stop_checker = self.stop_checker
         pending = stop_checker.num_tokens - self._num_chunked_tokens
-        # The first chunk has no interval to wait for: TTFT is what it would be without one.
+        # The first chunk ignores the intervals, which must not increase TTFT.
         waits = self._num_chunked_tokens > 0 and not stop_checker.finish_reason
         if pending < (self.stream_interval if waits else 1) or (waits and time.monotonic() < self._next_chunk_at):
             return None
@@ -227,7 +230,7 @@ class Sequence:
         return chunk
 
     def completion(self) -> Completion:
-        """Return the text so far, and the counts."""
+        """Return the text so far and the token counts as a result."""
         request, stop_checker = self.request, self.stop_checker
         return Completion(
             text=stop_checker.text if request.exclude_input_in_output else request.prompt + stop_checker.text,
@@ -240,6 +243,6 @@ class Sequence:
 
 
 def names_of(sequences: Iterable[Sequence]) -> str:
-    """Return how the log names these sequences: one by its request's id, several by their number."""
+    """Return a name for log messages: the request's id of a single sequence, else the number of sequences."""
     names = [sequence.name for sequence in sequences]
     return f"request {names[0]}" if len(names) == 1 and names[0] else f"{len(names)} sequences"

@@ -1,4 +1,4 @@
-"""Builds the sequences of requests: what follows from a request's parameters and the checkpoint's vocabulary."""
+"""Builds sequences from parsed requests: with stop checker, logits processor and shared prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llama_engine.text.tokenizer import Vocabulary
 
 @dataclass(frozen=True)
 class SequenceBuilder:
-    """Builds sequences of one engine. Thread-safe. Without a context their responses are discarded."""
+    """Builds sequences for one engine. Thread-safe. Without a context, events of the sequences are discarded."""
 
     vocabulary: Vocabulary
     end_tokens: frozenset[int]
@@ -23,11 +23,11 @@ class SequenceBuilder:
     stream_interval: int
 
     def build(self, request: GenerationRequest, context: RequestContext | None = None) -> Sequence:
-        """Return the sequence of a request, or of one of its choices."""
+        """Return the sequence of a request for one completion, or of one choice."""
         return self._build(request, self._processor(request), context or RequestContext())
 
     def choices(self, request: GenerationRequest, context: RequestContext | None = None) -> list[Sequence]:
-        """Return a sequence for each of the completions that a request asks for."""
+        """Return one sequence for each of the request's n completions; they share the prompt."""
         if request.n == 1:
             return [self.build(request, context)]
         context, processor, share = context or RequestContext(), self._processor(request), PromptShare()

@@ -26,12 +26,12 @@ def _setting(default: _T, bound: Bound[_T]) -> _T:
 
 @dataclass(frozen=True)
 class Settings:
-    """The server's settings; every field is a config parameter and an environment variable."""
+    """The model's settings; every field is a config parameter and an environment variable."""
 
     model: str | None = _setting(None, Text(may_be_empty=False))
-    """Path or hub id of the checkpoint; None is the embedded one."""
+    """Path or hub id of the checkpoint; None is the embedded checkpoint."""
     revision: str | None = _setting(None, Text(may_be_empty=False))
-    """Revision of a hub id; None is its default branch."""
+    """Revision of a hub id; None is the repository's default branch."""
     quantization: str = _setting("int8", Choice(("int8", "nf4", "none", "checkpoint")))
     """Precision of the linear layers; `checkpoint` keeps the precision of the files."""
     int8_threshold: float | None = _setting(None, Real(low=0.0, high=1000.0))
@@ -54,22 +54,22 @@ class Settings:
     scheduling: str = _setting("inflight", Choice(("inflight", "batch")))
     """inflight: adds and removes sequences between decode steps. batch: runs each Triton batch to its end."""
     slots: int | None = _setting(None, Integer(1, 1024))
-    """Sequences decoded together; None is the config's max_batch_size, or as many as fit into the memory."""
+    """Number of sequences decoded together; None is the config's max_batch_size, or fewer if memory is short."""
     max_model_len: int | None = _setting(None, Integer(2, 1 << 20))
-    """Prompt + completion, in tokens; None is the checkpoint's, at most 4096."""
+    """Maximum tokens of prompt + completion; None is the checkpoint's number of positions, at most 4096."""
     default_max_tokens: int = _setting(128, Integer(1, 1 << 20))
     """max_tokens of requests without it, unless the checkpoint sets max_new_tokens."""
     truncate_max_tokens: str = _setting("off", Choice(("off", "on")))
-    """on: cuts a request's max_tokens to the room that its prompt leaves. off: refuses it, because a text cut
-    there looks like one that ended at max_tokens. The parameter of a request overrides it."""
+    """on: reduces a max_tokens that exceeds max_model_len - prompt tokens. off: refuses it, because a
+    text cut early would report the finish reason `length`, too. A request's parameter of that name overrides it."""
     prefill_tokens: int = _setting(512, Integer(1, 1 << 20))
-    """Prompt tokens per prefill pass; longer prompts are read in chunks."""
+    """Maximum prompt tokens per prefill pass; longer prompts are computed in chunks."""
     stream_interval: int = _setting(1, Integer(1, 64))
-    """Tokens per chunk of a stream, after the first token; more cost less processor time per token."""
+    """Tokens per chunk of a stream after the first chunk, which has one; larger chunks cost less CPU time per token."""
     drain_seconds: int = _setting(60, Integer(0, 3600))
-    """Time for running sequences to finish after the model starts unloading."""
+    """Seconds for running sequences to finish after the model starts unloading."""
     stuck_seconds: int = _setting(60, Integer(0, 3600))
-    """Duration of a step after which the model reports not ready; 0 disables the check."""
+    """Duration of a step, in seconds, after which the model reports not ready; 0 disables the check."""
     memory_fraction: float = _setting(0.9, Real(low=0.05, high=1.0))
     """Share of the device's free memory available to weights, cache and reserve."""
     log_requests: str = _setting("summary", Choice(("none", "summary", "prompts")))

@@ -1,8 +1,7 @@
-"""The sequences that decode: all state per row.
+"""The batch of decoding sequences, with the state of each row: KV slot, last token, position, sampling state.
 
-It is behind `SlotBatch.add` and `remove`: KV slot, last token, position, sampling parameters and histories. The
-rows in use are the first ones, so that a decode step reads views. A row finds its keys and values through a table: a
-sequence keeps its KV slot from its prefill to its end, whatever row it is in.
+Rows in use are contiguous from row 0, so that a decode step reads views of the state tensors. `SlotBatch.remove` moves
+the last row into the freed row. A sequence keeps its KV slot from prefill to its end: `kv_slots` maps rows to KV slots.
 """
 
 from __future__ import annotations
@@ -15,57 +14,57 @@ from llama_engine.transfer import to_device
 
 
 class SlotBatch:
-    """The sequences that decode, and the state of their rows. Not thread-safe."""
+    """The decoding sequences and the state of their rows. Not thread-safe."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         """Allocate the state of `slots` rows. vocabulary: number of tokens."""
         self.slots = slots
         self.sequences: list[Sequence] = []
-        """The sequence in each row in use."""
+        """The sequences by row."""
         self.sampling = SamplingState(slots, vocabulary, device)
         self.features = SamplingFeatures()
-        """Sampling features that any of the sequences asks for."""
+        """Sampling features that at least one sequence uses."""
         self.kv_slots = torch.arange(slots, device=device)
         """The KV slot of each row: [slots]."""
         self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
         """The last token of each row, which its next decode step reads: [slots]."""
         self.positions = torch.zeros(slots, dtype=torch.long, device=device)
         """The position of that token: [slots]."""
-        # The lowest is reserved first.
+        # Free KV slots, descending: pop() returns the lowest.
         self._free = list(reversed(range(slots)))
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def reserve(self, sequence: Sequence) -> None:
-        """Give a sequence whose prefill begins a KV slot."""
+        """Assign a free KV slot to a sequence whose prefill begins."""
         sequence.kv_slot = self._free.pop()
 
     def release(self, sequence: Sequence) -> None:
-        """Free the KV slot of a sequence that is in no row."""
+        """Free the KV slot of a sequence that is not in a row, if it has one."""
         if sequence.kv_slot is not None:
             self._free.append(sequence.kv_slot)
             sequence.kv_slot = None
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences whose prompts are cached to the next rows: PREFILL → DECODE.
+        """Add sequences with cached prompts to the next rows: PREFILL → DECODE.
 
-        Raises what the device raises; the rows are then still free.
+        Errors of the device are passed on; the batch is then unchanged.
         """
         first, last = len(self.sequences), len(self.sequences) + len(sequences)
         states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
         self.kv_slots[first:last], self.positions[first:last] = to_device(states, self.positions.device).T
         self.sampling.set(first, [sequence.request for sequence in sequences])
-        # After everything that can fail: until here the rows are still free.
+        # Last, after everything that can fail.
         self._replace([*self.sequences, *sequences])
         for sequence in sequences:
             sequence.start_decoding()
 
     def remove(self, row: int) -> None:
-        """Free a row and its KV slot: the sequence in the last row moves into it. No keys and values move.
+        """Free a row and its KV slot, and move the last row's sequence into the row. Keys and values are not moved.
 
-        Raises what the device raises. The list of sequences changes last: if a copy fails, every other sequence is
-        still complete in its row.
+        Errors of the device are passed on. The list of sequences changes last: if a copy fails, all other rows are
+        still valid.
         """
         last = len(self.sequences) - 1
         removed, remaining = self.sequences[row], self.sequences[:last]
@@ -86,7 +85,7 @@ class SlotBatch:
         return sequences
 
     def advance(self, decoded: int, tokens: torch.Tensor) -> None:
-        """Store the sampled tokens, [rows], FAILED included; the first `decoded` rows have cached one position."""
+        """Store the sampled tokens, [rows], possibly FAILED, and advance the positions of the first `decoded` rows."""
         self.positions[:decoded] += 1
         self.tokens[: len(tokens)] = tokens
 

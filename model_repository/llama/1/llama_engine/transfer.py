@@ -1,4 +1,4 @@
-"""Copies from the host to a GPU that do not wait for the work queued on it."""
+"""Host-to-GPU copies that don't synchronize with the GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 def to_device(
     values: torch.Tensor | Sequence[object], device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return numbers as a tensor on the device.
+    """Return numbers as a tensor on the device, by an asynchronous copy.
 
-    `torch.tensor(..., device=gpu)` waits until the GPU has done everything before it, as its memory isn't pinned.
+    `torch.tensor(..., device=gpu)` copies from unpinned memory, which waits for all work queued on the GPU.
     """
     tensor = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Bounds of lists and JSON objects: what a request parameter may be, and its Python form."""
+"""Bounds of lists and JSON objects, for request parameters: validation and conversion to a Python type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _TOKEN_OR_PADDING = Integer(low=-1)
 class Words:
     """Up to `limit` words of at most `max_bytes` each, and `max_total_bytes` in all.
 
-    Empty words, which clients pad rows with, are left out, unless the words correspond to another list.
+    Empty words, which are padding in batches, are removed. keeps_empty: keep them, for words that are parallel to
+    another list.
     """
 
     limit: int
@@ -34,7 +35,7 @@ class Words:
 
     def parse(self, value: object) -> tuple[bytes, ...]:
         """Return the words in UTF-8, or raise BoundError."""
-        # bytes: a word of a request parameter, which can't be a list.
+        # A request parameter of Triton can't be a list: its single value is one word.
         items = [value] if isinstance(value, (str, bytes)) else _items(value, "words")
         words = tuple(word for item in items if (word := decode(item).encode()) or self.keeps_empty)
         _check_count(len(words), self.limit, "words")
@@ -68,7 +69,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Up to `limit` ids of tokens. -1 is ignored: rows of unequal length are padded with it."""
+    """Up to `limit` token ids. -1 is padding for rows of unequal length and is removed."""
 
     limit: int | None = None
 
@@ -78,7 +79,7 @@ class TokenIds:
         return "token ids" if self.limit is None else f"at most {self.limit} token ids"
 
     def parse(self, value: object) -> tuple[int, ...]:
-        """Return the ids, which may lie beyond the vocabulary, or raise BoundError."""
+        """Return the ids, or raise BoundError. The vocabulary's size is not checked here."""
         items = _items(value, "token ids")
         try:
             ids = tuple(token for item in items if (token := _TOKEN_OR_PADDING.parse(item)) != -1)
@@ -90,7 +91,7 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class TokenBias:
-    """A JSON object of up to `limit` token ids, each with a number within `bound`."""
+    """A JSON object that maps up to `limit` token ids to numbers within `bound`."""
 
     limit: int
     bound: Real
@@ -101,7 +102,7 @@ class TokenBias:
         return f"a JSON object of at most {self.limit} token ids, each with {self.bound.description}"
 
     def parse(self, value: object) -> tuple[tuple[int, float], ...]:
-        """Return the pairs, whose ids may lie beyond the vocabulary, or raise BoundError."""
+        """Return pairs (token id, number), or raise BoundError. The vocabulary's size is not checked here."""
         entries = value if isinstance(value, Mapping) else read_object(value)
         _check_count(len(entries), self.limit, "entries")
         pairs: dict[int, float] = {}
@@ -114,7 +115,7 @@ class TokenBias:
 
 
 def read_object(value: object) -> Mapping[str, object]:
-    """Return the JSON object in a string. Raises BoundError for anything else."""
+    """Parse a string that contains a JSON object. Raises BoundError for anything else."""
     text = decode(value)
     try:
         read: object = json.loads(text)

@@ -1,4 +1,4 @@
-"""Defaults of missing parameters: the checkpoint's generation config, else the table's."""
+"""Defaults of missing request parameters: from the checkpoint's generation config, else from the parameter table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """values: of the parameters that a checkpoint has defaults for. end_tokens: ids that end a completion."""
+    """A checkpoint's defaults. values: default by parameter name, for parameters that can have one in the checkpoint.
+
+    end_tokens: ids of the tokens that end a completion.
+    """
 
     values: Mapping[str, object]
     end_tokens: frozenset[int] = frozenset()
@@ -28,10 +31,10 @@ class GenerationDefaults:
     def from_config(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
         """Read a checkpoint's generation config. Raises CheckpointError for a value outside a parameter's bound.
 
-        vocabulary: size of the model's vocabulary. `do_sample: false`, the config's own default, means temperature 0
-        whatever the config's temperature.
+        default_max_tokens: the setting. vocabulary: number of token ids. With `do_sample: false`, the default of
+        generation configs, the temperature is 0, whatever temperature the config has.
         """
-        # Sampling without a temperature is at 1, as in transformers.
+        # With do_sample, a missing temperature is 1, as in transformers.
         missing: dict[str, object] = {"max_tokens": default_max_tokens, "temperature": 1.0}
         values: dict[str, object] = {}
         for name, parameter in PARAMETERS.items():

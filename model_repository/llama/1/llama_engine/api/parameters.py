@@ -1,7 +1,8 @@
-"""The table of request parameters: each one's default, type, bound and meaning.
+"""The table of request parameters: name, default, type, bound and meaning of each.
 
-A parameter is an input of every Triton config. It may also come as a request parameter or inside `sampling_parameters`.
-`make configs` writes the configs' inputs, the table in docs/api.md and the client's `SamplingParams` from here.
+Every parameter is an input of all Triton configs. A client can also send it as a Triton request parameter or inside
+`sampling_parameters`. `make configs` generates the configs' inputs, the table in docs/api.md and the client's
+`SamplingParams` from this table.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _TYPES = {Integer: "INT32", TokenIds: "INT32", Real: "FP32", Numbers: "FP32", Fl
 class Parameter:
     """One row of the table.
 
-    meaning: a sentence for the documentation. aliases: other names of it. checkpoint: its name in
-    generation_config.json, where that has its default.
+    meaning: description for the documentation. aliases: alternative names of the input. checkpoint: key of its default
+    in generation_config.json; empty if that has none.
     """
 
     default: object
@@ -52,13 +53,13 @@ class Parameter:
 
     @property
     def type(self) -> str:
-        """Triton's type, without TYPE_."""
+        """Triton data type without the prefix TYPE_, such as INT32."""
         is_long = isinstance(self.bound, Integer) and self.bound.high is not None and self.bound.high >= 1 << 32
         return "UINT64" if is_long else _TYPES.get(type(self.bound), "STRING")
 
     @property
     def is_list(self) -> bool:
-        """Whether it has any number of values, else one."""
+        """Whether the parameter has a variable number of values per row; else it has one."""
         return isinstance(self.bound, (Words, Numbers, TokenIds))
 
 
@@ -67,16 +68,16 @@ def _parameter(
 ) -> _T:
     """Return a field of `RequestParameters` with its row of the table."""
     row = Parameter(default, bound, meaning, aliases, checkpoint)
-    # Prompts, words and guides stay out of logs.
+    # repr=False keeps prompts, words and guides out of logs.
     return field(default=default, repr=row.type != "STRING", metadata={"row": row})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestParameters:
-    """The values of one request's parameters."""
+    """The parameter values of one request; each field is a row of the table."""
 
     # fmt: off
-    # The prompt: one of the two. Parsing replaces them by GenerationRequest.prompt and prompt_tokens.
+    # A request has one of the two prompts; parsing converts it to GenerationRequest.prompt and prompt_tokens.
     text_input: str = _parameter(
         "", Text(),
         "The prompt: not empty, at most `max_model_len` - 1 tokens.",
@@ -87,18 +88,18 @@ class RequestParameters:
     )
     max_tokens: int = _parameter(
         128, Integer(low=1),
-        "Tokens to generate at most. Prompt and completion share the server's `max_model_len`: an explicit value "
-        "beyond that is refused, the server's default is cut to what fits.",
+        "Maximum number of tokens to generate. Prompt and completion share the server's `max_model_len`: an explicit "
+        "value that doesn't fit is refused, the server's default is reduced to what fits.",
         checkpoint="max_new_tokens",
     )
     min_tokens: int = _parameter(
         0, Integer(low=0),
-        "No end token, stop token or stop word ends the text before that many tokens; at most `max_tokens`.",
+        "Minimum number of tokens before an end token, stop token or stop word ends the text; at most `max_tokens`.",
         aliases=("min_length",), checkpoint="min_new_tokens",
     )
     truncate_max_tokens: bool | None = _parameter(
         None, Flag(),
-        "True cuts a `max_tokens` beyond what fits, False refuses it; missing: the setting of that name.",
+        "True reduces a `max_tokens` that doesn't fit, False refuses it; missing: the setting of that name.",
     )
     temperature: float = _parameter(
         0.0, Real(low=0.0, high=2.0),
@@ -135,15 +136,15 @@ class RequestParameters:
     )
     logit_bias: tuple[tuple[int, float], ...] = _parameter(
         (), TokenBias(MAX_BIASES, _BIAS),
-        "JSON: token id to what is added to its logit, before the penalties.",
+        "A JSON object that maps token ids to numbers added to their logits, before the penalties.",
     )
     embedding_bias_words: tuple[bytes, ...] = _parameter(
         (), Words(MAX_BIASES, max_total_bytes=MAX_BIAS_BYTES, keeps_empty=True),
-        "Words whose weights are added to the logits of all tokens that they consist of.",
+        "Words to bias: each word's weight is added to the logits of all of its tokens.",
     )
     embedding_bias_weights: tuple[float, ...] = _parameter(
         (), Numbers(MAX_BIASES, _BIAS),
-        "The weights of `embedding_bias_words`, as many as words.",
+        "The weights of `embedding_bias_words`, one per word.",
     )
     allowed_token_ids: tuple[int, ...] = _parameter(
         (), TokenIds(MAX_ALLOWED_TOKENS),
@@ -151,13 +152,13 @@ class RequestParameters:
     )
     seed: int = _parameter(
         0, Integer(low=0, high=2**64 - 1),
-        "Same seed, same request, same text; missing: drawn at random.",
+        "Random seed; the same request with the same seed gives the same text. Missing: drawn at random.",
         aliases=("random_seed",),
     )
     n: int = _parameter(
         1, Integer(low=1, high=16),
-        "Completions of the prompt, at most 64 in all rows of a request; the first one has the seed itself, the others "
-        "seeds derived from it.",
+        "Number of completions of the prompt, at most 64 in all rows of a request. The first uses the seed, the others "
+        "use seeds derived from it.",
         aliases=("num_return_sequences",),
     )
     stop_words: tuple[bytes, ...] = _parameter(
@@ -167,7 +168,7 @@ class RequestParameters:
     )
     stop_token_ids: tuple[int, ...] = _parameter(
         (), TokenIds(MAX_STOP_TOKENS),
-        "Tokens that end the text and are no part of it; -1 is padding.",
+        "Tokens that end the text and are not included in it; -1 is padding.",
     )
     end_id: int = _parameter(
         -1, Integer(low=-1),
@@ -181,18 +182,18 @@ class RequestParameters:
         (), Words(MAX_BAD_WORDS),
         "Strings that are never generated, in any split into tokens; an empty string is ignored.",
     )
-    # Empty: none, for the rows of a batch that have none.
+    # May be empty: a row of a batch can be without a guide.
     guided_decoding_guide_type: str = _parameter(
         "", Choice(("", *GUIDE_TYPES)),
         "The kind of `guided_decoding_guide`; empty: no guide.",
     )
     guided_decoding_guide: str = _parameter(
         "", Text(MAX_GUIDE_BYTES),
-        "What the text conforms to; `json` needs none.",
+        "The guide to which the text conforms, such as a JSON schema; the type `json` needs none.",
     )
     priority: int = _parameter(
         0, Integer(low=-(2**31), high=2**31 - 1),
-        "Lower ones get a free slot first, equal ones in order of arrival; Triton's own queue doesn't know it.",
+        "Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it.",
     )
     stream: bool = _parameter(
         False, Flag(),
@@ -200,7 +201,7 @@ class RequestParameters:
     )
     stream_interval_ms: int = _parameter(
         0, Integer(low=0, high=1000),
-        "Milliseconds between two chunks of a completion at least; the first and the last chunk do not wait.",
+        "Minimum milliseconds between two chunks of a completion; the first and the last chunk do not wait.",
     )
     exclude_input_in_output: bool = _parameter(
         True, Flag(),
@@ -212,17 +213,17 @@ class RequestParameters:
     )
     num_logprobs: int | None = _parameter(
         None, _LOG_PROBS,
-        "Returns `logprobs`, with that many of the likeliest tokens beside each generated one.",
+        "Returns the output `logprobs`: log probabilities of each generated token and of this many likeliest ones.",
     )
     prompt_logprobs: int | None = _parameter(
         None, _LOG_PROBS,
-        "Returns the output `prompt_logprobs`, with that many of the likeliest tokens beside each one of the prompt.",
+        "Returns the output `prompt_logprobs`: log probabilities of each prompt token and of this many likeliest ones.",
     )
     return_perf_metrics: bool = _parameter(
         False, Flag(),
         "True returns the four times of the request and `num_cached_tokens`.",
     )
-    # Of other backends: checked, and without effect.
+    # Parameters of other backends: validated, but without effect.
     pad_id: int | None = _parameter(
         None, Integer(),
         "Without effect: nothing is padded.",
@@ -233,7 +234,7 @@ class RequestParameters:
     )
     length_penalty: float | None = _parameter(
         None, Real(),
-        "Without effect: it is beam search's.",
+        "Without effect: it applies to beam search only.",
     )
     return_finish_reason: bool = _parameter(
         True, Flag(),
@@ -249,8 +250,8 @@ class RequestParameters:
     )
     sampling_parameters: str = _parameter(
         "", Text(),
-        "A JSON object of other parameters, but for the prompt and `stream`, under vLLM's names (`logprobs` for "
-        "`num_logprobs`); numbers and flags may be strings, and `top_k` -1; `null` is missing.",
+        "A JSON object of other parameters except the prompt and `stream`, under vLLM's names (`logprobs` for "
+        "`num_logprobs`). Numbers and flags may be strings, `top_k` may be -1, and `null` counts as missing.",
     )
     # fmt: on
 
@@ -258,16 +259,16 @@ class RequestParameters:
 PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["row"] for field in fields(RequestParameters)}
 
 NAMES: Mapping[str, str] = {alias: name for name, row in PARAMETERS.items() for alias in (name, *row.aliases)}
-"""Parameters by all of their names: those of inputs and request parameters."""
+"""Parameter names by input name, aliases included."""
 
 PROMPTS = ("text_input", "input_ids")
-"""A request has one of these."""
+"""The two forms of the prompt; a request has exactly one."""
 
 NOT_SAMPLING = (*PROMPTS, "stream", "sampling_parameters")
-"""All others say how to sample."""
+"""Parameters that are not sampling parameters."""
 
 SAMPLING_PARAMETERS: Mapping[str, str] = {
     **{name: row for name, row in NAMES.items() if row not in NOT_SAMPLING},
     "logprobs": "num_logprobs",
 }
-"""Parameters by their names in `sampling_parameters`, which are those of vLLM's SamplingParams."""
+"""Parameter names by name in `sampling_parameters`: input names, and vLLM's `logprobs`."""

@@ -1,7 +1,7 @@
-"""The rows of a request before their values are checked: inputs, request parameters and `sampling_parameters` together.
+"""Merges the inputs, request parameters and `sampling_parameters` of a request into rows of unvalidated values.
 
-A parameter has one value. It may come twice, under an alias perhaps, as from the client of Triton's vLLM backend; with
-two values it is refused.
+A client may send a parameter twice, possibly under an alias, as the client of Triton's vLLM backend does. Both values
+must be equal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ RawInputs = Mapping[str, NDArray[Any]]
 """The inputs of one request by name: [rows, 1], or [rows, n] for lists; strings as bytes."""
 
 RequestValues = Mapping[str, object]
-"""Triton's request parameters by name: strings, numbers or booleans. They apply to every row."""
+"""Triton's request parameters by name: strings, numbers or booleans. Each applies to every row."""
 
 
 @dataclass(frozen=True)
 class RawValue:
-    """A value as it came. name: the name that it came under, which may be an alias."""
+    """A parameter's value before validation. name: the name that the client used, possibly an alias."""
 
     name: str
     value: object
@@ -36,7 +36,10 @@ class RawValue:
 
 @dataclass(frozen=True)
 class RawRow:
-    """One row. raw: values by the parameter's name. prefix: of error messages, names the row of several."""
+    """The unvalidated values of one row.
+
+    raw: values by parameter name. prefix: beginning of error messages; names the row if the request has several.
+    """
 
     raw: Mapping[str, RawValue]
     prefix: str
@@ -45,19 +48,19 @@ class RawRow:
         return name in self.raw
 
     def refusal(self, name: str, value: object, bound: str) -> InvalidRequest:
-        """Return the error of a parameter that violates a bound. value: as the message shows it."""
+        """Return the error for a parameter that violates a bound. value: as text for the message."""
         shown = self.raw[name].name if name in self.raw else name
         return InvalidRequest(f"{self.prefix}{shown} is ", str(value), f"; it must be {bound}")
 
     def read(self, name: str) -> object:
-        """Return a value of the row in its Python form; raises InvalidRequest if it violates its bound."""
+        """Return a parameter's value converted to its Python type. Raises InvalidRequest if it violates its bound."""
         try:
             return PARAMETERS[name].bound.parse(self.raw[name].value)
         except BoundError as error:
             raise self.refusal(name, error.value, error.bound) from None
 
     def values(self) -> dict[str, object]:
-        """Return the row's values but the prompt, in their Python form; raises as `read`."""
+        """Return all values of the row except the prompt, converted to their Python types. Raises as `read` does."""
         return {name: self.read(name) for name in self.raw if name not in PROMPTS}
 
 
@@ -109,19 +112,19 @@ def _row(inputs: RawInputs, common: list[RawValue], row: int, prefix: str) -> Ra
         add(raw_value, NAMES, "input of this model, and so no request parameter")
     if "sampling_parameters" in raw:
         for name, value in _sampling_parameters(raw["sampling_parameters"].value, prefix).items():
-            # vLLM's parameters are null where they are missing.
+            # vLLM's clients send null for missing parameters.
             if value is not None:
                 add(RawValue(name, value), SAMPLING_PARAMETERS, "parameter that sampling_parameters may have")
     return RawRow(raw, prefix)
 
 
 def _agree(bound: Bound[object], first: RawValue, second: RawValue) -> bool:
-    """Return whether both have the parameter's type and the same value."""
+    """Return whether both values are valid and equal."""
     try:
         values = bound.parse(first.value), bound.parse(second.value)
     except BoundError:
         return False
-    # One of two floats may come from FP32, the other from text.
+    # An FP32 input and the same number in text differ in float64.
     floats = [value for value in values if isinstance(value, float)]
     return math.isclose(*floats, rel_tol=1e-6) if len(floats) == 2 else values[0] == values[1]
 
@@ -132,7 +135,7 @@ def _sampling_parameters(value: object, prefix: str) -> dict[str, object]:
     except BoundError as error:
         raise InvalidRequest(f"{prefix}sampling_parameters is ", error.value, f"; it must be {error.bound}") from None
     if values.get("top_k") in (-1, "-1"):
-        # What vLLM's clients send for "off".
+        # vLLM's clients send -1 for "off".
         values["top_k"] = 0
     return values
 

@@ -1,8 +1,8 @@
-"""Parse raw inputs into validated requests.
+"""Parses raw inputs into validated requests.
 
-The bounds of single parameters are in the table, `api.parameters`; here are those that depend on the server, the
-tokenizer, or two parameters. Whether `stream` is allowed depends on the Triton config and is checked by the caller. A
-violation raises InvalidRequest, which names the parameter, the value and the bound.
+The table in `api.parameters` has the bounds of single parameters. This module checks the bounds that depend on the
+server, the tokenizer or two parameters. The caller checks whether the Triton config allows `stream`. A violation raises
+InvalidRequest, which names the parameter, the value and the bound.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["GenerationRequest", "RequestParser"]
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Parses raw inputs under one server's limits and defaults.
+    """Parses raw inputs with one server's limits and defaults.
 
-    truncate_max_tokens: whether an explicit max_tokens beyond the room is cut instead of refused, for requests without
-    the parameter of that name.
+    max_model_len: maximum tokens of prompt + completion. truncate_max_tokens: default of the request parameter: whether
+    a max_tokens that doesn't fit is reduced instead of refused.
     """
 
     tokenizer: Tokenizer
@@ -38,13 +38,13 @@ class RequestParser:
     truncate_max_tokens: bool = False
 
     def parse(self, inputs: RawInputs, values: RequestValues | None = None) -> list[GenerationRequest]:
-        """Return one request per row of the inputs. Raises InvalidRequest for the first one that violates a bound.
+        """Return one request per row of the inputs. Raises InvalidRequest for the first violation of a bound.
 
-        values: Triton's request parameters, taken as inputs of the same name in every row.
+        values: Triton's request parameters; each is treated as an input of the same name in every row.
         """
         rows = raw_rows(inputs, values or {})
         requests = [self._parse_row(row) for row in rows]
-        # Rows alone are bounded by Triton's max_batch_size.
+        # The limit applies to n > 1 only: Triton's max_batch_size bounds the number of rows.
         count, limit = sum(request.n for request in requests), max(MAX_COMPLETIONS, len(rows))
         if count > limit:
             (name, *_) = (row.raw["n"].name for row in rows if "n" in row)
@@ -57,7 +57,7 @@ class RequestParser:
         request = GenerationRequest(prompt, tokens, **values)  # type: ignore[arg-type]  # bounds give the fields' types
         request = self._with_lengths(request, row)
         if request.top_p == 0:
-            # A nucleus of no probability: the best token alone, as TensorRT-LLM's clients mean it.
+            # TensorRT-LLM's clients send top_p 0 for greedy decoding.
             request = replace(request, temperature=0.0, top_p=1.0)
         _check_guide(request, row)
         self._check_tokens(row, "stop_token_ids", request.stop_token_ids)
@@ -93,13 +93,13 @@ class RequestParser:
         self._check_tokens(row, name, tokens)
 
     def _with_lengths(self, request: GenerationRequest, row: RawRow) -> GenerationRequest:
-        """Return the request with max_tokens and min_tokens within the room that the prompt leaves."""
+        """Return the request with max_tokens and min_tokens limited to max_model_len - prompt tokens."""
         size = len(request.prompt_tokens)
         room = self.max_model_len - size
         truncates = request.truncate_max_tokens
         if truncates is None:
             truncates = self.truncate_max_tokens
-        # A default is always cut to the room.
+        # A default max_tokens is always reduced to the room.
         if request.max_tokens > room and "max_tokens" in row and not truncates:
             bound = (
                 f"at most {room}: the prompt has {size} tokens, "
@@ -112,7 +112,7 @@ class RequestParser:
         return replace(request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens))
 
     def _biases(self, request: GenerationRequest, row: RawRow) -> tuple[tuple[int, float], ...]:
-        """Return the biases by token id, and those of words: a word's is added to every token it consists of."""
+        """Return pairs (token id, bias): logit_bias, plus each biased word's weight for all of its tokens."""
         words, weights = request.embedding_bias_words, request.embedding_bias_weights
         if len(weights) != len(words):
             bound = f"as long as embedding_bias_words, which is a list of {len(words)} words"
@@ -126,7 +126,7 @@ class RequestParser:
         return tuple(biases.items())
 
     def _end_tokens(self, request: GenerationRequest, row: RawRow) -> tuple[int, ...]:
-        """Return the additional end token of TensorRT-LLM's clients, if there is one."""
+        """Return the token of the parameter `end_id`, which TensorRT-LLM's clients send, or no token."""
         token = request.end_id
         if token >= self._vocabulary:
             raise row.refusal("end_id", token, f"a token id, at most {self._vocabulary - 1}, or -1 for none")
@@ -151,7 +151,7 @@ class RequestParser:
 
 
 def _check_guide(request: GenerationRequest, row: RawRow) -> None:
-    """Refuse a guide without its type, and a type without its guide, unless it is `json`, which needs none."""
+    """Refuse a guide without a type, and a type other than `json` without a guide."""
     kind, guide = request.guided_decoding_guide_type, request.guided_decoding_guide
     if guide and not kind:
         types = ", ".join(GUIDE_TYPES)

@@ -1,6 +1,6 @@
-"""Engine health: whether steps end, and whether they produce more than failures.
+"""Engine health: detects a step that hangs, and consecutive steps that produce only failures.
 
-The engine's thread writes it and any other reads it, without a lock: a reader must not wait for a step that hangs.
+The engine's thread writes it and any thread reads it, without a lock: a reader must not wait for a hanging step.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable
 from llama_engine.engine import StepResult
 
 MAX_FAILED_STEPS = 8
-"""Consecutive failed steps before the engine counts as broken: one bad request fails a step, too."""
+"""Consecutive failed steps before the engine is considered broken; a single bad request can also fail a step."""
 
 
 class EngineHealth:
-    """The engine's health, from the steps that its thread records."""
+    """The health of one engine, derived from the steps that its thread records."""
 
     def __init__(self, stuck_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """stuck_seconds: how long a step may take; 0 disables the check."""
+        """stuck_seconds: maximum duration of a step; 0 disables the check. clock: monotonic time in seconds."""
         self._stuck_seconds = stuck_seconds or math.inf
         self._clock = clock
-        # Since when the thread has been busy; None while it waits for sequences.
+        # Time at which the current step began; None while the thread waits for sequences.
         self._busy_since: float | None = None
         self._failed_steps = 0
 
     def record_idle(self) -> None:
-        """Record that the thread may have to wait for sequences."""
+        """Record that the thread is not in a step and may wait for sequences."""
         self._busy_since = None
 
     def record_busy(self) -> None:
@@ -35,7 +35,7 @@ class EngineHealth:
         self._busy_since = self._clock()
 
     def record_step(self, step: StepResult) -> None:
-        """Record a step that returned. One that only prefills a part of a prompt shows nothing about sampling."""
+        """Record a step that returned. A step that only prefills doesn't reset the count of failed steps."""
         if step.sampled:
             self._failed_steps = 0
         elif step.failed:
@@ -52,7 +52,7 @@ class EngineHealth:
 
     def problem(self) -> str:
         """Return what is wrong, in a few words; empty if the engine works or is idle."""
-        # Read once: the other thread goes on.
+        # Read once, because the engine's thread changes it concurrently.
         since = self._busy_since
         seconds = 0.0 if since is None else self._clock() - since
         if seconds > self._stuck_seconds:

@@ -1,11 +1,11 @@
-"""The log: a line for every answered request, and how lines look in Triton's log (text) or on standard error (JSON).
+"""The log: one line per finished request, formatted as text for Triton's log or as JSON for standard error.
 
-A record's `fields` (see `fields_of`) are for programs to parse: in text they follow the message as name=value, in JSON
-they are members of the object. Whatever a client wrote, a line is one line of printable ASCII, and a value can't pass
-for another field.
+A record's `fields` (see `fields_of`) are machine-readable: in text they follow the message as name=value, in JSON they
+are members of the object. Client input is escaped: a record is always one line of printable ASCII, and a value can't
+imitate another field.
 
-Prompts, and what errors quote of a request, are logged only under `log_requests: prompts`, completions never. Ids and
-those errors hold what clients wrote: `RequestLog` bounds both.
+Prompts, and quotations of a request in error messages, are logged only under `log_requests: prompts`; completions are
+never logged. Request ids and error messages contain client input, so `RequestLog` limits their length.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ _log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Logs requests as the setting `log_requests` says: none, summary or prompts. Thread-safe."""
+    """Logs finished requests. level: the setting `log_requests`: none, summary or prompts. Thread-safe."""
 
     def __init__(self, level: str) -> None:
         self._level = level
         self._numbers = itertools.count(1)
 
     def name(self, request_id: str) -> str:
-        """Return the request's name in the log: its client's id, escaped and cut, or "#" and a number without one.
+        """Return a request's name for the log: its id, escaped and cut, or "#" and a number if the id is empty.
 
-        Printable ASCII, at most ID_CHARACTERS of it.
+        The name is printable ASCII, at most ID_CHARACTERS long.
         """
-        # Cut before escaping, too: a client may send megabytes.
+        # Also cut before escaping, because a client can send megabytes.
         escaped = request_id[: ID_CHARACTERS + 1].encode("unicode_escape").decode()
         return _cut(escaped, ID_CHARACTERS) or f"#{next(self._numbers)}"
 
     def record(self, name: str, sequences: list[Sequence], stream: bool, refusal: RequestError | None) -> None:
-        """Log a request whose sequences have all finished. refusal: why it never became sequences."""
+        """Log a request whose sequences have all finished. refusal: error of the whole request, else None."""
         if self._level == "none":
             return
         results: list[Result] = [sequence.result for sequence in sequences if sequence.result is not None]
         if refusal is not None:
             results = [refusal]
-        # The choices of a row have one prompt.
+        # One sequence per prompt: choices share it.
         rows = [sequence for sequence in sequences if sequence.request.choice == 0]
         fields: dict[str, Value] = {
             "id": name,
@@ -82,18 +82,18 @@ class RequestLog:
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
 
     def _shown(self, error: RequestError) -> str:
-        """Return an error's message, without what the client wrote unless prompts are logged, too."""
+        """Return an error's message; unless prompts are logged, without quotations of the request."""
         return error.logged if isinstance(error, InvalidRequest) and self._level != "prompts" else str(error)
 
 
 def fields_of(record: logging.LogRecord) -> Fields:
-    """Return the fields of a record, logged as `log.info(message, extra={"fields": {...}})`."""
+    """Return the fields of a record that was logged with `log.info(message, extra={"fields": {...}})`."""
     fields: Fields = getattr(record, "fields", {})
     return fields
 
 
 class TextFormatter(logging.Formatter):
-    """The message, its fields, and the exception if there is one."""
+    """Formats a record as its message, its fields as name=value, and the traceback of an exception."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the message and its fields in one line."""
@@ -102,7 +102,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object: time (ISO 8601, UTC), level, message, the fields, and `exception` if there is one."""
+    """Formats a record as a JSON object: time (ISO 8601, UTC), level, message, the fields, and `exception` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object in one line."""
@@ -118,7 +118,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TritonLogHandler(logging.Handler):
-    """Passes log records on, each at Triton's nearest level."""
+    """Writes log records to Triton's log, at the nearest of its levels."""
 
     def __init__(self, info: Write, warning: Write, error: Write) -> None:
         super().__init__()
@@ -136,9 +136,9 @@ class TritonLogHandler(logging.Handler):
 
 
 def write_json(logger: logging.Logger) -> None:
-    """Make a logger write JSON lines to standard error, and only there.
+    """Replace a logger's handlers by one that writes JSON lines to standard error.
 
-    It bypasses Triton's log, which would put a header before each line and quotes around it.
+    Triton's log is bypassed because it adds a header to each line and quotes the line.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
@@ -146,10 +146,10 @@ def write_json(logger: logging.Logger) -> None:
 
 
 def _times(sequences: list[Sequence]) -> dict[str, Value]:
-    """Return the request's times, in seconds from its arrival in the model, without those it never reached.
+    """Return the request's times in seconds since its arrival in the model, as log fields.
 
-    queue_seconds: until all sequences had slots. first_token_seconds: until all had a token. seconds: until all
-    finished.
+    queue_seconds: until the last sequence got its slot. first_token_seconds: until the last one got its first token.
+    seconds: until the last one finished. A stage that no sequence reached is left out.
     """
     arrived = min((sequence.arrived_at for sequence in sequences), default=math.nan)
     times = {

@@ -1,4 +1,4 @@
-"""The metrics: names, kinds, units and meanings. `Registry` puts them on Triton's metrics endpoint."""
+"""The metrics: names, kinds, units and descriptions. A `Registry` exposes them on Triton's metrics endpoint."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. label: the label that distinguishes its series, with all its values; empty for a single series.
+    """One metric.
 
-    info: labels whose values each instance knows when its model is loaded.
+    help: description on the metrics endpoint. buckets: upper bounds of a histogram. label, values: name of the label
+    that distinguishes the series, and all of its values; empty for a single series. info: names of the labels whose
+    values are set once, when the model is loaded.
     """
 
     name: str
@@ -115,16 +117,16 @@ METRICS = (
 
 
 class Registry(Protocol):
-    """Stores the metrics. value: the value of the metric's label."""
+    """Stores and exposes the metrics."""
 
     def add(self, metric: Metric, amount: float, value: str = "") -> None:
-        """Increase a counter."""
+        """Increase a counter. value: the value of the metric's label, which selects the series."""
 
     def set(self, metric: Metric, amount: float) -> None:
         """Set a gauge."""
 
     def observe(self, metric: Metric, amount: float) -> None:
-        """Put a value into a histogram."""
+        """Observe a value in a histogram."""
 
     def close(self) -> None:
-        """Keep the metrics as they are; no other method is called afterwards."""
+        """Freeze the metrics at their current values. No other method is called afterwards."""

@@ -1,7 +1,7 @@
-"""Readiness: whether a request that arrived now would be computed, which `is_ready` of a Triton model returns.
+"""Readiness: whether the model would compute a new request, for `is_ready` of the Triton model.
 
-Never waits for a step. An engine of which every step failed gets a trial sequence of one token at each check: a load
-balancer stops sending it requests, and without a step that works it would never become ready again.
+A check never waits for a step. While recent steps have only failed, each check schedules a trial sequence of one token:
+a load balancer sends no requests to an unready server, and only a successful step makes it ready again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Readiness:
-    """Readiness of one engine and its scheduler."""
+    """Checks the readiness of one engine and its scheduler."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Readiness:
         self._logged = ""
 
     def check(self) -> bool:
-        """Return whether the model is ready; log why not, once per reason."""
+        """Return whether the model is ready; log each change of the reason."""
         problem = self._scheduler.problem()
         if problem != self._logged:
             self._logged = problem

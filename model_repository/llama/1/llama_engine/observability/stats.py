@@ -1,6 +1,6 @@
-"""Stats: recorded by the threads that work, aggregated and passed on to the metrics by a thread of their own.
+"""Stats: collects values from the engine's threads and writes them to the metrics from a background thread.
 
-Recording costs a list append; several times a second the records go to the registry.
+Recording costs a list append; every FLUSH_SECONDS the aggregated values are written to the registry.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from llama_engine.observability.metrics import (
 from llama_engine.sequence import Sequence
 
 FLUSH_SECONDS = 0.2
-"""Maximum age of a metric."""
+"""Seconds between two updates of the metrics."""
 
 _log = logging.getLogger(__name__)
 
 
 class Stats:
-    """Records what happens, and passes it on from a thread of its own."""
+    """Records steps, finished sequences and load, and updates the metrics from a thread. Thread-safe."""
 
     def __init__(self, registry: Registry, slots: int, queue_limit: int = 0, restarts: int = 0) -> None:
-        """queue_limit: requests that Triton's queue takes; 0 is no limit, as in Triton's config.
+        """queue_limit: capacity of Triton's queue in requests; 0 is no limit, as in Triton's config.
 
-        restarts: of tritonserver by its supervisor, before this start.
+        restarts: how often the supervisor has restarted tritonserver.
         """
         self._registry = registry
         self._lock = threading.Lock()
@@ -70,12 +70,12 @@ class Stats:
         self._failing = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        # The gauges have their values before the model is ready.
+        # Set the gauges before the model becomes ready.
         self._flush()
         self._thread.start()
 
     def record_step(self, step: StepResult, now: float, running: int, waiting: int) -> None:
-        """Record a step that ended `now`, on the monotonic clock, and the load after it."""
+        """Record a step that ended at `now`, on the monotonic clock. running, waiting: sequences after the step."""
         with self._lock:
             self._counts[STEPS, ""] += 1
             if step.errors:
@@ -86,17 +86,17 @@ class Stats:
             if step.prefill_tokens:
                 self._observations.append((STEP_PREFILL_TOKENS, step.prefill_tokens))
             if step.decoded:
-                # A sequence that decodes got a token in the previous step.
+                # A decoding sequence got its previous token in the previous step.
                 self._observations.append((INTER_TOKEN_LATENCY, now - self._last_step))
             self._last_step = now
             self._gauges |= {SLOTS_IN_USE: running, WAITING: waiting}
-            # Steps that only prefill don't hide that every step which should sample fails.
+            # After a failure, steps that only prefill must not update LAST_STEP: sampling may still fail.
             self._failing = not step.sampled and (step.failed or self._failing)
             if not self._failing:
                 self._gauges[LAST_STEP] = time.time()
 
     def record_finished(self, sequence: Sequence) -> None:
-        """Record a sequence that has its result."""
+        """Record a finished sequence."""
         assert sequence.result is not None
         with self._lock:
             self._counts[REQUESTS, finish_reason(sequence.result)] += 1
@@ -111,7 +111,7 @@ class Stats:
                 self._observations.append((LATENCY, sequence.finished_at - sequence.arrived_at))
 
     def record_refused(self, error: RequestError) -> None:
-        """Record a request that never became a sequence."""
+        """Record a request that was refused before it had sequences."""
         with self._lock:
             self._counts[REQUESTS, finish_reason(error)] += 1
 
@@ -121,15 +121,15 @@ class Stats:
             self._counts[STEP_ERRORS, ""] += 1
 
     def record_load(self, running: int, waiting: int) -> None:
-        """Record the load after sequences were admitted or aborted without a step."""
+        """Record the numbers of running and waiting sequences outside of a step."""
         with self._lock:
             self._gauges |= {SLOTS_IN_USE: running, WAITING: waiting}
 
     def close(self, timeout: float) -> None:
-        """Write recorded values to the metrics for at most `timeout` seconds, and end the thread."""
+        """Write the remaining values to the metrics and end the thread; wait for at most `timeout` seconds."""
         self._closing.set()
         self._thread.join(timeout)
-        # Not while the thread may be in one of the metrics: two threads in one crash Triton.
+        # Only after the thread has ended: concurrent access to a metric crashes Triton.
         if not self._thread.is_alive():
             self._registry.close()
 

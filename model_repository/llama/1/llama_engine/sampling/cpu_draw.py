@@ -1,11 +1,13 @@
-"""The draw of `logits_processors` on a CPU, computed for the few tokens of a row that can win it.
+"""`logits_processors.draw` on a CPU, computed only for the few tokens of a row that can win the draw.
 
-The draw is a race: a token of probability p finishes at e / p, e ~ Exp(1) hashed from (seed, step, token), and the
-first one wins; with top-p, the first one of the nucleus. e is never less than the hash as a fraction, so comparing that
-with a bound finds the tokens that finish first, about 32, without a logarithm per token; and whether one of them is in
-the nucleus takes the sum of the probabilities above its own, and no sort.
+The draw is an exponential race: a token of probability p finishes at time e / p, with e ~ Exp(1) hashed from
+(seed, step, token), and the first token wins; with top-p, the first token of the nucleus. Two shortcuts make it fast:
 
-Rounding decides nothing here: where it could, which is rare, the row is sorted and drawn as on a GPU.
+- e is never less than the hash as a fraction in [0, 1). Comparing this fraction with a bound finds the about 32 tokens
+  that finish first, without a logarithm per token.
+- A token is in the nucleus if the probabilities above its own sum to less than top-p, which needs no sort.
+
+In the rare rows where a rounding error could change the result, the row is sorted and drawn as on a GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ from llama_engine.sampling.logits_processors import (
 )
 
 EXPECTED_FINISHERS = 32
-"""Expected tokens of the nucleus that finish before the bound; with probability e^-16 none does before half of it."""
+"""Expected number of nucleus tokens that finish before the bound. With probability e^-16 none finishes before half of
+the bound, and the row is drawn as on a GPU."""
 
 MIN_TOP_P = 0.02
-"""A smaller nucleus counts as this one, so that the bound doesn't let most of the vocabulary finish."""
+"""Lower limit of top_p in computing the bound; with a smaller one, most of the vocabulary would finish before it."""
 
 MARGIN = 2e-5
 """Tolerance for a cumulative probability: 10 × the float32 rounding error."""
 
 BLOCK = 1 << 17
-"""Logits that are computed together: the intermediate arrays of whole rows up to this size fit a core's cache."""
+"""Maximum logits computed together, in whole rows, so that intermediate arrays fit a core's cache."""
 
 _UNDECIDED = -1
 
@@ -57,7 +60,7 @@ def draw_on_cpu(
     None is off in every row.
     """
     threshold = _kth_largest(logits, top_k)
-    # From here on NumPy, in this thread: on a busy machine waiting for PyTorch's threads costs more than they save.
+    # NumPy from here on, in this thread: on a busy machine, waiting for PyTorch's threads costs more than they save.
     nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
     divisor = temperature.numpy()[:, None]
     lowest = None if log_min_p is None else log_min_p.numpy()[:, None]
@@ -78,7 +81,7 @@ def draw_on_cpu(
 
 
 def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
-    """Return the smallest logit among the `top_k` best of each row, [rows, 1]; -inf where top_k is the vocabulary."""
+    """Return the top_k-th largest logit of each row, [rows, 1]; -inf if top_k is the size of the vocabulary."""
     limited = top_k < logits.shape[1]
     largest = int(torch.where(limited, top_k, 0).amax())
     if not largest:
@@ -88,8 +91,9 @@ def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
 
 
 def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, lowest: _Floats | None) -> _Floats:
-    """Apply the temperature as `apply_temperature` does, to the bit; mask what was below `threshold` and is below
-    `lowest`.
+    """Apply the temperature with the same bits as `apply_temperature`, and mask logits.
+
+    threshold: minimum before the temperature, [rows, 1]. lowest: minimum after it, [rows, 1].
     """
     best = logits.max(-1, keepdims=True)
     # A tiny temperature overflows to -inf.
@@ -107,15 +111,15 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     rows, vocabulary = logits.shape
     weights = np.exp(logits)
     total = weights.sum(-1)
-    # Of e / weight: the weights of all tokens are together `total`, those of the nucleus top_p * total.
+    # Upper limit of e / weight. The weights of all tokens sum to `total`, those of the nucleus to top_p * total.
     bound = EXPECTED_FINISHERS / (np.maximum(top_p, MIN_TOP_P) * total)
     words = _hash(keys, vocabulary)
     close = words.astype(np.float32) <= weights * (bound * 2.0**32)[:, None]
-    # Flat: np.nonzero of two dimensions takes ten times as long.
+    # Two-dimensional np.nonzero takes ten times as long.
     row, token = np.divmod(np.flatnonzero(close), vocabulary)
     finished = torch.from_numpy(logits[row, token]), torch.from_numpy(words[row, token].astype(np.int64))
     scores = noisy(*finished).numpy()
-    # A score is -log(e / weight). In the second half of the bound, rounding decides who is among them.
+    # A score is -log(e / weight). Use finishers up to half of the bound: near the bound, rounding may exclude some.
     threshold = -np.log(bound / 2)
     ends = np.searchsorted(row, np.arange(rows + 1)).tolist()
     drawn = []
@@ -129,7 +133,7 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
 def _first_of_nucleus(
     finishers: NDArray[np.int64], logits: _Floats, weights: _Floats, total: float, top_p: float
 ) -> int:
-    """Return the first finisher that is in the nucleus; _UNDECIDED where there is none or rounding may decide."""
+    """Return the first finisher in the nucleus; _UNDECIDED if there is none or if rounding may change the result."""
     outside = -np.inf
     token: int
     for token in finishers.tolist():
@@ -139,7 +143,7 @@ def _first_of_nucleus(
         if top_p >= 1.0:
             return token
         better = float((weights * (logits > logit)).sum()) / total
-        # The best token is in every nucleus.
+        # The most likely token (no token is better) is in every nucleus.
         if not better or better < top_p - MARGIN:
             return token
         if better < top_p + MARGIN:
@@ -149,7 +153,7 @@ def _first_of_nucleus(
 
 
 def _hash(keys: NDArray[np.uint32], vocabulary: int) -> NDArray[np.uint32]:
-    """Return the words of `logits_processors.draw` for every token: [rows, vocabulary]."""
+    """Return the 32-bit hashes that `logits_processors.draw` uses, for every token: [rows, vocabulary]."""
     by_token, *factors = map(np.uint32, HASH_FACTORS)
     words = (np.arange(vocabulary, dtype=np.uint32) * by_token)[None] ^ np.zeros_like(keys[:, :1])
     shifted = np.empty_like(words)

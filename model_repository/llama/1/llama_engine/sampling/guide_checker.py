@@ -1,8 +1,8 @@
-"""Checks guides in another process, so that a hostile guide can exhaust only that process's time, memory or stack.
+"""Checks guides in a separate process, so that a hostile guide exhausts the time, memory or stack of that process only.
 
-llguidance bounds most work, but not all: some intersections of regular expressions take exponential time to compile,
-and a long chain of rules overflows the stack, which ends the process. A guide that passes here is compiled once more by
-the process that generates, whose threads have a larger stack.
+llguidance's limits don't cover everything: some intersections of regular expressions take exponential time to compile,
+and a long chain of rules overflows the stack, which kills the process. A guide that passes is compiled again in the
+model's process, whose threads have a larger stack.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from llama_engine.sampling.guide_matcher import GuideMatchers
 
 COMPILE_SECONDS = 2.0
-"""Processor time that a guide may take to compile: ordinary ones take milliseconds."""
+"""Maximum CPU time for compiling a guide; ordinary guides take milliseconds."""
 
 START_SECONDS = 30.0
-"""How long the process may take to start: it imports llguidance and indexes the vocabulary."""
+"""Maximum time for starting the process, which imports llguidance and indexes the vocabulary."""
 
 _MEMORY_BYTES, _STACK_BYTES = 1 << 30, 1 << 20
 
@@ -35,15 +35,15 @@ _log = logging.getLogger(__name__)
 
 
 class GuideChecker:
-    """The checking process. It starts with the first guide, and again after a guide has killed it. Not thread-safe."""
+    """Runs the checking process. It starts with the first guide and after a guide has killed it. Not thread-safe."""
 
     def __init__(self, tokens: Sequence[bytes], special_tokens: Sequence[int], end_tokens: Sequence[int]) -> None:
-        """tokens: bytes of each id, of special ones their names."""
+        """tokens: bytes of each token id, or the name of a special token. special_tokens, end_tokens: ids."""
         self._vocabulary = tokens, special_tokens, end_tokens
         self._pool: ProcessPoolExecutor | None = None
 
     def check(self, kind: str, text: str) -> str:
-        """Return a guide's grammar. Raises InvalidRequest; GenerationError if the process doesn't start."""
+        """Return a guide's Lark grammar. Raises InvalidRequest if it is refused, GenerationError without a process."""
         pool = self._running_pool()
         try:
             return pool.submit(_check, kind, text, COMPILE_SECONDS).result()
@@ -52,18 +52,18 @@ class GuideChecker:
             raise InvalidRequest(f"guided_decoding_guide takes more than {limits} to compile; simplify it") from None
 
     def close(self) -> None:
-        """End the process, after the check in progress."""
+        """End the process after the check in progress."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _running_pool(self) -> ProcessPoolExecutor:
-        """Return a pool whose process runs."""
+        """Return a pool with a running process; start one if necessary."""
         if self._pool is not None:
             try:
                 self._pool.submit(os.getpid).result()
                 return self._pool
             except BrokenProcessPool:
-                # By the guide before, or killed while it was idle.
+                # The previous guide killed the process, or it died while idle.
                 self._pool = None
         pool = ProcessPoolExecutor(1, get_context("spawn"), _initialize, self._vocabulary)
         try:
@@ -76,19 +76,19 @@ class GuideChecker:
 
 
 _matchers: GuideMatchers
-"""The process's."""
+"""The matchers of the checking process; set by `_initialize`."""
 
 
 def _initialize(tokens: Sequence[bytes], special_tokens: Sequence[int], end_tokens: Sequence[int]) -> None:
     global _matchers
-    # Of this thread, too: the kernel looks at the limit when a stack grows.
+    # Applies to this running thread, too: the kernel checks the limit when a stack grows.
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Sent to the process group, they end the process that started this one, and so this one.
+    # Signals to the process group also reach the parent, whose end ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The model's own threads come first.
+    # A lower priority than the model's threads.
     os.nice(5)
     from llama_engine.sampling.guide_matcher import GuideMatchers
 
@@ -104,7 +104,7 @@ def _end_with_parent() -> None:
 
 
 def _check(kind: str, text: str, seconds: float) -> str:
-    # SIGPROF ends this process.
+    # When the CPU time is used up, SIGPROF kills this process.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return _matchers.check(kind, text)

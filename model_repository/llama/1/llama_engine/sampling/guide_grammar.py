@@ -1,8 +1,8 @@
-"""A guide, what a completion must conform to, as a grammar in llguidance's dialect of Lark.
+"""Translates a guide, the constraint on a completion's text, into a grammar in llguidance's dialect of Lark.
 
-Five kinds, named as TensorRT-LLM's: a JSON object, a JSON schema, a regular expression, a grammar (GBNF or Lark), and a
-structural tag (free text in which triggers begin tagged parts). Needs llguidance, and nothing else outside the standard
-library: the process that checks guides imports this module, too.
+There are five kinds, with TensorRT-LLM's names: a JSON object, a JSON schema, a regular expression, a grammar (GBNF or
+Lark), and a structural tag (free text in which triggers begin tagged sections). This module imports llguidance and the
+standard library only, to keep the guide-checking process small.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import Any
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-# The mask follows the bytes alone: with forcing, it would follow one tokenization of what the grammar demands next.
+# Without forcing, the mask depends on the text's bytes only; with it, on one tokenization of the next forced bytes.
 _HEAD = '%llguidance {"no_forcing": true}\n'
 
 _ANY_TEXT = r"/(.|\n)*/"
 
-# Between two tokens of JSON. Unbounded whitespace is where small models stay until max_tokens.
+# Whitespace between two JSON tokens. Bounded, because small models can generate whitespace until max_tokens.
 _WHITESPACE = r"[ \t\n\r]{0,32}"
 
 
 class GuideError(ValueError):
-    """The guide is malformed, or asks for what is not supported. The message completes "guided_decoding_guide …"."""
+    """The guide is malformed or unsupported. The message completes the sentence "guided_decoding_guide …"."""
 
 
 def to_lark(kind: str, text: str, special_tokens: Mapping[str, int]) -> str:
     """Return the grammar of a guide. Raises GuideError.
 
-    text: ignored for the kind `json`. special_tokens: ids by name, such as <|python_tag|>, that tags may contain.
+    kind: guided_decoding_guide_type. text: the guide; ignored for the kind `json`. special_tokens: token ids by name,
+    such as <|python_tag|>; tags may contain these names.
     """
     try:
         grammar = _HEAD + _to_lark(kind, text, special_tokens)
-        # JSON has escapes for half a character, and llguidance takes none.
+        # JSON can contain escaped lone surrogates, which llguidance can't take.
         grammar.encode()
     except RecursionError:
         raise GuideError("is nested too deeply") from None
@@ -56,7 +57,7 @@ def _to_lark(kind: str, text: str, special_tokens: Mapping[str, int]) -> str:
             return any_to_lark(text)
         except RecursionError:
             raise
-        except Exception as error:  # the converter raises plain exceptions, and no others
+        except Exception as error:  # the converter raises plain Exception
             raise GuideError(f"is neither GBNF nor Lark: {error}") from error
     if kind == "structural_tag":
         return _StructuralTag(special_tokens).grammar(_parse_json(text))
@@ -77,24 +78,24 @@ def _json(schema: Any) -> str:  # noqa: ANN401 - any JSON value; llguidance refu
 
 
 def _regex(pattern: str) -> str:
-    """Return a terminal that matches a whole text, with JavaScript's meaning of \\d and \\w."""
-    # The whole text is matched in any case, and llguidance has no anchors.
+    """Return a Lark terminal that matches the whole text, with \\d and \\w as in JavaScript."""
+    # Drop the anchors ^ and $: llguidance has none, and the terminal always matches the whole text.
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and not _ends_in_escape(pattern[:-1]):
         pattern = pattern[:-1]
     if _ends_in_escape(pattern):
-        # The converter would drop it.
+        # The converter would drop the backslash.
         raise GuideError("has a regular expression that ends in a backslash, which escapes nothing")
     return f"/{regex_to_lark(pattern, 'dw')}/" if pattern else '""'
 
 
 def _ends_in_escape(pattern: str) -> bool:
-    """Whether a pattern ends in a backslash that is not escaped itself."""
+    """Return whether a pattern ends in an unescaped backslash."""
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 class _StructuralTag:
-    """Collects the rules of one structural tag: XGrammar's formats, and its older form of structures and triggers."""
+    """Translates one structural tag: XGrammar's formats, and its older form with structures and triggers."""
 
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         # Longer names first: one may contain another.
@@ -115,7 +116,7 @@ class _StructuralTag:
         return "\n".join([f"start: {start}", *self._rules, ""])
 
     def _format(self, node: Any, end: str) -> str:  # noqa: ANN401 - any JSON value
-        """Return the expression of a format followed by the text `end`."""
+        """Return the Lark expression of a format followed by the text `end`."""
         kind = node.get("type") if isinstance(node, dict) else None
         if kind == "any_text":
             return self._any_text(end)
@@ -138,11 +139,11 @@ class _StructuralTag:
             yield self._rule(self._format(element, ""))
 
     def _tag(self, node: dict[str, Any], begin: str) -> str:
-        """Return a tag, of whose beginning only `begin` is left to come."""
+        """Return the expression of a tag: `begin`, its content, its end. begin: the tag's opening text, or its rest."""
         return f"{self._literal(begin)} {self._format(node.get('content'), _text(node, 'end'))}"
 
     def _triggered_tags(self, node: dict[str, Any]) -> str:
-        """Return free text in which each trigger begins one of the tags."""
+        """Return the expression of free text in which each trigger begins one of the tags."""
         tags, triggers = [], _list(node, "triggers")
         if not all(isinstance(text, str) for text in triggers):
             raise GuideError(f"has triggers {triggers!r}; they must be strings")
@@ -164,10 +165,10 @@ class _StructuralTag:
         return f"({choice}{more})" + ("" if node.get("at_least_one") else "?")
 
     def _any_text(self, end: str) -> str:
-        """Return any text up to the first `end`, and `end`; without one, any text."""
+        """Return the expression of any text up to and including the first `end`; of any text if `end` is empty."""
         if not end:
             return _ANY_TEXT
-        # A special token is no text, so text ends before it by itself.
+        # A special token is not text, so free text ends before it.
         if any(end.startswith(name) for name, _ in self._special_tokens):
             return f"{_ANY_TEXT} {self._literal(end)}"
         return self._rule(_ANY_TEXT, f"[suffix={_quoted(end)}]")
@@ -178,7 +179,7 @@ class _StructuralTag:
         return name
 
     def _literal(self, text: str) -> str:
-        """Return a text, with special tokens in it as such: as ordinary text the model can't generate them."""
+        """Return the expression of a literal text, with special tokens by id: their names as text aren't generated."""
         for name, token in self._special_tokens:
             before, separator, after = text.partition(name)
             if separator:
@@ -187,7 +188,7 @@ class _StructuralTag:
 
 
 def _quoted(text: str) -> str:
-    # Lark's strings are JSON's, but for U+007F, which it takes as an escape only.
+    # Lark's strings are JSON strings, except that U+007F must be escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -199,7 +200,7 @@ def _text(node: dict[str, Any], name: str) -> str:
 
 
 def _list(node: dict[str, Any], name: str, keys: tuple[str, ...] = ()) -> list[Any]:
-    """Return a list that isn't empty; with `keys`, of objects that have them."""
+    """Return a node's list, or raise GuideError if it is empty or an element lacks one of the `keys`."""
     values = node.get(name)
     if not isinstance(values, list) or not values:
         raise GuideError(f"has {name} {values!r}; they must be a list of at least one")

@@ -1,4 +1,4 @@
-"""llguidance under this engine's limits: a vocabulary, and states that follow one completion each."""
+"""Wraps llguidance with limits: `GuideMatchers` compiles grammars, `GuideState` follows one completion."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_LEXER_STATES = 50_000
-"""Maximum lexer states of a completion, 1 kB each. [\\p{L}\\p{N}]{1,2000} makes 33 a token."""
+"""Maximum lexer states of a completion, 1 kB each. The regular expression [\\p{L}\\p{N}]{1,2000} adds 33 per token."""
 
 MAX_MASK_ITEMS = 10_000
-"""Maximum parser items of one mask (up to 0.1 s). A choice of fifty objects of ten properties makes 3,000."""
+"""Maximum parser items of one mask (up to 0.1 s). A choice of fifty objects of ten properties takes 3,000."""
 
 MASK_SECONDS, MASK_SECONDS_PER_TOKEN = 0.25, 0.003
-"""Processor time that the masks of one completion may take: all others of the batch wait. An ordinary one takes 5 to
-50 µs, and one of [\\p{L}\\p{N} ]{1,2000} over 128,000 tokens 0.9 ms; those of ambiguous grammars
-(root ::= root root | "a") take ever longer.
+"""Maximum CPU time for the masks of one completion, at the start and per token; the whole batch waits for a mask. A
+mask usually takes 5 to 50 µs, and 0.9 ms for [\\p{L}\\p{N} ]{1,2000} over 128,000 tokens. Ambiguous grammars
+(root ::= root root | "a") take more time with each token.
 """
 
 _MESSAGE_LENGTH = 300
 _NAME = "guided_decoding_guide "
 _FAILED = f"{_NAME}can't be followed to its end: it "
 
-# Line and column of the grammar that was made of the guide.
+# Line and column in the generated grammar, which mean nothing to the client.
 _POSITION = re.compile(r"^((at )?\d+\(\d+\)|error): ")
 
 
 class GuideState:
-    """How far one completion has followed its guide. Not thread-safe; neither method touches the device."""
+    """The state of one completion in its guide's grammar. Runs on the CPU. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -47,7 +47,7 @@ class GuideState:
 
     @property
     def finished(self) -> bool:
-        """Whether the text is complete and nothing but an end token may follow."""
+        """Whether the text is complete and only an end token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
@@ -56,12 +56,12 @@ class GuideState:
         return self._matcher.is_accepting()
 
     def fill(self, allowed: NDArray[np.int32]) -> None:
-        """Set the bit of every token that may come next, and clear the others. Can be repeated.
+        """Write the bit mask of allowed next tokens. Repeatable: the state doesn't change.
 
         allowed: [ceil(vocabulary / 32)], contiguous; token t is bit t % 32 of word t // 32. Raises InvalidRequest if no
-        token may come, or the guide is too complex to follow from here: the completion can't go on.
+        token is allowed or the guide exceeds its limits; the completion can't continue then.
         """
-        # Not the time that passes: both calls drop the GIL and wait for it.
+        # CPU time, not wall time, which includes waiting for the GIL.
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         self._seconds += time.thread_time() - began
@@ -71,9 +71,9 @@ class GuideState:
             raise InvalidRequest(f"{_FAILED}took {self._seconds:.2g} s for {self._num_tokens} tokens; simplify it")
 
     def accept(self, token: int) -> bool:
-        """Append a token; return whether the guide allows it. After False the completion can't go on.
+        """Append a token; return whether the guide allows it. After False the completion can't continue.
 
-        Raises InvalidRequest, as `fill`, if the guide is too complex to follow from here.
+        Raises InvalidRequest if the guide exceeds its limits.
         """
         began = time.thread_time()
         conforms = self._matcher.consume_token(token)
@@ -90,24 +90,24 @@ class GuideMatchers:
     bos_token_id = None
 
     def __init__(self, tokens: Sequence[bytes], special_tokens: Sequence[int], end_tokens: Sequence[int]) -> None:
-        """tokens: bytes of each id, of special ones their names. end_tokens: at least one."""
+        """tokens: bytes of each token id, or the name of a special token. end_tokens: ids, at least one."""
         self._names = {tokens[token].decode(errors="replace"): token for token in special_tokens}
-        # What llguidance reads of a tokenizer.
+        # The attributes that llguidance reads of a tokenizer.
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_tokens, end_tokens[0]
         self._tokenizer = LLTokenizer(TokenizerWrapper(self), n_vocab=len(tokens), eos_token=list(end_tokens))
 
     def __call__(self, text: bytes) -> list[int]:
-        """Return no tokens: masks follow bytes, and llguidance encodes nothing."""
+        """Return no tokens. llguidance's tokenizer interface requires this, but masks without forcing never encode."""
         return []
 
     def check(self, kind: str, text: str) -> str:
-        """Return a guide's grammar. Raises InvalidRequest."""
+        """Return the grammar of a guide. Raises InvalidRequest if it is malformed or no text conforms to it."""
         try:
             grammar = to_lark(kind, text, self._names)
         except GuideError as error:
             raise InvalidRequest(_NAME, str(error)[:_MESSAGE_LENGTH]) from None
         matcher = self._matcher(grammar)
-        # The first mask shows whether any text conforms.
+        # The first mask fails if no text conforms.
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
@@ -115,20 +115,20 @@ class GuideMatchers:
         return grammar
 
     def start(self, grammar: str) -> GuideState:
-        """Return the state at the beginning of a completion; its limits are its own. Drops the GIL to compile."""
+        """Return the initial state of a completion, with limits of its own. Releases the GIL while compiling."""
         return GuideState(self._matcher(grammar))
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        # Verbose errors quote the grammar and the parser's state.
+        # Verbose errors would quote the grammar and the parser's state.
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_max_items=MAX_MASK_ITEMS, verbose_errors=False)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
 
 def _problem_of(matcher: LLMatcher) -> str:
-    """Return a matcher's error so that it completes "guided_decoding_guide …", in one line."""
+    """Return a matcher's error in one line, worded to follow "guided_decoding_guide"."""
     lines = matcher.get_error().splitlines() or ["unknown error"]
     if lines[0].startswith("NoExtension"):
         return "allows no text"
-    # In a malformed expression the reason follows a drawing of its position.
+    # For a malformed expression the reason follows lines that point to its position.
     reason = next((line for line in lines if line.startswith("error: ")), lines[0])
     return f"is refused: {_POSITION.sub('', reason)[:_MESSAGE_LENGTH]}"

@@ -1,7 +1,7 @@
-"""Structured output: guides, which a completion conforms to because a mask leaves only the tokens that may come next.
+"""Structured output: a guide constrains a completion by masking all tokens that would violate it.
 
-A guide is checked once, in another process, and compiled again for each completion: copies of a compiled guide would
-share their limits. Both happen in a thread, one guide after the other, and delay no step.
+A guide is checked once, in a separate process, and compiled for each completion, because copies of a compiled guide
+would share their limits. A background thread does both, one guide at a time, so that steps aren't delayed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _log = logging.getLogger(__name__)
 
 
 class Guides:
-    """The guides of one checkpoint."""
+    """Checks and compiles the guides of one checkpoint's requests. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int]) -> None:
-        """end_tokens: allowed where a text may end. Loads nothing: most servers never see a guide."""
+        """end_tokens: ids allowed where a text may end. llguidance is loaded with the first guide, not here."""
         self._tokenizer, self._end_tokens = tokenizer, sorted(end_tokens)
         self._thread = ThreadPoolExecutor(1, "guides")
         self._matchers: GuideMatchers | None = None
         self._checker: GuideChecker | None = None
-        # The grammars of guides, or why they are refused, the newest last.
+        # The grammar of each (kind, text), or the error of a refused guide; the newest last.
         self._checked: dict[tuple[str, str], str | InvalidRequest] = {}
 
     def start(self, kind: str, text: str) -> Future[GuideState]:
@@ -46,7 +46,7 @@ class Guides:
         return self._thread.submit(self._compile, kind, "" if kind == "json" else text)
 
     def close(self) -> None:
-        """Cancel the guides that wait; a compilation in progress ends by itself."""
+        """Cancel queued guides and end the checking process; a compilation in progress continues to its end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._checker is not None:
             self._checker.close()
@@ -66,7 +66,7 @@ class Guides:
         return matchers.start(checked)
 
     def _load(self) -> tuple[GuideMatchers, GuideChecker]:
-        """Index the vocabulary, for this process and the checker's, at the first guide."""
+        """Load llguidance and index the vocabulary at the first guide; return the matchers and the checker."""
         if self._matchers is not None and self._checker is not None:
             return self._matchers, self._checker
         try:

@@ -1,6 +1,6 @@
-"""Log probabilities of tokens: the log softmax of the logits as the model computes them, before bias and penalties.
+"""Log probabilities of tokens: the log softmax of the model's raw logits, before bias and penalties.
 
-Sums are in double precision, so that rounded to float32 a row's values don't depend on its neighbours.
+Sums are in double precision: rounded to float32, a row's values don't depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """One token of a text. rank: 1 is the most likely. top: the most likely tokens and their log probabilities."""
+    """The log probability of one token. rank: 1 is the most likely. top: ids and log probabilities of the likeliest."""
 
     token: int
     log_prob: float
@@ -24,14 +24,14 @@ class TokenLogProbs:
 def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
     """Return the log probabilities of tokens [rows], given logits [rows, vocabulary], float32.
 
-    top: for each row, how many of the most likely tokens are reported.
+    top: number of most likely tokens to return for each row.
     """
     chosen = logits.gather(1, tokens[:, None])
     total = logits.double().logsumexp(-1)
     chosen_log_probs = (chosen[:, 0].double() - total).float().tolist()
     ranks = ((logits > chosen).sum(-1) + 1).tolist()
     best: list[tuple[tuple[int, float], ...]] = [()] * len(top)
-    # By count, so that a row's best don't depend on how many its neighbours ask for.
+    # One topk call per count: the order of equal logits depends on the count, which must be the row's.
     for count in sorted(set(top) - {0}):
         rows = [row for row, requested in enumerate(top) if requested == count]
         values, ids = logits[rows].topk(min(count, logits.shape[1]))

@@ -1,7 +1,7 @@
 """Logits processors and sampling for all rows at once, each row with its own parameters: pure functions of tensors.
 
-On a CPU `cpu_draw` computes temperature, min-p, top-k, top-p and the draw, faster: an edit of one of these belongs in
-both files.
+On a CPU, `cpu_draw` has a faster implementation of temperature, min-p, top-k, top-p and the draw. Change both files
+together.
 
 Order and formulas follow transformers' logits processors (repetition penalty, then temperature, top-k, top-p). The
 frequency and presence penalties of the OpenAI API come after the repetition penalty; `sampler` adds a bias before the
@@ -31,7 +31,7 @@ def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch
     """
     factor = penalty[:, None]
     penalized = torch.where(logits > 0, logits / factor, logits * factor)
-    # A penalty near float32's limits may overflow, and infinities would become NaN in later processors.
+    # A penalty near float32's limits can overflow to infinity, which later processors would turn into NaN.
     return torch.where(seen, penalized.clamp(-_FINITE, _FINITE), logits)
 
 
@@ -46,7 +46,7 @@ def penalize_output(
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Divide by the row's temperature ([rows], > 0). The best logit becomes 0: a tiny temperature can't overflow."""
+    """Subtract the row's maximum, so that a tiny temperature can't overflow, and divide by temperature [rows], > 0."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
 
 
@@ -62,8 +62,8 @@ def keep_min_p(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
 def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Mask all but the `top_k` best tokens, then all but the smallest set of probability `top_p` (at least one token).
 
-    logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1]. Ties with
-    the worst token kept are kept, too, so the result does not depend on the sort order of equal logits.
+    logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1]. Tokens
+    that tie with the last one in the set are kept, so the result does not depend on the sort order of equal logits.
     """
     ranked = logits.sort(dim=-1, descending=True).values
     among = ranked.masked_fill(ranked < ranked.gather(-1, top_k[:, None] - 1), -torch.inf)
@@ -85,9 +85,9 @@ def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def noisy(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Return logits plus Gumbel noise, whose greatest is the draw. words: random 32-bit words, long, of that shape."""
+    """Return logits plus Gumbel noise; the argmax is the drawn token. words: random 32-bit words, long, same shape."""
     uniform = (words.to(torch.float32) + 0.5) / 2.0**32
-    # Exponential race: argmax of p / e with e ~ Exp(1). log1p is precise for small e, which decide rare tokens.
+    # Exponential race: argmax of p / e with e ~ Exp(1). log1p is precise for small e, by which rare tokens win.
     exponential = -torch.log1p(-uniform.clamp(max=1.0 - 2.0**-24))
     return logits - exponential.log()
 
@@ -107,9 +107,9 @@ def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def forbidden(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Return which tokens a guide rules out: [rows, vocabulary], bool, to mask logits with.
+    """Unpack the bit masks of guides: return which tokens are not allowed, [rows, vocabulary], bool.
 
-    allowed: [rows, ceil(vocabulary / 32)], int32, the bits that `GuideState.fill` sets; on any device.
+    allowed: [rows, ceil(vocabulary / 32)], int32, in the format of `GuideState.fill`; on any device.
     """
     if allowed.device.type == "cpu":
         bits = np.unpackbits(allowed.numpy().view(np.uint8), axis=-1, count=vocabulary, bitorder="little")

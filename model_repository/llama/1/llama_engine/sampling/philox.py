@@ -37,9 +37,9 @@ def step_keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of one of the choices of a request, 64 bits; that of choice 0 is the request's own.
+    """Return the 64-bit seed of a request's choice; choice 0 has the request's seed.
 
-    The counter's second word is the choice: draws leave it 0, so no choice repeats the random words of another.
+    The choice is the second word of the Philox counter. Draws have 0 there, so choices don't share random words.
     """
     if choice == 0:
         return seed

@@ -1,8 +1,8 @@
 """Per-sequence logits processing: a bias before the penalties, and masks after them.
 
-A mask excludes tokens: all but `allowed_token_ids`, tokens that would end the text before min_tokens or complete a bad
-word, and tokens that the guide rules out. A sequence that needs at most min_tokens, which the sampler masks for all
-rows at once, has no `RowProcessor`.
+Masked tokens are: all but `allowed_token_ids`, end tokens before min_tokens, tokens that would complete a bad word, and
+tokens that the guide excludes. A sequence that has only min_tokens needs no `RowProcessor`: the sampler masks end
+tokens for all such rows at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RowProcessor:
-    """The bias and the masks of one sequence's logits."""
+    """Applies the bias and the masks of one sequence to its logits. Not thread-safe."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class RowProcessor:
         ignored: Collection[int] = (),
         bad_words: BadWords | None = None,
     ) -> None:
-        """vocabulary: number of tokens. allowed: empty allows all. ends: tokens that finish the sequence.
+        """vocabulary: number of tokens. allowed: ids; empty allows all. ends: ids of tokens that finish the sequence.
 
-        Beside a guide (`follow_guide`): stops, those of `ends` that the guide takes for text; ignored: tokens that the
-        guide takes for ends, and that are none.
+        The guide knows only the checkpoint's end tokens; two sets correct its masks. stops: ids of `ends` that are no
+        end tokens of the checkpoint. ignored: end tokens of the checkpoint that don't finish the sequence.
         """
         self._vocabulary, self._device = vocabulary, device
         self._biased = to_device([token for token, _ in logit_bias], device, torch.long)
@@ -58,19 +58,19 @@ class RowProcessor:
         self._guided_ends = tuple(ends), tuple(stops), tuple(ignored)
         self._guide: GuideState | None = None
         self.problem: InvalidRequest | None = None
-        """Why no token may come next, where the guide rules all of them out or is too complex to follow."""
+        """Error of the guide if it allows no token or exceeds its limits; else None."""
 
     def follow_guide(self, guide: GuideState) -> None:
-        """Apply a guide to all tokens; to be called before the first one."""
+        """Apply a guide to all further tokens. Must be called before the first token."""
         self._guide = guide
         self._end_bits, self._stop_bits, self._ignored_bits = (
             _bits(self._vocabulary, tokens) for tokens in self._guided_ends
         )
 
     def clone(self) -> RowProcessor:
-        """Return a processor for another choice of the request, before this one has a guide or a token.
+        """Return a processor for another choice of the request. Must be called before `follow_guide` and `append`.
 
-        The two share their stateless parts: the tables of many bad words take tenths of a second to build.
+        The clone shares stateless data, because the tables of many bad words take tenths of a second to build.
         """
         other = copy(self)
         if self._bad_words is not None:
@@ -79,17 +79,17 @@ class RowProcessor:
 
     @property
     def has_bias(self) -> bool:
-        """Whether there is a bias."""
+        """Whether the request has a logit bias."""
         return len(self._biased) > 0
 
     @property
     def is_guided(self) -> bool:
-        """Whether there is a guide, and `fill` part of the masks."""
+        """Whether the sequence has a guide, so that `fill` computes a part of its masks."""
         return self._guide is not None
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is a guide, and the text satisfies it and can't be continued."""
+        """Whether the text satisfies the guide and can't be continued; False without a guide."""
         return self._guide is not None and self._guide.finished
 
     def bias(self, logits: torch.Tensor) -> None:
@@ -97,9 +97,9 @@ class RowProcessor:
         logits[self._biased] += self._biases
 
     def fill(self, allowed: NDArray[np.int32]) -> None:
-        """Set the bit of every token that the guide allows, and clear the others: on the host, and can be repeated.
+        """Write the bit mask of the tokens that the guide allows. Runs on the host. Repeatable.
 
-        allowed: as for `GuideState.fill`. Tokens that end the text are allowed where it may end, and only there.
+        allowed: as for `GuideState.fill`. Tokens that finish the sequence are allowed only where the text may end.
         """
         assert self._guide is not None, "there is no guide"
         try:
@@ -115,10 +115,10 @@ class RowProcessor:
             allowed &= ~self._stop_bits
 
     def mask(self, logits: torch.Tensor, too_early: bool) -> None:
-        """Mask the logits, [vocabulary], of tokens that must not come next, in place; a guide has masked them already.
+        """Mask logits [vocabulary] in place. The guide's mask from `fill` must already be applied.
 
-        too_early: before min_tokens. Where no token is left, the text can only end, even then. Where a guide doesn't
-        let it end, nothing is left, and the sequence fails.
+        too_early: whether the text has less than min_tokens. If the masks leave no token, end tokens are allowed even
+        then, unless the guide doesn't let the text end: in that case the sequence fails.
         """
         if self._forbidden is not None:
             logits.masked_fill_(self._forbidden, -torch.inf)
@@ -131,7 +131,7 @@ class RowProcessor:
             logits[self._ends] = torch.where(logits.amax() == -torch.inf, 0.0, logits[self._ends])
 
     def leaves_nothing(self, too_early: bool) -> bool:
-        """Return whether the masks leave no token: the reason why a sequence failed, not part of a step."""
+        """Return whether the masks leave no token. Recomputes them to explain a failed sequence; not used in steps."""
         logits = torch.zeros(self._vocabulary, device=self._device)
         if self.is_guided:
             allowed = np.empty(-(-self._vocabulary // 32), dtype=np.int32)
@@ -142,7 +142,7 @@ class RowProcessor:
         return logits.amax().item() == -torch.inf
 
     def append(self, token: int, token_bytes: bytes) -> bool:
-        """Take the sampled token and its bytes; return whether the text can go on by the guide, else see `problem`."""
+        """Append the sampled token and its bytes; return whether the guide allows it. `problem` may say why not."""
         if self._bad_words is not None:
             self._bad_words.append(token_bytes)
         try:
@@ -153,7 +153,7 @@ class RowProcessor:
 
 
 def _bits(vocabulary: int, tokens: Iterable[int]) -> NDArray[np.int32]:
-    """Return the bits of some tokens: [ceil(vocabulary / 32)]; token t is bit t % 32 of word t // 32."""
+    """Return the bit mask of token ids: [ceil(vocabulary / 32)]; token t is bit t % 32 of word t // 32."""
     chosen = np.zeros(-(-vocabulary // 32) * 32, dtype=np.bool_)
     chosen[list(tokens)] = True
     return np.packbits(chosen, bitorder="little").view(np.int32)
@@ -169,15 +169,15 @@ def row_processor(
 
     end_tokens: the checkpoint's end tokens.
     """
-    asks = (
+    needed = (
         request.logit_bias
         or request.allowed_token_ids
         or request.bad_words
         or request.guided_decoding_guide_type
-        # min_tokens masks other tokens than in the rows that the sampler masks together.
+        # The sampler's common mask for min_tokens has the checkpoint's end tokens only.
         or (request.min_tokens and (request.stop_token_ids or request.ignore_eos))
     )
-    if not asks:
+    if not needed:
         return None
     stops = set(request.stop_token_ids)
     return RowProcessor(

@@ -1,7 +1,7 @@
-"""Sample the next token of every slot, each by its own parameters.
+"""Samples the next token of every row, each with its own parameters.
 
-Work that no sequence asks for (penalties, sorting, noise) is skipped; a row's token never depends on what was skipped
-or computed for the others.
+Penalties, sorting and noise are skipped if no sequence of the batch uses them. A row's token never depends on the
+features that other rows use.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from llama_engine.sequence import Sequence
 from llama_engine.transfer import to_device
 
 FAILED = -1
-"""Stands for the token of a row whose logits were not finite."""
+"""Token of a row whose logits are not finite."""
 
 _PerRow = list[tuple[int, RowProcessor]]
-"""Rows with a bias or masks of their own."""
+"""Row numbers and processors of the sequences that have a `RowProcessor`."""
 
 
 class Sampler:
-    """Turns logits into tokens. Not thread-safe."""
+    """Samples tokens from logits. Not thread-safe."""
 
     def __init__(self, state: SamplingState, end_tokens: Iterable[int]) -> None:
         self._state = state
         self._device = device = state.parameters.device
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.long, device=device)
         self.is_end = torch.zeros(state.vocabulary, dtype=torch.bool, device=device)
-        """Which tokens end a text: [vocabulary]."""
+        """Whether each token is an end token of the checkpoint: [vocabulary], bool."""
         self.is_end.index_fill_(0, self._end_tokens, True)
-        # Where the host fills the masks of guides, [slots, words]; allocated with the first guide.
+        # Guides' bit masks on the host, [slots, ceil(vocabulary / 32)]; allocated with the first guide.
         self._guided: torch.Tensor | None = None
 
     def sample(
         self, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
     ) -> torch.Tensor:
-        """Sample the next token of the slots `first` … and count it in their histories, which is the last thing done:
-        after a failure before that, the same rows can be sampled again.
+        """Sample the next token of consecutive rows from row `first` on, and count it in the rows' histories.
 
-        logits: [rows, vocabulary], any float dtype. sequences: of these slots. features: cover those of the sequences.
-        Returns [rows], long; FAILED where a row's logits aren't finite.
+        logits: [rows, vocabulary], any float dtype. sequences: one per row. features: at least those of the sequences.
+        Returns [rows], long; FAILED where a row's logits aren't finite. Counting comes last: after an exception, the
+        same rows can be sampled again.
         """
         rows = slice(first, first + len(sequences))
-        # Before everything else: on a GPU the forward pass has only been launched, and the host fills masks while it
-        # runs. On a CPU it has ended; masks take some 10 µs a row there, and a thread beside its threads costs more.
+        # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
+        # On a CPU nothing overlaps, but a mask takes about 10 µs, less than handing it to another thread.
         per_row = _per_row(sequences) if features.per_row else []
         allowed = self._fill_guides(rows, per_row)
         raw = logits.float()
@@ -73,20 +73,20 @@ class Sampler:
         return self._count(tokens, finite, rows, features)
 
     def keys(self, first: int, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """Return the random words of the next draw of the slots `first` …: [rows, 2]."""
+        """Return the random words for the next draw of the rows from `first` on: [rows, 2]."""
         steps = np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64)
         return step_keys(self._state.seeds[first : first + len(sequences)], steps)
 
     def penalize(self, logits: torch.Tensor, rows: slice, features: SamplingFeatures) -> torch.Tensor:
-        """Apply the repetition, frequency and presence penalties to the logits, [rows, vocabulary], of these slots."""
+        """Return logits [rows, vocabulary] with the rows' repetition, frequency and presence penalties."""
         if not features.repetition and not features.output_counts:
             return logits
         state = self._state
         if features.repetition:
             repetition = state.column("repetition_penalty", rows)
             seen = state.in_prompt[rows] | (state.counts[rows] > 0)
-            # Only rows that ask for it: the penalty makes infinite logits finite, and a row that has such must fail
-            # whatever its neighbours ask for.
+            # Skip rows with a penalty of 1: clamping would make infinite logits finite, and such a row must fail
+            # regardless of other rows' penalties.
             logits = penalize_repetition(logits, seen & (repetition != 1.0)[:, None], repetition)
         if features.output_counts:
             frequency, presence = (state.column(f"{name}_penalty", rows) for name in ("frequency", "presence"))
@@ -96,16 +96,16 @@ class Sampler:
     def select(
         self, logits: torch.Tensor, rows: slice, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> torch.Tensor:
-        """Choose tokens, [rows], by penalized and masked logits, and count them. keys: [rows, 2], where a row draws.
+        """Return tokens [rows] sampled from penalized and masked logits, and count them. keys: random words, [rows, 2].
 
-        Depends on shapes and `features` alone, so that it can be captured in a CUDA graph.
+        The kernels depend on shapes and `features` only, so that they can be captured in a CUDA graph.
         """
         return self._count(*self._choose(logits, rows, features, keys), rows, features)
 
     def _choose(
         self, logits: torch.Tensor, rows: slice, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens, [rows], and whether the logits that they were chosen by are finite, [rows]."""
+        """Return sampled tokens, [rows], and whether each row's maximum logit is finite, [rows]."""
         best, tokens = _best(logits)
         # A NaN anywhere makes the maximum NaN; a row whose tokens are all masked has a maximum of -inf.
         finite = best.isfinite()
@@ -117,7 +117,7 @@ class Sampler:
     def _count(
         self, tokens: torch.Tensor, finite: torch.Tensor, rows: slice, features: SamplingFeatures
     ) -> torch.Tensor:
-        """Count tokens, [rows], in the histories of these slots; return them, FAILED where they aren't `finite`."""
+        """Count tokens [rows] in the rows' histories; return them, with FAILED where `finite` [rows] is False."""
         selected = torch.where(finite, tokens, FAILED)
         if features.repetition or features.output_counts:
             self._state.counts[rows].scatter_add_(
@@ -134,9 +134,9 @@ class Sampler:
         features: SamplingFeatures,
         keys: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the tokens, [rows], with a draw in place of those of rows with a temperature.
+        """Return the tokens [rows], replaced by random draws in rows with a temperature > 0.
 
-        finite: [rows], whose draw matters.
+        tokens: greedy tokens, [rows]. finite: [rows], bool; draws of other rows are discarded.
         """
         state = self._state
         temperature, top_p = state.column("temperature", rows), state.column("top_p", rows)
@@ -164,8 +164,9 @@ class Sampler:
         return torch.where(sampled, draw(warm, keys), tokens)
 
     def _fill_guides(self, rows: slice, per_row: _PerRow) -> torch.Tensor | None:
-        """Return the bits of the tokens that guides allow, [rows, words], all of them in rows without; None if no row
-        has a guide.
+        """Return the guides' bit masks on the device, [rows, ceil(vocabulary / 32)]; None if no row has a guide.
+
+        All bits are set in rows without a guide.
         """
         guided = [(row, processor) for row, processor in per_row if processor.is_guided]
         if not guided:
@@ -173,7 +174,8 @@ class Sampler:
         if self._guided is None:
             slots, words = len(self._state.seeds), -(-self._state.vocabulary // 32)
             self._guided = torch.empty(slots, words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        # Rows of their own: what another part of the same step copies may be on its way. Of the last step nothing is.
+        # Each row has its own buffer, because other rows of this step may still be copied asynchronously. The copies of
+        # the previous step are done.
         host = self._guided[rows]
         bits = host.numpy()
         bits.fill(-1)
@@ -184,7 +186,7 @@ class Sampler:
     def _mask(
         self, logits: torch.Tensor, sequences: list[Sequence], per_row: _PerRow, allowed: torch.Tensor | None
     ) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and apply the rows' own masks. allowed: the guides' bit masks."""
+        """Mask end tokens before min_tokens, and apply guides and row processors. allowed: the guides' bit masks."""
         too_early = [
             row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
         ]
@@ -195,7 +197,7 @@ class Sampler:
             logits.masked_fill_(forbidden(allowed, self._state.vocabulary), -torch.inf)
         for row, processor in per_row:
             processor.mask(logits[row], row in too_early)
-        # A processor knows which tokens end its own sequence.
+        # Row processors mask the end tokens of their sequences themselves.
         plain = [row for row in too_early if sequences[row].processor is None] if per_row else too_early
         if plain and len(self._end_tokens):
             logits[to_device(plain, self._device)[:, None], self._end_tokens] = -torch.inf
@@ -207,7 +209,7 @@ def _per_row(sequences: list[Sequence]) -> _PerRow:
 
 
 def _bias(logits: torch.Tensor, per_row: _PerRow) -> torch.Tensor:
-    """Return the logits with the biases of single rows, a copy where there are any."""
+    """Return the logits with the rows' biases added; a copy if any row has a bias."""
     biased = [(row, processor) for row, processor in per_row if processor.has_bias]
     if not biased:
         return logits
@@ -218,9 +220,9 @@ def _bias(logits: torch.Tensor, per_row: _PerRow) -> torch.Tensor:
 
 
 def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> None:
-    """Give each sequence that asks for it the log probability of its next token, of tokens [rows].
+    """Set the log probability of the next token of each sequence that requests log probabilities.
 
-    logits: [rows, vocabulary], raw. A second record for the same token replaces the first.
+    logits: [rows, vocabulary], raw. tokens: [rows]. Repeatable: a second call replaces the values of the first.
     """
     rows = [row for row, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
     if rows:
@@ -230,15 +232,15 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
 
 
 def on_cpu(logits: torch.Tensor) -> bool:
-    """Return whether the host may look at the logits without waiting for a device."""
+    """Return whether the logits are in host memory, so that reading them needs no synchronization."""
     return logits.device.type == "cpu"
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's greatest logit, NaN where there is one, and the first token that has it: both [rows]."""
+    """Return each row's maximum logit (NaN if the row has one) and the first token that has it: both [rows]."""
     if not on_cpu(logits):
         best, tokens = logits.max(-1)
         return best, tokens
-    # NumPy's is vectorized, PyTorch's is not: 0.05 and 0.3 ms for 32 rows of 32,000 tokens.
+    # NumPy's argmax is vectorized, PyTorch's is not: 0.05 and 0.3 ms for 32 rows of 32,000 tokens.
     tokens = torch.from_numpy(logits.numpy().argmax(-1))
     return logits.gather(-1, tokens[:, None])[:, 0], tokens

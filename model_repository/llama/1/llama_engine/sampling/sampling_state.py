@@ -1,4 +1,4 @@
-"""The sampler's state of a batch: which features its sequences use, their parameters and histories as tensors."""
+"""The sampler's state of a batch: the features that its sequences use, their parameters and histories as tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty"
 
 @dataclass(frozen=True)
 class SamplingFeatures:
-    """Sampling features that rows use, beyond greedy decoding. Enabling an unused feature changes no token."""
+    """Sampling features beyond greedy decoding that a batch uses. Enabling an unused feature changes no token."""
 
     repetition: bool = False
     output_counts: bool = False
@@ -24,7 +24,7 @@ class SamplingFeatures:
     truncation: bool = False
     min_p: bool = False
     per_row: bool = False
-    """A bias or masks of single rows: a `RowProcessor`."""
+    """Biases or masks of single rows, by `RowProcessor`."""
     log_probs: bool = False
 
     def cover(self, other: SamplingFeatures) -> bool:
@@ -33,7 +33,7 @@ class SamplingFeatures:
 
 
 def features_of(sequences: list[Sequence]) -> SamplingFeatures:
-    """Return the features that any of these sequences asks for."""
+    """Return the features that at least one of the sequences uses."""
     requests = [sequence.request for sequence in sequences]
     return SamplingFeatures(
         repetition=any(request.repetition_penalty != 1.0 for request in requests),
@@ -61,16 +61,16 @@ class SamplingState:
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
     def column(self, name: str, rows: slice) -> torch.Tensor:
-        """Return one of _PARAMETERS of these rows, [rows], as a view."""
+        """Return the values of one of _PARAMETERS for these rows, [rows], as a view."""
         return self.parameters[rows, _PARAMETERS.index(name)]
 
     @staticmethod
     def bytes_for(slots: int, vocabulary: int) -> int:
-        """Return the bytes of the histories: bool for the prompt, int32 counts for the completion."""
+        """Return the bytes of the token histories: bool for the prompt, int32 counts for the completion."""
         return slots * vocabulary * 5
 
     def set(self, first: int, requests: list[GenerationRequest]) -> None:
-        """Reset the rows `first` … to these requests."""
+        """Set the parameters of these requests in the rows from `first` on, and reset the rows' histories."""
         last = first + len(requests)
         device = self.parameters.device
         parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
@@ -85,7 +85,7 @@ class SamplingState:
                 self.in_prompt[row, list(request.prompt_tokens)] = True
 
     def copy(self, source: int, target: int) -> None:
-        """Copy row `source` to row `target`."""
+        """Copy the state of row `source` to row `target`."""
         for state in (self.parameters, self.top_k, self.in_prompt, self.counts):
             state[target] = state[source]
         self.seeds[target] = self.seeds[source]

@@ -1,7 +1,7 @@
-"""Bad words: the tokens that must not come next, so that a string never appears in the text.
+"""Bad words: masks the tokens that would complete a forbidden string in the text.
 
-The usual approach, to ban the tokens of one tokenization, leaves all other tokenizations possible. Here a
-token is banned if the text followed by the token's bytes would contain the word.
+The usual approach, masking the tokens of one tokenization, misses the string's other tokenizations. Here a token is
+masked if the text followed by the token's bytes would contain the string.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llama_engine.transfer import to_device
 
 
 class BadWords:
-    """The bad words of one sequence (UTF-8, not empty), matched incrementally: a step costs the length of its token."""
+    """The bad words of one sequence (UTF-8, not empty), matched incrementally: a step's cost is linear in its token."""
 
     def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
         self._words = [PartialMatch(word) for word in words]
@@ -28,7 +28,7 @@ class BadWords:
         """Ids of the tokens that contain a whole bad word: [n], long."""
 
     def clone(self) -> BadWords:
-        """Return the bad words of another sequence; this one must not have begun."""
+        """Return bad words for another sequence of the same request. Must be called before the first `append`."""
         other = copy(self)
         other._words = [copy(word) for word in self._words]
         return other
@@ -39,7 +39,7 @@ class BadWords:
             word.append(token_bytes)
 
     def completing(self) -> torch.Tensor:
-        """Return the ids that would complete a bad word at the end of the text: [n], long, usually empty."""
+        """Return the ids of tokens that would complete a partial match at the text's end: [n], long, usually empty."""
         completing: set[int] = set()
         for word in self._words:
             for remainder in word.remainders(self._vocabulary.longest):

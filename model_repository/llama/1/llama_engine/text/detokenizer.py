@@ -1,4 +1,4 @@
-"""Incremental detokenization: the text of a completion's bytes, and the deltas that join to it."""
+"""Incremental detokenization: token bytes to text, and to deltas whose concatenation is the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _Decoder = getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """UTF-8 text of token bytes. Invalid bytes become U+FFFD; in deltas, a split character waits for its last byte."""
+    """Decodes token bytes as UTF-8. Invalid bytes become U+FFFD. Deltas hold back an incomplete character."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -21,7 +21,7 @@ class Detokenizer:
         return self.bytes.decode(errors="replace")
 
     def next_delta(self, held_back: int, final: bool) -> str:
-        """Return the text since the last call, except the last `held_back` bytes and an incomplete character.
+        """Return the text since the previous call, without the last `held_back` bytes and an incomplete character.
 
         final: no more bytes follow, so an incomplete character becomes U+FFFD.
         """

@@ -1,4 +1,4 @@
-"""Incremental matching of a byte string: how much of its beginning a growing text ends with.
+"""Incremental string matching: the longest prefix of a byte string that a growing text ends with.
 
 Source: Knuth, Morris and Pratt, "Fast pattern matching in strings" (1977).
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class PartialMatch:
-    """A word (not empty) and the longest prefix of it that the text ends with."""
+    """Matches one word (not empty) against the end of a growing text."""
 
     def __init__(self, word: bytes) -> None:
         self._word = word
@@ -30,14 +30,14 @@ class PartialMatch:
             self._matched = self._extend(self._matched, byte)
 
     def remainders(self, longest: int) -> Iterator[bytes]:
-        """Yield the rest of the word after each prefix that the text ends with, up to `longest` bytes each."""
+        """Yield the rest of the word after each of its prefixes that the text ends with, if at most `longest` bytes."""
         matched = self._matched
         while matched and len(self._word) - matched <= longest:
             yield self._word[matched:]
             matched = self._borders[matched]
 
     def _extend(self, matched: int, byte: int) -> int:
-        """Return the length of the match after another byte, from the length before it."""
+        """Return the length of the match after appending a byte. matched: the length before."""
         while matched and (matched == len(self._word) or self._word[matched] != byte):
             matched = self._borders[matched]
         return matched + 1 if self._word[matched] == byte else 0

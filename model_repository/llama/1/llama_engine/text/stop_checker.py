@@ -1,6 +1,7 @@
-"""When a completion is finished, and where its text ends.
+"""Stop conditions: decides when a completion is finished and where its text ends.
 
-Stop strings are matched in bytes: a match in UTF-8 starts and ends at character boundaries, however tokens split it.
+Stop strings are matched in bytes, because tokens can split characters. In valid UTF-8, a match of whole characters
+starts and ends at character boundaries.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from llama_engine.text.partial_match import PartialMatch
 
 
 class StopChecker:
-    """One completion: add a token at a time until it is finished by an end or stop token, a stop string or max_tokens.
+    """Collects one completion token by token until an end token, stop token, stop string or max_tokens finishes it.
 
-    end_tokens, stop_tokens: ids that end the completion; a stop token's bytes are no part of the text. stop_words: stop
-    strings in UTF-8; the text ends before the first match. min_tokens: stop strings are ignored before this many tokens
-    (the sampler masks end and stop tokens until then).
+    end_tokens, stop_tokens: ids that end the completion; a stop token's bytes are excluded from the text. stop_words:
+    stop strings in UTF-8; the text ends before the first match. min_tokens: number of tokens before which stop strings
+    are ignored (the sampler masks end and stop tokens until then).
     """
 
     def __init__(
@@ -35,17 +36,17 @@ class StopChecker:
         self._end_tokens = end_tokens
         self._stop_tokens = stop_tokens
         self._output = Detokenizer()
-        # Bytes that the partial matches have seen.
+        # Number of bytes appended to the partial matches.
         self._matched = 0
         self.num_tokens = 0
         self.finish_reason = ""
         self.stop_reason = ""
-        """The stop string, or the id of the stop token, that finished the completion; empty where neither did."""
+        """The stop string or the id of the stop token that finished the completion; empty if neither did."""
 
     def add(self, token: int, token_bytes: bytes, complete: bool = False) -> bool:
         """Add a token and its bytes; return whether the completion is finished. An end token counts in num_tokens.
 
-        complete: nothing may follow this token, which finishes the completion as an end token does.
+        complete: whether the text is complete by its guide, which finishes the completion as an end token does.
         """
         self.num_tokens += 1
         if self._stop_tokens and token in self._stop_tokens and token not in self._end_tokens:
@@ -66,9 +67,9 @@ class StopChecker:
         return self._output.text
 
     def next_delta(self) -> str:
-        """Return the text that became certain since the last call; the deltas join to the finished `text`.
+        """Return the final text since the previous call; the concatenated deltas equal the finished `text`.
 
-        Until the completion is finished, holds back an incomplete character and a possible beginning of a stop string.
+        Until the completion is finished, an incomplete character and a possible prefix of a stop string are held back.
         """
         if self.finish_reason:
             return self._output.next_delta(0, final=True)
@@ -83,9 +84,9 @@ class StopChecker:
         return [PartialMatch(word) for word in self._stop_words]
 
     def _cut_at_stop_word(self, checked: int) -> bool:
-        """Cut the text before the stop string that ends first after the first `checked` bytes; return whether one does.
+        """Cut the text before a stop string that ends after the first `checked` bytes; return whether there is one.
 
-        The first to end, not the first to begin: so the text does not depend on its tokenization.
+        Of several matches the first to end counts, not the first to begin, so that tokenization doesn't matter.
         """
         matches: list[tuple[int, int, bytes]] = []
         for word in self._stop_words:

@@ -1,6 +1,6 @@
-"""The checkpoint's tokenizer: encodes prompts, and knows the bytes of every token.
+"""The checkpoint's tokenizer: encodes prompts and maps token ids to bytes.
 
-Growing text is handled as bytes because tokens do not end at character boundaries.
+Generated text is handled as bytes because tokens can end within a character.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Names, in tokenizer_config.json, of transformers' tokenizer of any tokenizer.json."""
+"""Values of `tokenizer_class` in tokenizer_config.json for the generic class that loads any tokenizer.json."""
 
 
 class Vocabulary:
-    """The bytes of every token id; empty for special tokens and for ids that the tokenizer does not have."""
+    """The bytes of every token id; empty for special tokens and for ids unknown to the tokenizer."""
 
     def __init__(self, token_bytes: list[bytes]) -> None:
         self.token_bytes = token_bytes
@@ -33,7 +33,7 @@ class Vocabulary:
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
         """Read a byte-level (Llama 3) or SentencePiece-like (Llama 1 and 2) tokenizer.
 
-        size: number of ids the model can sample. Raises CheckpointError for a tokenizer of another kind.
+        size: number of ids that the model can sample. Raises CheckpointError for other kinds of tokenizers.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -80,7 +80,7 @@ class Vocabulary:
             index = bisect_right(starts, position) - 1
             if position + len(text) <= starts[index + 1]:
                 tokens.append(index)
-            # A later match that starts in the same token is of the same token, or crosses its end, too.
+            # Skip to the next token: a later match within this token adds nothing.
             position = joined.find(text, starts[index + 1])
         return tokens
 
@@ -88,7 +88,7 @@ class Vocabulary:
         """Return the ids whose bytes start with `text` (not empty)."""
         by_bytes, order = self._sorted
         start = bisect_left(by_bytes, text)
-        # The end is the first string greater than all that start with `text`; trailing 0xff bytes can't be incremented.
+        # The end of the range is at `text` with its last byte incremented; trailing 0xff bytes are dropped first.
         head = text.rstrip(b"\xff")
         end = bisect_left(by_bytes, head[:-1] + bytes([head[-1] + 1])) if head else len(by_bytes)
         return order[start:end]
@@ -100,37 +100,37 @@ class Tokenizer:
 
     pretrained: PreTrainedTokenizerBase
     vocabulary: Vocabulary
-    # At most one for each token of the vocabulary.
+    # A cache, bounded by the size of the vocabulary.
     _in_json: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt, including the tokenizer's special tokens (a Llama's BOS)."""
-        # verbose=False: no warning about prompts beyond the tokenizer's own limit; the caller checks ours.
+        # verbose=False: no warning about prompts beyond the tokenizer's limit; the caller checks max_model_len.
         tokens = tuple(self.pretrained(text, verbose=False)["input_ids"])
         bos = self.pretrained.bos_token_id
-        # A rendered chat template contains a BOS; the tokenizer adds another. No model was trained on two.
+        # A rendered chat template contains a BOS, and the tokenizer adds a second one, which models aren't trained on.
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
 
     def token_in_json(self, token: int) -> str:
-        """Return the text of one token as JSON: a special token's name; U+FFFD for a part of a character."""
+        """Return a token's text as a JSON string: the name of a special token, U+FFFD for a part of a character."""
         if (known := self._in_json.get(token)) is not None:
             return known
         text = self.vocabulary.token_bytes[token]
-        # An id of the model that the tokenizer doesn't have has no name.
+        # Ids unknown to the tokenizer become an empty string.
         name = text.decode(errors="replace") if text else str(self.pretrained.convert_ids_to_tokens(token) or "")
         return self._in_json.setdefault(token, json.dumps(name))
 
     def encode_inside(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text that begins nothing: without special tokens."""
+        """Return the token ids of a text within a prompt, without special tokens such as BOS."""
         return tuple(self.pretrained(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
-    """Return the checkpoint's tokenizer. Raises CheckpointError, and whatever transformers and tokenizers raise."""
+    """Return the checkpoint's tokenizer. Raises CheckpointError and exceptions of transformers and tokenizers."""
     path = folder / "tokenizer_config.json"
     named = json.loads(path.read_bytes()).get("tokenizer_class") if path.exists() else None
     if named in GENERAL:
-        # The class that AutoTokenizer chooses, which imports every model of transformers: 0.25 s of processor time.
+        # AutoTokenizer would choose the same class, but importing it takes 0.25 s.
         from transformers import PreTrainedTokenizerFast
 
         pretrained = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -161,7 +161,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
-    # A token outside the alphabet stands for itself, as in the tokenizers library.
+    # A token with characters outside the alphabet is its own text, as in the tokenizers library.
     if not _ALPHABET.keys() >= set(token):
         return token.encode()
     return bytes(_ALPHABET[character] for character in token)

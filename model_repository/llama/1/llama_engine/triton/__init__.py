@@ -1,1 +1,1 @@
-"""What knows Triton besides model.py: config, queue policy, requests and responses, metrics."""
+"""Adapters to Triton, used by model.py only: config, queue policy, requests, responses, metrics."""

@@ -1,7 +1,7 @@
-"""The model config and arguments that Triton, and its supervisor, pass when the model is loaded, as plain values.
+"""Reads the model config and the arguments that Triton and its supervisor pass when the model is loaded.
 
-Triton applies the queue policy to its own queue; `QueuePolicy` applies it to the requests that Triton has handed over.
-How long those have waited before is unknown here, so their time counts from their arrival in the model.
+Triton applies the queue policy to its own queue; `QueuePolicy` applies it to the sequences that wait in the scheduler.
+The time in Triton's queue is unknown here, so timeouts count from a request's arrival in the model.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any
 from llama_engine.errors import InvalidSettings
 
 BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
-"""Config parameters of Triton's Python backend itself."""
+"""Config parameters that Triton's Python backend reads; they are not settings of the model."""
 
 RESTARTS_VARIABLE = "TRITON_SERVER_RESTARTS"
-"""Set by the supervisor; missing without one."""
+"""Environment variable with the number of restarts; set by the supervisor, missing without one."""
 
 _MICROSECOND = 1e-6
 
 
 def settings_parameters(model_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the config's parameters as text, without those of the backend."""
+    """Return the config's parameters as strings by name, without BACKEND_PARAMETERS."""
     parameters: dict[str, dict[str, str]] = model_config.get("parameters", {})
     return {name: value["string_value"] for name, value in parameters.items() if name not in BACKEND_PARAMETERS}
 
 
 def is_decoupled(model_config: Mapping[str, Any]) -> bool:
-    """Return whether a request may have several responses."""
+    """Return whether the config is decoupled: a request may have several responses."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def gpu_of(args: Mapping[str, str]) -> int | None:
-    """Return the GPU that Triton placed this instance on, None for a CPU instance."""
+    """Return the index of the GPU that Triton assigned to this instance; None for a CPU instance."""
     return int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
 
 
@@ -48,7 +48,7 @@ def instance_name(args: Mapping[str, str]) -> str:
 
 
 def server_restarts(environment: Mapping[str, str]) -> int:
-    """Return how often the supervisor has started tritonserver again. Raises InvalidSettings for anything else."""
+    """Return how often the supervisor has restarted tritonserver. Raises InvalidSettings if it isn't a whole number."""
     text = environment.get(RESTARTS_VARIABLE, "0")
     if not re.fullmatch("[0-9]{1,18}", text):
         raise InvalidSettings(f"environment variable {RESTARTS_VARIABLE}: must be a whole number, got {text!r}")
@@ -57,7 +57,11 @@ def server_restarts(environment: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """Triton's ModelQueuePolicy. default_timeout: seconds, infinite is no limit. size: requests, 0 is no limit."""
+    """Triton's ModelQueuePolicy.
+
+    default_timeout: seconds; infinite is no limit. allow_override: whether a request's timeout applies. delays: whether
+    late requests are delayed instead of rejected. size: requests; 0 is no limit.
+    """
 
     default_timeout: float = math.inf
     allow_override: bool = False
@@ -77,10 +81,10 @@ class QueuePolicy:
         )
 
     def deadline(self, timeout_microseconds: int) -> float:
-        """Return by when a request that arrives now must have a slot, on the monotonic clock; infinite for no limit.
+        """Return the time on the monotonic clock by which a request arriving now must have a slot; infinite for none.
 
-        timeout_microseconds: the request's own, 0 if it has none. It counts only where the config allows it, and can
-        only shorten. Requests that the policy would delay instead of rejecting have no deadline.
+        timeout_microseconds: the request's timeout, 0 for none. It applies only if the config allows it, and can only
+        shorten the default. If the policy delays late requests instead of rejecting them, there is no deadline.
         """
         seconds = self.default_timeout
         if self.allow_override and timeout_microseconds:

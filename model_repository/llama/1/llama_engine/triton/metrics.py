@@ -1,7 +1,7 @@
-"""Our metrics on Triton's metrics endpoint.
+"""The model's metrics on Triton's metrics endpoint.
 
-The instances of a model are processes that write into the same series wherever the labels are the same. For counters
-and histograms that yields the sum; of a gauge the last writer would win, so each instance has gauges of its own.
+Each instance of a model is a process, and series with equal labels are shared by all instances. Shared counters and
+histograms add up, but a shared gauge would show the last writer's value, so gauges have a label with the instance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INSTANCE_LABEL = "model_instance"
 
 
 class Series(Protocol):
-    """One metric under its labels. Which of these methods work depends on its kind."""
+    """pb_utils.Metric: one metric with its label values. The metric's kind determines which method is supported."""
 
     def increment(self, value: float) -> None:
         """Increase a counter."""
@@ -29,38 +29,38 @@ class Series(Protocol):
 
 
 class Family(Protocol):
-    """The series of one metric."""
+    """pb_utils.MetricFamily, as an instance: the series of one metric."""
 
     def Metric(self, labels: dict[str, str] = ..., buckets: list[float] = ...) -> Series:  # noqa: N802 - Triton's name
-        """Make a series."""
+        """Create the series with these label values. buckets: upper bounds, of a histogram only."""
 
 
 class MakeFamily(Protocol):
-    """pb_utils.MetricFamily."""
+    """pb_utils.MetricFamily, as a class: creates the family of a metric."""
 
     @property
     def COUNTER(self) -> int:  # noqa: N802 - Triton's name
-        """The kind of a counter."""
+        """The constant for a counter."""
 
     @property
     def GAUGE(self) -> int:  # noqa: N802 - Triton's name
-        """The kind of a gauge."""
+        """The constant for a gauge."""
 
     @property
     def HISTOGRAM(self) -> int:  # noqa: N802 - Triton's name
-        """The kind of a histogram."""
+        """The constant for a histogram."""
 
     def __call__(self, name: str, description: str, kind: int) -> Family:
-        """Make the family of a metric."""
+        """Create the family of a metric. kind: one of the constants."""
 
 
 class TritonMetrics:
-    """The metrics of one instance: a Registry."""
+    """The metrics of one instance on Triton's endpoint; implements `Registry`."""
 
     def __init__(
         self, make_family: MakeFamily, labels: Mapping[str, str], instance: str, info: Mapping[str, str]
     ) -> None:
-        """labels: of every series. instance: unique among the instances of the model. info: values of info labels."""
+        """Create all series. labels: of every series. instance: a unique name. info: values of `Metric.info`."""
         kinds = {
             "counter": make_family.COUNTER,
             "gauge": make_family.GAUGE,
@@ -98,10 +98,10 @@ class TritonMetrics:
         self._series[metric, ""].observe(amount)
 
     def close(self) -> None:
-        """Keep series and families alive forever, even past the interpreter's end.
+        """Increment the reference counts of series and families so that Python never destroys them.
 
-        Destroyed at the interpreter's end, they end the process with signal 11 on Triton 2.51: their channel to Triton
-        is gone by then. Destroyed sooner, they would take the last counts of an unloaded model off the endpoint.
+        Destroying them at interpreter shutdown crashes the process (signal 11, Triton 2.51), because their channel to
+        Triton is already closed. Destroying them earlier would remove the model's last counts from the endpoint.
         """
         for referenced in [*self._series.values(), *self._families]:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(referenced))

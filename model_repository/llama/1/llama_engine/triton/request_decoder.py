@@ -1,4 +1,4 @@
-"""Triton's requests, decoded to sequences or refused."""
+"""Decodes Triton's requests into sequences, or refuses them with an error response."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from llama_engine.triton.config import QueuePolicy
 from llama_engine.triton.response import Response
 
 IGNORED_PARAMETERS = frozenset({"id"})
-"""The id of a request to /generate arrives as a request parameter."""
+"""Request parameters that are not inputs: Triton passes the id of a request to /generate as a parameter."""
 
 FORWARDED = "llama_unary"
-"""Request parameter of a request that another model passes on (llama_unary, vllm_model): JSON of [the client's
-parameters, whether a stream may answer]. A client that sends it itself gains nothing."""
+"""Request parameter that marks a request forwarded by another model (llama_unary, vllm_model). Its value is JSON:
+[the client's request parameters, whether a stream is allowed]. A client gains no privileges by sending it."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RequestDecoder:
-    """Decodes the requests of one instance. inflight: responses go through response senders."""
+    """Decodes the requests of one instance. inflight: whether responses are sent by response senders."""
 
     engine: Engine
     parser: RequestParser
@@ -42,20 +42,20 @@ class RequestDecoder:
     dispatcher: ResponseDispatcher
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
-        """Return the request's response, with one sequence per row, or with its error if the request is invalid."""
+        """Return a response object with the request's sequences, or with an error if the request is invalid."""
         name = self.log.name(_request_id(request))
         response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
             response.add(self._sequences(request, response))
         except InvalidRequest as error:
             self._refuse(response, error)
-        except Exception:  # noqa: BLE001 - Triton would fail the whole batch, and show the client a traceback
+        except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
             _log.exception("request %s could not be read; its client gets an error", response.name)
             self._refuse(response, GenerationError("the request could not be read; the server's log has the reason"))
         return response
 
     def _sequences(self, request: pb_utils.InferenceRequest, response: Response) -> list[Sequence]:
-        # A misspelled input of /generate arrives as a parameter, and is refused as one.
+        # The parser refuses unknown parameters: a misspelled input of /generate arrives as one.
         parameters = _parameters(request)
         streams = True
         if (forwarded := _forwarded(parameters)) is not None:
@@ -77,8 +77,8 @@ class RequestDecoder:
         return [sequence for row in rows for sequence in self.engine.builder.choices(row, context)]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
-        # The frames of an error's traceback refer to the request, and the response to the error: such a cycle may last
-        # until the interpreter's end, where a request ends the process with signal 11.
+        # The traceback's frames refer to the request, and the response to the error. Such a cycle can keep the request
+        # until interpreter shutdown, when destroying it crashes the process with signal 11.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         response.error = error
         self.stats.record_refused(error)
@@ -86,17 +86,20 @@ class RequestDecoder:
 
 
 def _parameters(request: pb_utils.InferenceRequest) -> dict[str, object]:
-    """Return a request's parameters by name. Raises InvalidRequest where they aren't UTF-8."""
+    """Return a request's parameters by name. Raises InvalidRequest if they are not UTF-8."""
     try:
         parameters: dict[str, object] = json.loads(request.parameters() or "{}")
     except ValueError as error:
-        # Triton passes on whatever bytes were sent.
+        # Triton doesn't validate the encoding.
         raise InvalidRequest("the request has parameters that are not UTF-8") from error
     return parameters
 
 
 def _forwarded(parameters: dict[str, object]) -> tuple[dict[str, object], bool] | None:
-    """Return what FORWARDED says; None without it, and where it is malformed."""
+    """Return the value of FORWARDED: the client's parameters and whether a stream is allowed; None if not forwarded.
+
+    A malformed value also returns None, and the parser then refuses the unknown parameter.
+    """
     try:
         values, streams = json.loads(str(parameters[FORWARDED]))
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -105,9 +108,9 @@ def _forwarded(parameters: dict[str, object]) -> tuple[dict[str, object], bool] 
 
 
 def _request_id(request: pb_utils.InferenceRequest) -> str:
-    """Return the client's id of a request, empty without one."""
+    """Return the request's id; empty if the client set none or if it is not UTF-8."""
     try:
         return request.request_id()
     except UnicodeDecodeError:
-        # Over HTTP it may be any bytes; bytes that aren't text are no id.
+        # Triton accepts arbitrary bytes over HTTP.
         return ""

@@ -1,6 +1,7 @@
-"""The response to a request: its chunks and results, encoded as Triton's and sent.
+"""The response to a request: encodes chunks and results as Triton responses and sends them.
 
-They reach a response through the dispatcher; a response sender, or `execute`, passes it to the client.
+The dispatcher passes the events to `Response.send`, which uses a response sender. Under `scheduling: batch`, `execute`
+returns `Response.build` instead.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion_tensors, optional_tensors
 
 MAX_TOKENS_AT_ONCE = 128
-"""Whose log probabilities are written between the responses of other requests: with 20 others each, some ms."""
+"""Maximum tokens whose log probabilities one `send` serializes: a few ms with 20 alternatives each."""
 
 _log = logging.getLogger(__name__)
 
 
 class Response:
-    """The response to one request: the sink of its sequences, with Triton at its other end."""
+    """The response to one request: the sink of the request's sequences, which sends their events through Triton."""
 
     def __init__(
         self,
@@ -37,35 +38,35 @@ class Response:
         tokenizer: Tokenizer,
         dispatcher: ResponseDispatcher | None,
     ) -> None:
-        """name: of the request in the log. dispatcher: calls `send`; None where `execute` returns `build`."""
+        """name: the request's name in the log. dispatcher: calls `send`; None if `execute` returns `build`."""
         self.name = name
         self._log = log
         self._writer = LogProbsWriter(tokenizer)
         self._dispatcher = dispatcher
-        # All of the config's where the client names none.
+        # Triton fills in all outputs of the config if the client names none.
         self._requested = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender() if dispatcher is not None else None
-        # The request with its tensors is kept only where there is no sender to ask.
+        # Polled for cancellation. The request, with its tensors, is stored only if there is no sender.
         self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None
         self._cancellable = self._sender or request
         self._complete = False
-        # Triton crashes when it is asked about a request whose final response is sent, or just being sent.
+        # Guards against polling for cancellation during or after the final response, which crashes Triton.
         self._sending = threading.Lock()
         self.stream = False
         self.names_codes = False
         """Whether error messages begin with their code: Triton drops the code of a response to another model."""
         self.sequences: list[Sequence] = []
-        # Of a stream: choices that go on, and how many tokens of each have been sent.
+        # For streams: number of unfinished choices, and number of tokens sent of each choice.
         self._unfinished = 0
         self._sent: Counter[int] = Counter()
-        # Sequences with the likeliest tokens as an output, and events that wait for their JSON.
+        # Sequences with log probabilities as JSON, and events that wait for it.
         self._with_json: list[Sequence] = []
         self._held: list[Event] = []
         self.error: RequestError | None = None
-        """Replaces the sequences' results: the request was refused, or its response could not be sent."""
+        """Error of the whole request, instead of the sequences' results: it was refused, or sending failed."""
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Take the sequences that this is the response to, before any of them is scheduled."""
+        """Set the request's sequences, before any of them is scheduled."""
         self.sequences, self._unfinished = sequences, len(sequences)
         self._with_json = [
             sequence
@@ -74,7 +75,7 @@ class Response:
         ]
 
     def send(self, events: list[Event]) -> None:
-        """Send a stream's chunks as they come, and any other response once all sequences have finished."""
+        """Send the chunks of a stream, or the whole response once all sequences have finished."""
         if self._sender is None or self._dispatcher is None or self._complete:
             return
         try:
@@ -84,7 +85,7 @@ class Response:
                 return
             held, self._held = self._held, []
             self._send_events(self._sender, held)
-        except Exception:  # noqa: BLE001 - a text with a hole must not look complete, and silence is no response
+        except Exception:  # noqa: BLE001 - any failure: the client must get an error, not an incomplete text
             _log.exception("the response to request %s could not be sent; its client gets an error", self.name)
             self.error = GenerationError("the answer could not be sent; the server's log has the reason")
             self._send(self._sender, self._error(self.error), final=True)
@@ -93,15 +94,15 @@ class Response:
                 self._end()
 
     def _write_json(self) -> bool:
-        """Write a part of the log probabilities' JSON; return whether it is complete.
+        """Serialize log probabilities of at most MAX_TOKENS_AT_ONCE tokens per sequence; return whether all are done.
 
-        A part at a time, so that the chunks of other streams don't wait for thousands of tokens.
+        The limit keeps the serialization of thousands of tokens from delaying the chunks of other streams.
         """
         computed = [sequence for sequence in self._with_json if sequence.num_output_tokens]
         return all(self._writer.write_some(sequence, MAX_TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:
-        """Return the response of a request whose sequences have all finished, for Triton to send."""
+        """Return the response of a request whose sequences have all finished, for `execute` to return."""
         with self._sending:
             self._complete = True
         response = self._encode()
@@ -109,20 +110,20 @@ class Response:
         return response
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request, as Triton says.
+        """Return whether Triton reports the request as cancelled, or the final response has been sent.
 
-        After the final response, which may be the error of one choice, nothing reads its other sequences.
+        The final response can be the error of one choice; the request's other sequences are then useless.
         """
         with self._sending:
             return self._complete or (self._cancellable is not None and self._cancellable.is_cancelled())
 
     def _end(self) -> None:
-        """Log the answered request, and release its sequences and tensors."""
+        """Log the finished request, and release its sequences and tensors."""
         self._log.record(self.name, self.sequences, self.stream, self.error)
-        # Each sequence refers to its sink: without the cycle both are freed at once.
+        # Break the reference cycle between sequences and their sink.
         self.sequences, self._with_json = [], []
-        # A request and its sender that are destroyed with the interpreter end the process with signal 11, and the
-        # engine still refers to the sequences of its last step.
+        # Destroying a request or its sender at interpreter shutdown crashes the process with signal 11. The engine
+        # still refers to the sequences of its last step, and they to this sink.
         self._sender = self._cancellable = None
 
     def _encode(self) -> pb_utils.InferenceResponse:
@@ -155,13 +156,13 @@ class Response:
                 of_choices.setdefault(event.choice, []).append(event)
         for choice, its_events in of_choices.items():
             self._unfinished -= isinstance(its_events[-1], Completion)
-            # The last one of these is sent last: choices that finished before have no events any more.
+            # The final flag goes with the last choice to finish: the others have no more events.
             self._send(sender, self._chunk(choice, its_events), final=self._unfinished == 0)
         if error is not None:
             self._send(sender, self._error(error), final=True)
 
     def _chunk(self, choice: int, events: list[Chunk | Completion]) -> pb_utils.InferenceResponse:
-        """Join the chunks of a choice that accumulated; the finish reason comes with the last one of the sequence."""
+        """Return one response for the accumulated events of a choice; its last response has the finish reason."""
         sequence, last = self.sequences[choice], events[-1]
         chunks = [event for event in events if isinstance(event, Chunk)]
         count = sum(chunk.num_tokens for chunk in chunks)
@@ -177,10 +178,10 @@ class Response:
         return self._of_requested(tensors)
 
     def _of_requested(self, tensors: list[pb_utils.Tensor]) -> pb_utils.InferenceResponse:
-        """Return a response of the tensors whose outputs the client requests.
+        """Return a response with only the outputs that the client requests.
 
-        Triton's sender leaves the others out, too, but destroys them while other threads run Python: on 2.51 that
-        corrupts the process's memory, and one request in tens of thousands ends it.
+        Triton's sender drops other outputs itself, but on 2.51 it destroys them without the GIL. This corrupts memory
+        and crashes the process once in tens of thousands of requests.
         """
         return pb_utils.InferenceResponse([tensor for tensor in tensors if tensor.name() in self._requested])
 
@@ -188,13 +189,13 @@ class Response:
         self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
     ) -> None:
         with self._sending:
-            # First: nothing may follow a final flag, not even after a failure to send it.
+            # Set before sending: nothing may follow a final flag, even if sending it fails.
             self._complete = final
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
 
 def _code(error: RequestError) -> str:
-    """Return the name of Triton's code."""
+    """Return the name of Triton's error code for an error."""
     if isinstance(error, InvalidRequest):
         return "INVALID_ARG"
     if isinstance(error, Cancelled):

@@ -1,6 +1,6 @@
-"""Responses as Triton's tensors: one dimension, a value for each completion.
+"""Encodes responses as Triton tensors of one dimension, with one value per completion.
 
-TensorRT-LLM's clients read `output[0]`.
+The dimension is a single one because TensorRT-LLM's clients read `output[0]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
 
 
 def completion_tensors(completions: Sequence[Completion]) -> list[pb_utils.Tensor]:
-    """Return the outputs of a whole response."""
+    """Return the output tensors of a response with complete texts."""
     return [
         _strings("text_output", [completion.text for completion in completions]),
         _strings("finish_reason", [completion.finish_reason for completion in completions]),
@@ -29,7 +29,7 @@ def completion_tensors(completions: Sequence[Completion]) -> list[pb_utils.Tenso
 def chunk_tensors(
     text: str, completion: Completion | None, num_input_tokens: int, num_output_tokens: int
 ) -> list[pb_utils.Tensor]:
-    """Return the outputs of a chunk. completion: what it ends; None before the end."""
+    """Return the output tensors of a chunk. completion: result of the sequence in its last chunk, else None."""
     tensors = [
         _strings("text_output", [text]),
         _reason("" if completion is None else completion.finish_reason),
@@ -42,12 +42,12 @@ def chunk_tensors(
 
 
 def optional_tensors(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
-    """Return the outputs that the sequences ask for beside those of every response. final: as in `optional_outputs`."""
+    """Return the tensors of `optional_outputs`, with the same arguments."""
     return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, writer, final).items()]
 
 
-# A tensor that is sent again is written to shared memory once. The dispatcher's thread uses these, and `finalize` once
-# that has ended.
+# Cached tensors are written to Triton's shared memory once. Only the dispatcher's thread uses the caches, and then
+# `finalize`, after that thread has ended.
 @lru_cache(maxsize=256)
 def _count(name: str, value: int) -> pb_utils.Tensor:
     return _counts(name, [value])
@@ -55,7 +55,7 @@ def _count(name: str, value: int) -> pb_utils.Tensor:
 
 @lru_cache
 def choice_tensor(choice: int) -> pb_utils.Tensor:
-    """Return which completion of several a chunk belongs to: [1, 1], as TensorRT-LLM's clients read it."""
+    """Return the tensor with the index of a chunk's completion, [1, 1], the shape that TensorRT-LLM's clients read."""
     return pb_utils.Tensor("sequence_index", np.array([[choice]], dtype=np.int32))
 
 
@@ -65,7 +65,7 @@ def _reason(value: str) -> pb_utils.Tensor:
 
 
 def release_tensors() -> None:
-    """Drop the tensors that are kept to be sent again: they must not outlive Triton's shared memory."""
+    """Clear the caches of tensors, which must not outlive Triton's shared memory."""
     _count.cache_clear()
     choice_tensor.cache_clear()
     _reason.cache_clear()

@@ -1,1 +1,1 @@
-"""Kernels of the model's layers: `cpu` in C++, `gpu` in libraries; chosen and verified when the model loads."""
+"""Kernels of the model's layers: `cpu` in C++, `gpu` from libraries; selected and verified when the model loads."""

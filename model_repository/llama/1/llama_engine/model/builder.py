@@ -1,6 +1,6 @@
-"""Builds a model in its final form: layer by layer from weights as they are read, or around transformers' modules.
+"""Builds a `Llama`: layer by layer from a checkpoint's weights, or around the modules that transformers has loaded.
 
-Each layer is packed before the next one is read, so that loading holds one layer more than the finished model.
+Each layer is packed before the next one is read, so that peak memory exceeds the finished model by one layer only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Packed = TypeVar("_Packed")
 
 PackLinear = Callable[[LinearWeight], Linear]
-"""Turn a weight, whose only owner is the caller, into a layer that computes with it."""
+"""Convert a weight into a linear layer. The caller holds the only reference, so that the weight can then be freed."""
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of the rotary embedding, [positions, head dim / 2]."""
@@ -49,14 +49,17 @@ class Reader(Protocol):
 
 @dataclass
 class ReadWeights:
-    """The weights as read. linears: number of linear layers by weight dtype. bytes: size of all weights."""
+    """Counts the weights of a checkpoint while they are read.
+
+    linears: number of linear layers by weight dtype. bytes: size of all weights.
+    """
 
     linears: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     _seen: set[int] = field(default_factory=set)
 
     def linear(self, weight: LinearWeight, fused: int = 1) -> LinearWeight:
-        """Count a weight that fuses `fused` linear layers, and return it."""
+        """Count the weight of `fused` fused linear layers, and return it."""
         self.linears[str(weight.weight.dtype).removeprefix("torch.")] += fused
         for tensor in (weight.weight, weight.scales, weight.bias):
             if tensor is not None:
@@ -64,19 +67,19 @@ class ReadWeights:
         return weight
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor and return it; tied ones count once."""
+        """Count the bytes of a tensor and return it. Tensors passed to `keep` before are not counted again."""
         if id(tensor) not in self._seen:
             self.bytes += tensor.nbytes
         return tensor
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor that outlives this object, so that it isn't counted again where it is tied."""
+        """Count a tensor once: later calls with the same tensor (a tied weight) don't. It must outlive this object."""
         self.tensor(tensor)
         self._seen.add(id(tensor))
         return tensor
 
     def layers(self, reader: Reader, count: int, pack: Callable[[LayerWeights], _Packed]) -> list[_Packed]:
-        """Read, count and pack the layers one after the other."""
+        """Read, count and pack `count` layers one at a time; return the packed layers."""
         packed = []
         for index in range(count):
             layer = reader.layer(index)
@@ -87,13 +90,13 @@ class ReadWeights:
             self.tensor(layer.attention_norm)
             self.tensor(layer.mlp_norm)
             packed.append(pack(layer))
-            # Before the next one is read.
+            # Free the layer before the next one is read.
             del layer
         return packed
 
 
 def build_llama(reader: Reader, config: LlamaConfig, tables: Tables, pack: PackLinear, read: ReadWeights) -> Llama:
-    """Read a checkpoint into a Llama whose linear layers `pack` makes; count what is read in `read`."""
+    """Read a checkpoint into a Llama. pack: creates the linear layers. read: counts the weights."""
 
     def pack_layer(layer: LayerWeights) -> Layer:
         return Layer(
@@ -112,12 +115,12 @@ def build_llama(reader: Reader, config: LlamaConfig, tables: Tables, pack: PackL
 
 
 def float_linear(weight: LinearWeight) -> Linear:
-    """Return the linear layer of a weight in floats."""
+    """Return the linear layer of an unquantized weight."""
     return partial(functional.linear, weight=weight.weight, bias=weight.bias)
 
 
 def llama_around(model: LlamaForCausalLM, tables: Tables) -> Llama:
-    """Return a Llama around the modules that transformers loaded, whatever they compute with."""
+    """Return a Llama around the modules that transformers loaded, with their linear layers of any kind."""
 
     def layer(module: LlamaDecoderLayer) -> Layer:
         attention, mlp = module.self_attn, module.mlp

@@ -1,7 +1,7 @@
 """Checks that a checkpoint's files are readable and complete, because transformers' errors do not name the file.
 
-The usual case is a truncated copy: one of thirty files. Reads the headers of the weight files only. The safetensors
-format: eight bytes with the header's length, the header in JSON with each tensor's end offset, the tensors.
+The usual defect is a truncated copy of one weight file. Only the headers of weight files are read. A safetensors file
+has eight bytes with the header's length, the header as JSON with each tensor's end offset, and the tensors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ INDEX = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000
-"""Bytes; safetensors' own bound."""
+"""Maximum size of a header in bytes; the limit of the safetensors library."""
 
 
 def check_files(folder: Path) -> None:
-    """Check each existing file that will be loaded; missing files are detected by the loader.
+    """Check each existing file that the loader reads; the loader itself detects missing files.
 
     Raises CheckpointError naming the first file that is unreadable or incomplete.
     """
@@ -35,7 +35,7 @@ def check_files(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files: one, or those that the index lists."""
+    """Return the weight files: the single file, or the files listed in the index."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / INDEX
@@ -48,7 +48,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    """Return a file's JSON object."""
+    """Return the JSON object in a file. Raises CheckpointError if there is none."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -71,9 +71,9 @@ def _check_weights(path: Path) -> None:
 
 
 def read_header(path: Path) -> tuple[int, Mapping[str, Any]]:
-    """Return where the tensors begin in a weight file, and the header of each by name: dtype, shape, data_offsets.
+    """Return the offset of the tensors in a weight file, and their headers by name: dtype, shape, data_offsets.
 
-    Raises CheckpointError for a file that is unreadable or has no whole header.
+    Raises CheckpointError if the file is unreadable or its header is incomplete.
     """
     try:
         size = path.stat().st_size

@@ -1,7 +1,7 @@
-"""The model runner of INT8 weights on a CPU: the compiled kernels of `kernels/cpu`.
+"""The model runner for INT8 weights on a CPU, with the compiled kernels of `kernels/cpu`.
 
-A pass is a flat list of tokens with their slots and positions. A token's result depends on its own sequence alone, in
-one order of summation: the same bits alone, among others, and in any cut of its prompt.
+A pass takes a flat list of tokens with their slots and positions. The order of summation is fixed, and a token's result
+depends on its own sequence only: its bits are the same in any batch and for any chunking of its prompt.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompiledLlama:
-    """A model in the form of the compiled kernels. embedding: [vocabulary, hidden], in any float dtype."""
+    """A model packed for the compiled kernels. embedding: [vocabulary, hidden], in any float dtype."""
 
     llama: CpuLlama
     embedding: torch.Tensor
 
     @property
     def padded_head_dim(self) -> int:
-        """The head dimension of the KV cache."""
+        """The head dimension of the KV cache, padded for the kernels."""
         return self.llama.dimensions.padded_head_dim
 
     def scratch_bytes(self, shape: KVCacheShape) -> int:
-        """Return the bytes of the kernels' scratch beside a KV cache."""
+        """Return the bytes of the kernels' scratch memory for a KV cache of this shape."""
         return scratch_bytes(self.llama, shape.positions, ROOM)
 
     def describe(self) -> str:
-        """Return in words how 8-bit products are computed."""
+        """Return a description of the INT8 product, for the log."""
         terms = "two terms" if self.llama.terms == 2 else "one term"
         return f"exact INT8 products of {terms} by compiled {self.llama.kernels.name.upper()} kernels"
 
@@ -55,9 +55,9 @@ def build_compiled_llama(
     cache_dtype: torch.dtype,
     read: ReadWeights,
 ) -> CompiledLlama | None:
-    """Read an INT8 checkpoint into the compiled kernels' form; None, and a line in the log, where none can be used.
+    """Read an INT8 checkpoint and pack it for the compiled kernels; log why and return None if they can't be used.
 
-    terms: 8-bit terms of an activation, 1 or 2. cache_dtype: of the KV cache that the kernels are verified with.
+    terms: 8-bit terms per activation, 1 or 2. cache_dtype: dtype of the KV cache with which the kernels are verified.
     """
     dimensions = Dimensions(
         hidden=config.hidden_size,
@@ -80,41 +80,41 @@ def build_compiled_llama(
 
 
 class CpuRunner:
-    """A model and its KV cache. Not thread-safe: one pass at a time."""
+    """Runs a packed model over a KV cache of its own. Not thread-safe: one pass at a time."""
 
     def __init__(self, model: CompiledLlama, shape: KVCacheShape) -> None:
         self._embedding = model.embedding
         self._forward = CpuForward(model.llama, shape)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
+        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
 
-        every: those of all their tokens instead, [tokens, hidden].
+        every: return the hidden states of all tokens instead, [tokens, hidden].
         """
         lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
         ends = lengths.cumsum(0)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
         slots = torch.tensor([chunk.slot for chunk in chunks]).repeat_interleave(lengths)
-        # From each token's place in the pass to its position.
+        # The difference between a token's position and its index in the pass, for each chunk.
         offsets = torch.tensor([chunk.start for chunk in chunks]) - (ends - lengths)
         positions = torch.arange(len(tokens)) + offsets.repeat_interleave(lengths)
         hidden = self._run(tokens, slots, positions)
         return hidden if every else hidden[ends - 1]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of a slot's first positions to another slot."""
+        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`."""
         self._forward.copy(source, target, length)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run one token per row; return hidden states, [rows, hidden]."""
+        """Run a decode step of one token per row; return hidden states, [rows, hidden]. span is not used on a CPU."""
         return self._run(tokens, slots, positions)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocabulary] of [rows, hidden]."""
+        """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
         return self._forward.logits(hidden)
 
     def warm_up(self) -> None:
-        """Do nothing: no kernel is compiled at its first use."""
+        """Do nothing: the kernels are compiled before the model loads."""
 
     def _run(self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self._forward.forward(self._embedding[tokens].float(), slots, positions)

@@ -1,4 +1,4 @@
-"""The attention heads of a checkpoint's config, whose fields may be None."""
+"""Attention head counts and dimensions from a checkpoint's config, with defaults for missing fields."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def key_value_heads(config: LlamaConfig) -> int:
 
 
 def head_dim(config: LlamaConfig) -> int:
-    """Return the dimension of a head."""
+    """Return the dimension of an attention head."""
     return config.head_dim or config.hidden_size // config.num_attention_heads

@@ -1,7 +1,7 @@
-"""Finds a checkpoint's folder: a local one, or the cached snapshot of a hub id, downloaded if need be.
+"""Finds a checkpoint's folder: a local one, or the cached snapshot of a hub id, downloaded if necessary.
 
-Downloads what a Llama in safetensors needs and nothing else: repositories also hold pickles, and the weights again in
-other formats.
+Only the files of a Llama in safetensors are downloaded, because repositories often also contain pickles and the weights
+in other formats.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _SMALL = (
 
 
 def resolve_folder(name: str, revision: str | None, show_progress: bool = False) -> Path:
-    """Return the folder of a checkpoint with all its files. name: folder or hub id. revision: of a hub id.
+    """Return the folder with all files of a checkpoint. name: folder or hub id. revision: of a hub id.
 
-    show_progress: progress bars of a download, for a terminal.
-    A hub that is out of reach is no error if the cache has the files; HF_HUB_OFFLINE asks the cache alone.
-    Raises CheckpointError with the reason; for another model than a Llama before its weights are downloaded.
+    show_progress: show progress bars of a download. If the hub is unreachable, cached files are used; with
+    HF_HUB_OFFLINE only these are. Raises CheckpointError with the reason; a model that is not a Llama is refused before
+    its weights are downloaded.
     """
     if Path(name).is_dir():
         return Path(name)
-    # Most checkpoints are folders, and the import takes time.
+    # Imported here because most checkpoints are folders, and the import is slow.
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -52,11 +52,11 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False)
         read_config(folder, name)
         weights = weight_files(folder) or [folder / WEIGHTS]
         if not all(path.exists() for path in weights):
-            # The commit, not the revision: a branch may move in between.
+            # Use the resolved commit, because a branch can move between the two downloads.
             snapshot_download(name, revision=folder.name, allow_patterns=[*_SMALL, *(path.name for path in weights)])
     except CheckpointError:
         raise
     except Exception as error:
-        # huggingface_hub and the transport below it raise errors of their own.
+        # huggingface_hub and its HTTP library have no common base class of exceptions.
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
     return folder

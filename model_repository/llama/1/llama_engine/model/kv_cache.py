@@ -1,12 +1,12 @@
-"""The KV cache of a runner, and of the PyTorch forward: keys and values of every slot, allocated once.
+"""The KV cache: its shape, and the cache of the PyTorch runner, with the keys and values of every slot, allocated once.
 
-A sequence keeps its slot until it ends; a forward pass names the slot and the position of each of its tokens, so
-nothing is moved when sequences come and go.
+A sequence keeps its slot until it ends, and a forward pass names the slot and the position of each of its tokens. So
+nothing is moved when sequences are added or removed.
 
-Positions beyond a sequence's length hold stale values, NaN perhaps, and a masked score times a stale NaN is NaN:
-`gather` returns zeros in their place, and a block of a prompt has them cleared (`clear`) before it is read.
+Positions beyond a sequence's length have stale values, possibly NaN, which would pass through a mask (0 · NaN is NaN).
+So `gather` returns zeros for them, and `clear` zeroes them before attention reads a whole block.
 
-In INT8 each position and head has a scale, for keys and for values: x ≈ scale · q with |q| ≤ 127.
+In INT8, each key and each value has a scale per position and head: x ≈ scale · q with |q| ≤ 127.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 
 BLOCK = 16
-"""Positions per slot are a multiple of this: the compiled kernels read whole blocks."""
+"""Granularity of the positions per slot, because the compiled kernels read whole blocks."""
 
 _SCALE = torch.float32
 
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """Dimensions of the KV cache. spare: positions per slot, 0 or 1, that only padding is written to."""
+    """Dimensions of a KV cache. spare: additional positions per slot, 0 or 1, for writes of padding rows."""
 
     layers: int
     slots: int
@@ -35,12 +35,12 @@ class KVCacheShape:
 
     @property
     def positions(self) -> int:
-        """Positions per slot, in whole blocks."""
+        """Number of positions per slot, a multiple of BLOCK."""
         return -(-(self.max_model_len + self.spare) // BLOCK) * BLOCK
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per position and slot: keys and values of all layers, and their scales."""
+        """Bytes per position of a slot: keys and values of all layers, and their scales."""
         scale = _SCALE.itemsize if self.dtype == torch.int8 else 0
         return 2 * self.layers * self.key_value_heads * (self.head_dim * self.dtype.itemsize + scale)
 
@@ -51,9 +51,9 @@ class KVCacheShape:
 
 
 def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype) -> int:
-    """Return the bytes that `KVCache.gather` of all slots holds at its peak, in this dtype."""
+    """Return the peak bytes of `KVCache.gather` for all slots. dtype: of the returned copies."""
     copies = 2 * shape.slots * shape.positions * shape.key_value_heads * shape.head_dim * dtype.itemsize
-    # A product with the scales is a copy of keys or values more.
+    # Multiplying by the scales needs one more copy of keys or values.
     return copies if shape.dtype == dtype else copies * 3 // 2
 
 
@@ -76,8 +76,8 @@ class KVCache:
     def write(
         self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store the keys and values [n, KV heads, head dim] of tokens at positions [n] of slots [n]."""
-        # The two indices are separated by a slice, so the indexed part is [n, heads, head dim].
+        """Store the keys and values [n, KV heads, head dim] of n tokens at positions [n] of slots [n]."""
+        # Two index tensors separated by a slice: the result's shape is [n, heads, head dim].
         if self._quantized:
             keys, self.key_scales[layer][slots, :, positions] = _quantize(keys)
             values, self.value_scales[layer][slots, :, positions] = _quantize(values)
@@ -85,21 +85,21 @@ class KVCache:
         self.values[layer][slots, :, positions] = values.to(self.shape.dtype)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy a slot's first positions to another slot, in every layer."""
+        """Copy the first `length` positions of slot `source` to slot `target`, in every layer."""
         for tensor in self._tensors:
             tensor[:, target, :, :length] = tensor[:, source, :, :length]
 
     def clear(self, layer: int, slot: int, first: int, end: int) -> None:
-        """Set a layer's positions of a slot from `first` to before `end` to zeros."""
+        """Set the positions [first, end) of a slot to zeros, in one layer."""
         for tensor in self._tensors:
             tensor[layer, slot, :, first:end] = 0
 
     def read(
         self, layer: int, slots: int | torch.Tensor, length: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of the first positions of a slot, [KV heads, length, head dim].
+        """Return the keys and values of the first `length` positions of a slot, [KV heads, length, head dim] each.
 
-        They are views where dtypes agree. Of slots [rows]: copies [rows, KV heads, length, head dim].
+        They are views if dtype is the cache's. For several slots [rows]: copies [rows, KV heads, length, head dim].
         """
         keys, values = self.keys[layer, slots, :, :length].to(dtype), self.values[layer, slots, :, :length].to(dtype)
         if self._quantized:
@@ -110,9 +110,9 @@ class KVCache:
     def gather(
         self, layer: int, slots: torch.Tensor, held: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies [rows, KV heads, span, head dim] of the first positions of slots [rows].
+        """Return copies of keys and values of the first `span` positions, [rows, KV heads, span, head dim] each.
 
-        held: [rows, span], which positions the row's sequence has; others are zeros.
+        slots: [rows]. held: [rows, span], bool, the positions that the row's sequence has; others are zeros.
         """
         keys, values = self.read(layer, slots, held.shape[1], dtype)
         stale = ~held[:, None, :, None]
@@ -120,7 +120,7 @@ class KVCache:
 
 
 def _quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q [n, heads, dim] and scales [n, heads]. The scale of a non-finite vector is not finite either."""
+    """Quantize to INT8: return q [n, heads, dim] and scales [n, heads]. A non-finite vector has a non-finite scale."""
     largest = states.float().abs().amax(-1)
     scales = largest / 127
     inverse = torch.where(largest > 0, 127 / largest, 0.0)

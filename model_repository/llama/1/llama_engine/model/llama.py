@@ -1,8 +1,8 @@
 """A Llama's forward pass in PyTorch, over a flat list of tokens: no padding, no transformers modules.
 
-Source: transformers' modeling_llama.py, whose results it reproduces; the form follows gpt-fast's model.py. Linear
-layers are callables, so that floats, INT8 and bitsandbytes' modules take the same way. Attention is a callable too: it
-owns the KV cache.
+Source: transformers' modeling_llama.py, whose results it reproduces; the structure follows gpt-fast's model.py. Linear
+layers are callables, so that the forward pass is the same for floats, INT8 and bitsandbytes' modules. Attention is a
+callable that reads and writes the KV cache.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch.nn import functional
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-"""[..., in] → [..., out]."""
+"""A linear layer: [..., in] → [..., out]."""
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; keys and queries are rotated."""
+"""(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; RoPE is already applied."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. The fused layers' rows are in the order of `LayerWeights`."""
+    """One decoder layer, with q|k|v and gate|up fused as in `LayerWeights`."""
 
     attention_norm: torch.Tensor
     query_key_value: Linear
@@ -34,9 +34,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Llama:
-    """A model in its final form, shared by the engines that run it.
+    """A loaded model without a KV cache; several runners can share it.
 
-    embedding: [vocabulary, hidden]. norm: [hidden]. cosine, sine: [positions, head dim / 2], of the rotary embedding.
+    embedding: [vocabulary, hidden]. norm: gain of the final RMSNorm, [hidden]. cosine, sine: tables of RoPE,
+    [positions, head dim / 2].
     """
 
     heads: int
@@ -51,7 +52,7 @@ class Llama:
     sine: torch.Tensor
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
-        """Return the hidden states [n, hidden] of tokens [n] at their positions [n]."""
+        """Return the hidden states [n, hidden] of tokens [n] at positions [n]."""
         hidden = functional.embedding(tokens, self.embedding)
         cosine, sine = self.cosine[positions][:, None], self.sine[positions][:, None]
         for index, layer in enumerate(self.layers):
@@ -66,7 +67,7 @@ class Llama:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [n, vocabulary] of hidden states [n, hidden]."""
+        """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
         return self.head(self._normalize(hidden, self.norm))
 
     def _normalize(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A Llama's configuration, read from config.json.
 
-transformers' own module of it imports TorchDynamo, torch.distributed and SymPy: 0.8 s of processor time at every start.
-Reading, conversion and validation stay transformers', in `PreTrainedConfig`.
+Replaces transformers' LlamaConfig, whose module imports TorchDynamo, torch.distributed and SymPy: 0.8 s of CPU time at
+every start. Reading, conversion and validation are inherited from transformers' `PreTrainedConfig`.
 """
 
 from pathlib import Path
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def read_config(folder: Path, name: str) -> "transformers.LlamaConfig":
-    """Return the config of a Llama that this engine can compute; CheckpointError for another. name: for the error.
+    """Return the config of a supported Llama. Raises CheckpointError for other models. name: for error messages.
 
-    It has the fields of transformers' LlamaConfig and is no instance of it.
+    The result has the fields of transformers' LlamaConfig, but is not an instance of it.
     """
     values, _ = PreTrainedConfig.get_config_dict(folder)
     if values.get("model_type") != LlamaConfig.model_type:
-        # Importing the Auto classes takes time, and no Llama needs this one.
+        # Imported here because the Auto classes are slow to import and a Llama doesn't need them.
         from transformers import AutoConfig
 
-        # Raises an error of its own for a type that is missing or that transformers doesn't know.
+        # Raises if the model type is missing or unknown to transformers.
         other = AutoConfig.from_pretrained(folder)
         raise CheckpointError(f"{name} is a {other.model_type!r} checkpoint; this engine serves 'llama'")
     config = LlamaConfig.from_pretrained(folder)
@@ -35,12 +35,12 @@ def read_config(folder: Path, name: str) -> "transformers.LlamaConfig":
     return cast("transformers.LlamaConfig", config)
 
 
-# Not with postponed annotations: `strict` checks each value against its field's type.
+# This module has no postponed annotations, because `strict` checks each value against its field's type.
 @strict
 class LlamaConfig(PreTrainedConfig):
-    """The fields of transformers' LlamaConfig, with its defaults and its check of the heads.
+    """The fields of transformers' LlamaConfig, with its defaults and its validation of the heads.
 
-    initializer_range, which only training reads, has no bounds here.
+    initializer_range is not validated, as only training uses it.
     """
 
     model_type = "llama"
@@ -75,7 +75,7 @@ class LlamaConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]  # transformers doesn't annotate it
 
     def validate_architecture(self) -> None:
-        """Refuse heads that don't divide the hidden size, in transformers' words."""
+        """Raise if the number of heads doesn't divide the hidden size, with transformers' message."""
         if self.hidden_size % self.num_attention_heads != 0:
             raise ValueError(
                 f"The hidden size ({self.hidden_size}) is not a multiple of the number of attention "

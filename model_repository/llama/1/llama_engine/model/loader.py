@@ -1,6 +1,6 @@
 """Loads a checkpoint: model, tokenizer and generation config, in the precision and on the device of the settings.
 
-Loads safetensors only and never runs code from a checkpoint. `products` decides what computes with the weights.
+Loads safetensors only and never runs code from a checkpoint. `products` chooses the implementation of the layers.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""
 
 MAX_DEFAULT_MODEL_LEN = 4096
-"""Cap of the default max_model_len: a 128k-token checkpoint would otherwise need a huge cache by accident."""
+"""Upper limit of the default max_model_len; without it, a 128k-token checkpoint would by default need a huge cache."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint; several engines may share one.
 
-    name: path or hub id. max_model_len: tokens of prompt + completion. prepared: the manifest of a prepared checkpoint,
-    else None. attention: of a GPU; None takes masks.
+    name: path or hub id. max_model_len: maximum tokens of prompt + completion. prepared: the manifest of a prepared
+    checkpoint, else None. attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Checkpoint:
     attention: VarlenAttention | None = None
 
     def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", spare: int = 0) -> KVCacheShape:
-        """Return the KV cache of `slots` slots. kv_cache_dtype: the setting."""
+        """Return the shape of a KV cache with `slots` slots. kv_cache_dtype: the setting. spare: as in KVCacheShape."""
         compiled = isinstance(self.model, CompiledLlama)
         dim = self.model.padded_head_dim if isinstance(self.model, CompiledLlama) else head_dim(self.config)
         return KVCacheShape(
@@ -78,7 +78,7 @@ class Checkpoint:
         )
 
     def attention_reserve(self, shape: KVCacheShape) -> int:
-        """Return the bytes that the attention of a decode step holds, and the compiled kernels' scratch."""
+        """Return the bytes of temporary memory for a decode step's attention, or of the compiled kernels' scratch."""
         if isinstance(self.model, CompiledLlama):
             return self.model.scratch_bytes(shape)
         if self.info.device.type == "cpu" or self.attention is not None:
@@ -86,7 +86,7 @@ class Checkpoint:
         return gathered_bytes(shape, self.info.dtype)
 
     def runner(self, shape: KVCacheShape) -> ModelRunner:
-        """Return a runner of the model with a KV cache of its own."""
+        """Return a runner of the model with a new KV cache of this shape."""
         if isinstance(self.model, CompiledLlama):
             return CpuRunner(self.model, shape)
         return TorchRunner(self.model, shape, self.attention)
@@ -95,12 +95,12 @@ class Checkpoint:
 def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
     """Load the settings' checkpoint onto the device. Raises CheckpointError with the reason.
 
-    show_progress: keep transformers' progress bars, for a terminal.
+    show_progress: show the progress bars of transformers and downloads.
     """
     name = _resolve(settings.model)
     manifest = verified_manifest(Path(name), settings.revision)
     if device.type == "cuda":
-        # Otherwise every instance creates a context on the first GPU, which no memory plan counts.
+        # Otherwise every instance creates a CUDA context on the first GPU, which no memory plan includes.
         torch.cuda.set_device(device)
     with loading(name, show_progress):
         folder = resolve_folder(name, settings.revision, show_progress)
@@ -110,12 +110,11 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
 
 @contextmanager
 def loading(name: str, show_progress: bool = False) -> Iterator[None]:
-    """Raise a CheckpointError for whatever the libraries raise, and keep their noise from the log.
+    """Convert exceptions of the libraries to CheckpointError, and silence their messages and progress bars.
 
-    name: of the checkpoint, for errors. show_progress: keep transformers' progress bars, for a terminal.
+    name: of the checkpoint, for error messages. show_progress: keep transformers' progress bars.
     """
-    # Progress bars are noise in a server's log, and transformers' report of missing weights advises training: missing
-    # weights are refused.
+    # transformers' warning about missing weights advises training the model; here, missing weights are refused.
     set_verbosity_error()
     if not show_progress:
         disable_progress_bar()
@@ -124,12 +123,12 @@ def loading(name: str, show_progress: bool = False) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        # transformers, tokenizers, safetensors, bitsandbytes and accelerate raise errors of their own.
+        # transformers, tokenizers, safetensors, bitsandbytes and accelerate have no common base class of exceptions.
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
 
 
 def _resolve(model: str | None) -> str:
-    """Return a local path or a hub id. A missing path that can't be a hub id is refused, not looked up on the hub."""
+    """Return a local path or a hub id. Raises CheckpointError for a missing path that can't be a hub id."""
     if model is None:
         if not EMBEDDED.is_dir():
             raise CheckpointError(
@@ -148,7 +147,7 @@ def _resolve(model: str | None) -> str:
 def _load_files(
     name: str, folder: Path, settings: Settings, device: torch.device, manifest: Manifest | None
 ) -> Checkpoint:
-    """Load everything. Raises CheckpointError, and whatever the libraries raise."""
+    """Load config, tokenizer and model from a folder. Raises CheckpointError and exceptions of the libraries."""
     config = read_config(folder, name)
     positions = config.max_position_embeddings
     max_model_len = settings.max_model_len or min(positions, MAX_DEFAULT_MODEL_LEN)
@@ -170,7 +169,7 @@ def _load_files(
 
 
 def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
-    """Return the checkpoint's generation config, or the defaults of its model config if it has none."""
+    """Return the checkpoint's generation config; without one, the defaults that follow from its model config."""
     if (folder / "generation_config.json").exists():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(config)

@@ -1,7 +1,7 @@
-"""The manifest of a prepared checkpoint: its source, how it was quantized, and its files with sizes and hashes.
+"""The manifest of a prepared checkpoint: its source, the quantization settings, and its files with sizes and hashes.
 
-`triton_prepare` writes it after it has verified the files; the loader checks it against the files. A checkpoint without
-a manifest is an ordinary checkpoint.
+`triton_prepare` quantizes a checkpoint, verifies the files and writes the manifest; the loader checks the files against
+it. Ordinary checkpoints have no manifest.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Source:
-    """The checkpoint that was quantized.
+    """The checkpoint from which a prepared checkpoint was made.
 
-    model: hub id, or a folder's name. revision: the hub's commit; of a folder, "sha256:" and a digest of its files.
-    asked_revision: the requested revision of a hub id; None is the default branch, and always of a folder.
+    model: hub id, or a folder's name. revision: commit on the hub; for a folder, "sha256:" and a digest of its files.
+    asked_revision: requested revision of a hub id; None for the default branch and for a folder.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True)
 class PreparedFile:
-    """Size and hash of one file. sha256: in hexadecimal."""
+    """Size in bytes and SHA-256, in hexadecimal, of one file."""
 
     bytes: int
     sha256: str
@@ -51,8 +51,8 @@ class PreparedFile:
 class Manifest:
     """Describes a prepared checkpoint.
 
-    settings: of the quantization. versions: of the packages that ran it. date: ISO 8601, UTC. files: by name, every
-    file of the folder except the manifest.
+    settings: quantization settings. versions: versions of the packages used. date: ISO 8601, UTC. files: every file of
+    the folder by name, except the manifest itself.
     """
 
     source: Source
@@ -63,7 +63,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """Return the folder's manifest, or None if it has none of ours.
+        """Return the folder's manifest, or None if it has none.
 
         Raises CheckpointError for an unreadable manifest.
         """
@@ -74,7 +74,7 @@ class Manifest:
             return None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} can't be read: {error}") from error
-        # Other tools write files of this name, too.
+        # Other tools also write files of this name.
         if not isinstance(content, dict) or content.get("kind") != _KIND:
             return None
         if content.get("format") != _FORMAT:
@@ -102,16 +102,16 @@ class Manifest:
         )
 
     def check_revision(self, revision: str | None) -> None:
-        """Raise CheckpointError if the requested revision is not the source's."""
+        """Raise CheckpointError if the requested revision differs from the source's."""
         if revision is not None and revision not in (self.source.revision, self.source.asked_revision):
             raise CheckpointError(
                 f"revision is {revision!r}, but the checkpoint was prepared from {self.source.describe()}"
             )
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise CheckpointError for a file that is missing or of another size, usually a truncated copy.
+        """Raise CheckpointError if a file is missing or has a different size, usually because a copy is truncated.
 
-        Reads no file.
+        Doesn't read the files' contents.
         """
         for name, file in self.files.items():
             path = folder / name
@@ -123,9 +123,9 @@ class Manifest:
                 raise CheckpointError(f"{path} has {size} bytes; when it was prepared it had {file.bytes}")
 
     def check_hashes(self, folder: Path, progress: Callable[[int], object]) -> None:
-        """Raise CheckpointError for a file whose hash has changed. Reads every byte.
+        """Raise CheckpointError if the hash of a file has changed. Reads every byte.
 
-        progress: called with the number of bytes of each read.
+        progress: called with the number of bytes after each read.
         """
         for name, file in self.files.items():
             digest = sha256_of(folder / name, progress)
@@ -143,7 +143,7 @@ class Manifest:
 def verified_manifest(folder: Path, revision: str | None) -> Manifest | None:
     """Return the folder's manifest after checking revision and file sizes; None for an ordinary checkpoint.
 
-    Raises CheckpointError for another revision, or a file that is missing or of another size.
+    Raises CheckpointError if the revision differs, or if a file is missing or has a different size.
     """
     manifest = Manifest.read(folder)
     if manifest is not None:
@@ -153,7 +153,7 @@ def verified_manifest(folder: Path, revision: str | None) -> Manifest | None:
 
 
 def sha256_of(path: Path, progress: Callable[[int], object]) -> str:
-    """Return a file's SHA-256 in hexadecimal. progress: called with the bytes of each read. Raises OSError."""
+    """Return a file's SHA-256 in hexadecimal. progress: called with the number of bytes after each read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -1,7 +1,7 @@
 """The memory plan: weights, KV cache, sampling state and reserve, checked before the cache is allocated.
 
-The plan covers everything that decoding holds: a plan that does not fit is refused when the model loads, so a server
-does not run out of memory under load.
+The plan covers all memory that decoding uses. A plan that does not fit is refused when the model loads, so that a
+server does not run out of memory under load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 class MemoryPlan:
     """Bytes by purpose.
 
-    weights: already on the device. free: free on the device beside them. fraction: usable share of weights + free.
+    weights: size of the loaded weights. sampling: sampling parameters and token histories. reserve: activations,
+    attention and CUDA graphs. free: free memory of the device besides the weights. fraction: usable share of weights +
+    free, the setting `memory_fraction`.
     """
 
     weights: int
@@ -42,7 +44,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes that the plan needs."""
+        """Bytes that the plan requires."""
         return self.weights + self.cache + self.sampling + self.reserve
 
     @property
@@ -75,9 +77,9 @@ class MemoryPlan:
 
 
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
-    """Return the plan of a loaded checkpoint with `slots` slots. `MemoryPlan.check` tells whether it fits.
+    """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
 
-    Raises InvalidSettings without a slot.
+    Raises InvalidSettings if `slots` is 0.
     """
     if slots < 1:
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
@@ -107,7 +109,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
 
 
 def fitting_slots(checkpoint: Checkpoint, settings: Settings, max_batch_size: int) -> int:
-    """Return the setting `slots`, else max_batch_size or as many as fit into the memory, at least 1."""
+    """Return the number of slots: the setting; else max_batch_size, reduced to what fits the memory, at least 1."""
     if settings.slots is not None:
         return settings.slots
     for slots in range(max_batch_size, 1, -1):
@@ -134,13 +136,12 @@ def activation_reserve(
     itemsize: int,
     exact_on_gpu: bool = False,
 ) -> int:
-    """Estimate the bytes that a forward pass holds besides weights and cache.
+    """Estimate the peak bytes of a forward pass besides weights and cache.
 
-    A prefill peaks in the MLP: hidden states and residual, gate, up and their product; attention scores stay inside
-    SDPA, and an 8-bit product is int32, of two terms on a CPU, before it is scaled. Logits are computed for one token
-    per row, or for as many tokens of a prompt at once, and sampling sorts and copies them in float32. exact_on_gpu: the
-    8-bit products are those of `exact_int8`, whose int32 sums of two terms, their float64 sum and the float32 result
-    exist together for gate and up.
+    A prefill peaks in the MLP, with hidden states, residual, gate, up and their product. SDPA doesn't store attention
+    scores. An INT8 product is int32 before scaling, of two terms on a CPU. Logits of at most `slots` tokens exist at
+    once, and sampling sorts and copies them in float32. exact_on_gpu: whether `exact_int8` computes the INT8 products:
+    the int32 sums of two terms, their float64 sum and the float32 result then exist together for gate and up.
     """
     product = 2 * intermediate * (2 * 4 + 8 + 4) if exact_on_gpu else 8 * intermediate
     prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + product)
@@ -149,20 +150,20 @@ def activation_reserve(
 
 
 def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int, itemsize: int) -> int:
-    """Estimate the bytes that CUDA graphs of the decode step hold: a step of all slots, the graphs' nodes, the logits.
+    """Estimate the bytes of CUDA graphs of the decode step: a step of all slots, the graphs' nodes, the logits.
 
-    A step is estimated by `activation_reserve`; the matrix library takes 32 MiB for the stream of the captures. 4 MiB
-    for the nodes of a graph, a thousand kernels, is a guess, not measured on a GPU yet.
+    `activation_reserve` estimates the step; cuBLAS uses 32 MiB for the capture stream. The 4 MiB for the nodes of a
+    graph, about a thousand kernels, are a guess that has not been measured on a GPU yet.
     """
     step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, itemsize)
     return step + shape.slots * vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can be allocated on the device; on a CPU, within the container's limit."""
+    """Return the bytes that can be allocated on the device; for a CPU, within the container's memory limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # PyTorch's allocator reuses what it has reserved.
+        # Reserved but unallocated memory of PyTorch's allocator is available, too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return min(_available_to_machine(), _available_to_cgroup())
 
@@ -179,7 +180,7 @@ def _available_to_cgroup() -> int:
     if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
         return 1 << 62
     used = int((cgroup / "memory.current").read_text())
-    # The page cache, mostly of the checkpoint just read, counts as used but is reclaimed on demand.
+    # The page cache, mostly of the checkpoint just read, counts as used but is reclaimable.
     statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     reclaimable = int(statistics["active_file"]) + int(statistics["inactive_file"])
     return max(int(limit) - used + reclaimable, 0)

@@ -1,4 +1,4 @@
-"""Precision and size of a loaded model, read from the model, not from the settings."""
+"""Precision and size of a loaded model, determined from its weights, not from the settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 BATCH = "the batch"
-"""On which the bits of float products depend: matrix libraries choose the order of summation by the number of rows."""
+"""Value of `bits_depend_on` for float products: matrix libraries choose the summation order by the number of rows."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,8 @@ class ModelInfo:
     """Precision and size of a loaded model.
 
     linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: bitsandbytes' outlier
-    threshold, None without 8-bit layers. product: how exact 8-bit products are computed; empty for bitsandbytes' own
-    layers, which round activations to one term. bits_depend_on: on what else than its own request the
-    bits of a row's logits depend, in words; empty: on nothing.
+    threshold; None without INT8 layers. product: description of the exact INT8 product; empty for other layers.
+    bits_depend_on: what the bits of a row's logits depend on besides its request, in words; empty if nothing.
     """
 
     linears: dict[str, int]
@@ -30,7 +29,7 @@ class ModelInfo:
 
     @property
     def computation(self) -> str:
-        """The product of the linear layers, and what else than its request a row's bits depend on, if on anything."""
+        """The product of the linear layers and, if any, the dependency of a row's bits, as one text."""
         product = self.product or f"{' and '.join(sorted(self.linears))} weights"
         return f"{product}: bits depend on {self.bits_depend_on}" if self.bits_depend_on else product
 

@@ -1,4 +1,4 @@
-"""Forward passes over a KV cache: prefill prompts, decode one token per row, compute logits."""
+"""The interface of model runners: forward passes over a KV cache for prefill and decode, and logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class PromptChunk(NamedTuple):
-    """Consecutive tokens of one prompt: all of it, or a part from the position `start` on. slot: its KV slot."""
+    """Consecutive tokens of one prompt. slot: the sequence's KV slot. start: position of the first token."""
 
     slot: int
     start: int
@@ -17,28 +17,29 @@ class PromptChunk(NamedTuple):
 
 
 class ModelRunner(Protocol):
-    """A model and its KV cache. Not thread-safe: one pass at a time.
+    """Runs a model over a KV cache. Not thread-safe: one pass at a time.
 
-    Every pass can be repeated: it writes the same keys and values again and changes nothing else.
+    Every pass is repeatable: it writes the same keys and values again and has no other side effects.
     """
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
+        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
 
-        every: those of all their tokens instead, [tokens, hidden].
+        every: return the hidden states of all tokens instead, [tokens, hidden].
         """
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of a slot's first positions to another slot."""
+        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`."""
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run one token per row; return hidden states, [rows, hidden].
+        """Run a decode step of one token per row; return hidden states, [rows, hidden].
 
-        slots, tokens, positions: [rows], int64. span: exceeds every position that is not padding.
+        slots, tokens, positions: [rows], int64. span: number of positions that attention reads, greater than every
+        position except those of padding rows.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocabulary] of [rows, hidden]."""
+        """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
 
     def warm_up(self) -> None:
-        """Run every kernel that a decode step may need, so that none is compiled when requests come."""
+        """Run every kernel that a decode step may need, so that requests don't wait for compilation or loading."""

@@ -1,4 +1,4 @@
-"""Chooses where and in which precision a checkpoint is served, from the settings and what it is saved in."""
+"""Chooses device, quantization and dtypes for serving a checkpoint, from the settings and the saved precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THRESHOLD = 6.0
 
 
 def saved_quantization(config: LlamaConfig) -> tuple[str, float]:
-    """Return the saved precision, none, int8, nf4 or the name of another method, and bitsandbytes' outlier threshold.
+    """Return the saved quantization (none, int8, nf4 or another method's name) and bitsandbytes' outlier threshold.
 
     The threshold is 0 unless the weights are saved in INT8.
     """
@@ -35,19 +35,19 @@ def saved_quantization(config: LlamaConfig) -> tuple[str, float]:
 def choose_device(setting: str, gpu: int | None) -> torch.device:
     """Return the device to load on. gpu: index of the GPU that Triton assigned, None for a CPU instance.
 
-    Raises CheckpointError if a GPU is requested and PyTorch sees none.
+    Raises CheckpointError if the setting requires a GPU and PyTorch finds none.
     """
     if setting == "cpu" or (setting == "auto" and gpu is None):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise CheckpointError(f"device is {setting!r} and Triton's instance is on {gpu=}, but PyTorch sees no GPU")
-    # On Hopper and newer PyTorch prefers cuDNN's attention, which builds a plan for every length, 0.1 to 0.5 s each.
+    # On Hopper and newer GPUs PyTorch prefers cuDNN's attention, which builds a plan per length in 0.1 to 0.5 s.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", gpu or 0)
 
 
 def choose_quantization(name: str, config: LlamaConfig, settings: Settings) -> tuple[str, float | None]:
-    """Return the precision to serve, none, int8, nf4 or another method's name, and LLM.int8()'s outlier threshold."""
+    """Return the quantization to serve (none, int8, nf4 or another method) and LLM.int8()'s outlier threshold."""
     saved, saved_threshold = saved_quantization(config)
     if settings.quantization not in ("checkpoint", saved) and saved != "none":
         raise CheckpointError(
@@ -68,7 +68,7 @@ def choose_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def choose_cache_dtype(setting: str, compiled: bool, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV cache. compiled: by the compiled kernels. dtype: of unquantized weights."""
+    """Return the dtype of the KV cache. compiled: whether compiled kernels are used. dtype: of unquantized weights."""
     if setting == "auto":
         return torch.bfloat16 if compiled else dtype
     return _torch_dtype(setting)

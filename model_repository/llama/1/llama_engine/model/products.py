@@ -1,4 +1,4 @@
-"""Decides what multiplies by a checkpoint's weights, and loads them for it: `load_model`.
+"""Chooses the implementation of the linear layers' products, and loads a checkpoint's weights for it: `load_model`.
 
 | weights | product | a row's bits depend on |
 |---|---|---|
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 Loaded = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
-"""A model, its precision and size, and its attention on a GPU, None where that takes masks."""
+"""A model, its precision and size, and FlashAttention for a GPU; None uses PyTorch's attention."""
 
 
 def load_model(
     name: str, folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, max_model_len: int
 ) -> Loaded:
-    """Load the weights of a checkpoint's folder for the product that the table above names.
+    """Load the weights in a checkpoint's folder for the product that the table above lists.
 
-    Raises CheckpointError for settings that exclude each other and for INT8 weights without an exact product, and
-    whatever the libraries raise.
+    Raises CheckpointError for incompatible settings and for INT8 weights without an exact product. Exceptions of the
+    libraries are passed on.
     """
-    # A cache in whole blocks, and the spare position of padding rows.
+    # Tables for all positions of the cache: whole blocks, and a spare position for padding rows.
     tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
     dtype = choose_dtype(settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
@@ -61,7 +61,7 @@ def load_model(
     if quantization != "int8":
         model, product, bits_depend_on = build_llama(reader, config, tables, float_linear, read), "", BATCH
     elif device.type == "cuda":
-        # bitsandbytes takes 2 s to import, which other checkpoints don't need.
+        # Imported here because importing bitsandbytes takes 2 s.
         from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
         model = build_llama(reader, config, tables, partial(exact_int8_linear, terms=settings.int8_terms), read)
@@ -74,7 +74,7 @@ def load_model(
     else:
         packer = OneDnnPacker(settings.int8_terms)
         model, product = build_llama(reader, config, tables, packer, read), packer.describe()
-        # Around the products torch computes in the dtype: only in float32 does nothing else change a row's bits.
+        # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
         bits_depend_on = "" if dtype == torch.float32 else BATCH
     _return_freed_memory()
     info = ModelInfo(
@@ -92,8 +92,8 @@ def load_model(
 def _load_with_transformers(
     folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, tables: Tables
 ) -> tuple[Llama, ModelInfo]:
-    """Return the model around transformers' modules."""
-    # bitsandbytes and transformers' modelling code take 2 s, which other checkpoints don't need.
+    """Load the model with transformers' modules; return it with its info."""
+    # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
     from llama_engine.model.transformers_reader import load_with_transformers, read_model_info
 
     modules = load_with_transformers(str(folder), config, settings, device, dtype)
@@ -103,7 +103,7 @@ def _load_with_transformers(
 def _gpu_attention(
     config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype
 ) -> VarlenAttention | None:
-    """Return the attention of a GPU; None for PyTorch's with masks, which reads a cache in any dtype."""
+    """Return FlashAttention for a GPU; None selects attention with masks, which supports a cache in any dtype."""
     cached = choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype)
     if device.type != "cuda" or settings.kernels == "stock" or dtype == torch.float32 or cached != dtype:
         return None
@@ -113,7 +113,7 @@ def _gpu_attention(
 def _load_compiled(
     reader: WeightReader, config: LlamaConfig, tables: Tables, settings: Settings, read: ReadWeights
 ) -> CompiledLlama | None:
-    """Return the model in the form of the compiled kernels, None without them."""
+    """Load the model packed for the compiled kernels; return None if they can't be used."""
     if settings.kernels == "stock":
         return None
     dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
@@ -121,7 +121,7 @@ def _load_compiled(
 
 
 def _return_freed_memory() -> None:
-    """Return the memory of weights before their packing to the system: glibc would keep up to as much again."""
+    """Return memory freed by packing to the system; glibc could otherwise retain as much as the model's size."""
     with suppress(AttributeError):
-        # Other C libraries have no such function, and no such habit.
+        # Other C libraries don't have malloc_trim and don't need it.
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,6 +1,6 @@
-"""The tables of RoPE: cosine and sine of each position and frequency.
+"""The tables of RoPE: cosine and sine for each position and frequency.
 
-The arithmetic is that of transformers' LlamaRotaryEmbedding, in float32, so that the tables have the same bits.
+The float32 arithmetic of transformers' LlamaRotaryEmbedding is reproduced, so that the tables have the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 SUPPORTED = ("default", "linear", "llama3", "yarn")
-"""Types whose frequencies don't depend on the longest sequence."""
+"""Supported types of RoPE: those whose frequencies don't depend on the longest sequence of a batch."""
 
 
 def rope_tables(config: LlamaConfig, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,16 +32,16 @@ def rope_tables(config: LlamaConfig, positions: int) -> tuple[torch.Tensor, torc
 
 
 def _frequencies(config: LlamaConfig) -> tuple[torch.Tensor, float]:
-    """Return radians per position, float32 [head_dim / 2], and the factor of cosine and sine."""
+    """Return the frequencies in radians per position, float32 [head_dim / 2], and a factor for cosine and sine."""
     parameters: dict[str, Any] = dict(config.rope_parameters or {})
     kind = parameters.get("rope_type")
     if kind not in SUPPORTED:
         raise CheckpointError(f"rope_parameters.rope_type is {kind!r}; this engine serves {', '.join(SUPPORTED)}")
-    # As in transformers, the default type has none.
+    # As in transformers, the default type ignores the factor.
     if kind != "default" and (share := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError(f"rope_parameters.partial_rotary_factor is {share}; this engine serves 1")
     if kind in ("linear", "yarn"):
-        # Only such checkpoints need the module.
+        # Imported here because only these types need the module.
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         return ROPE_INIT_FUNCTIONS[kind](config)
@@ -51,7 +51,7 @@ def _frequencies(config: LlamaConfig) -> tuple[torch.Tensor, float]:
 
 
 def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
-    """Divide the frequencies of long waves by a factor, and those between short and long waves by a part of it."""
+    """Return Llama 3's scaled frequencies: low ones divided by a factor, high ones unchanged, a ramp in between."""
     factor, positions = parameters["factor"], parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     waves = 2 * math.pi / frequencies

@@ -1,6 +1,6 @@
-"""The tensors in a checkpoint's safetensors files: their headers, and their content, read straight into memory.
+"""The tensors in a checkpoint's safetensors files: their headers, and their contents, read directly into memory.
 
-Reads with read(2) and not through a mapping, which takes three times the processor time for its page faults.
+Uses read(2), because a memory mapping takes three times the CPU time in page faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor's header. dtype: by safetensors' name, such as BF16. begin, end: its bytes in the file [begin, end)."""
+    """A tensor's header. dtype: safetensors' name, such as BF16. begin, end: range of its bytes in the file."""
 
     path: Path
     dtype: str
@@ -37,18 +37,18 @@ class SavedTensor:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype in PyTorch; KeyError for one that no Llama here has."""
+        """The PyTorch dtype. Raises KeyError for an unsupported dtype."""
         return _DTYPES[self.dtype]
 
 
 class SavedTensors(Mapping[str, SavedTensor]):
-    """The headers of all tensors by name; the names are those of a Llama with a head.
+    """The headers of all tensors by name.
 
-    The names of a model that was saved without its head lack their prefix `model.`; here they have it.
+    Names have the prefix `model.`, as in LlamaForCausalLM; it is added for a model that was saved without its head.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers. Raises CheckpointError if there are no files, or a file is unreadable."""
+        """Read the headers of all files. Raises CheckpointError if there are none or one is unreadable."""
         paths = weight_files(folder)
         if not paths:
             raise CheckpointError(
@@ -78,7 +78,7 @@ class SavedTensors(Mapping[str, SavedTensor]):
         return len(self._headers)
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
-        """Return a tensor or some of its rows, in the saved dtype."""
+        """Return a tensor, or the selected rows of it, in the saved dtype."""
         saved = self._headers[name]
         shape, first = saved.shape, 0
         if rows is not None:
@@ -88,7 +88,10 @@ class SavedTensors(Mapping[str, SavedTensor]):
         return tensor
 
     def read_into(self, name: str, result: torch.Tensor, first: int = 0) -> None:
-        """Fill a contiguous tensor of the saved dtype with rows from `first` on. Raises CheckpointError."""
+        """Read rows from `first` on into `result`, a contiguous tensor of the saved dtype, until it is full.
+
+        Raises CheckpointError if the file can't be read or is too short.
+        """
         saved = self._headers[name]
         assert result.dtype == saved.torch_dtype
         assert result.is_contiguous()

@@ -1,9 +1,9 @@
-"""The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for a CPU and for a GPU.
+"""The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for CPUs and GPUs.
 
-On a CPU a prompt attends in fixed blocks of positions, and each row of a decode step over its own positions: a row's
-attention depends neither on other rows nor on how the prompt is cut. On a GPU a call per row would be launch-bound: a
-pass attends in one call where FlashAttention can be used, else a chunk of a prompt in one and a decode step's rows in
-another, with a mask over the longest row.
+On a CPU, attention is computed per block of prompt positions and per row of a decode step. So a row's result depends
+neither on other rows nor on the chunking of its prompt. On a GPU, one call per row would be launch-bound. With
+FlashAttention a pass takes one call; without, each prompt chunk takes one call, and all rows of a decode step take one
+call with a mask over the longest row.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from llama_engine.model.model_runner import PromptChunk
 from llama_engine.transfer import to_device
 
 ATTENTION_BLOCK = 64
-"""Positions of a prompt that attend in one call on a CPU. PyTorch's bits depend on a call's shapes."""
+"""Prompt positions per attention call on a CPU. The size is fixed because PyTorch's results depend on the shapes."""
 
 
 class Extent(NamedTuple):
-    """Successive positions of a slot, those of a chunk or of the part of it that lies in one block.
+    """Consecutive positions of a slot: a prompt chunk, the part of one in a block, or a single token.
 
-    mask: of a chunk, which positions its tokens attend to, [length, start + length]; None is causal over the chunk
-    itself, or everything for one token.
+    mask: which positions the tokens of a chunk attend to, [length, start + length], bool; None is causal attention
+    within the chunk, or attention to all positions for a single token.
     """
 
     slot: int
@@ -40,27 +40,27 @@ class Extent(NamedTuple):
 
 
 class TorchRunner:
-    """A Llama and its KV cache. Not thread-safe: one pass at a time."""
+    """Runs a Llama over a KV cache of its own. Not thread-safe: one pass at a time."""
 
     def __init__(self, model: Llama, shape: KVCacheShape, attention: VarlenAttention | None = None) -> None:
-        """attention: of a GPU; None is PyTorch's, with masks."""
+        """attention: FlashAttention for a GPU; None uses PyTorch's scaled_dot_product_attention."""
         self.model = model
         self.device = model.embedding.device
         self.kv_cache = KVCache(shape, self.device)
         self._dtype = model.embedding.dtype
         self._scaling = model.head_dim**-0.5
-        # It reads the cache in the dtype of the queries.
+        # FlashAttention requires the cache to have the dtype of the queries.
         self._attention = attention if shape.dtype == self._dtype else None
         spare = bool(shape.spare)
         self._attends_alone = self.device.type == "cpu" and not spare and self._attention is None
         self._columns = torch.arange(shape.positions, device=self.device)
-        # Of a decode step, where every sequence has one query.
+        # `Layout.first` of a decode step, where every sequence has one query.
         self._first = torch.arange(shape.slots + 1, dtype=torch.int32, device=self.device)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
+        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
 
-        every: those of all their tokens instead, [tokens, hidden].
+        every: return the hidden states of all tokens instead, [tokens, hidden].
         """
         counts = [len(chunk.tokens) for chunk in chunks]
         if self._attention is not None:
@@ -76,40 +76,41 @@ class TorchRunner:
         tokens = to_device([token for chunk in chunks for token in chunk.tokens], self.device)
         positions = torch.cat([self._columns[chunk.start : chunk.start + len(chunk.tokens)] for chunk in chunks])
         slots = to_device([chunk.slot for chunk in chunks for _ in chunk.tokens], self.device)
-        # Before the pass is launched.
+        # Copied to the device before the pass is launched.
         last = to_device([end - 1 for end in accumulate(counts)], self.device)
         hidden = self._run(tokens, slots, positions, attend)
         return hidden if every else hidden[last]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of a slot's first positions to another slot."""
+        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`."""
         self.kv_cache.copy(source, target, length)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run one token per row; return hidden states, [rows, hidden].
+        """Run a decode step of one token per row; return hidden states, [rows, hidden].
 
-        span: exceeds every position that is not padding. A position of max_model_len marks a padding row of a captured
-        step: it writes to the cache's spare position, and its output is discarded.
+        span: number of positions that attention reads, greater than every position except those of padding rows. The
+        position max_model_len marks a padding row of a captured step, which writes to the cache's spare position; its
+        output is discarded.
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
             return self._run(tokens, slots, positions, partial(self._attend_each, self._attend_token, extents))
         if self._attention is not None:
-            # A padding row attends to one position, whatever that holds.
+            # A padding row attends to a single position, with arbitrary values.
             lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 1).int()
             layout = Layout(slots, self._first[: len(slots) + 1], lengths, 1, span)
             return self._run(tokens, slots, positions, partial(self._attend_layout, layout))
         return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocabulary] of [rows, hidden]."""
+        """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
         return self.model.logits(hidden)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run decode steps of several sizes, so that libraries have loaded their kernels when requests come.
+        """Run decode steps of several sizes, so that libraries load their kernels before requests arrive.
 
-        Only while no slot is in use: the steps write to the cache, finite values and no sequence's.
+        No slot may be in use, because the steps write to the cache.
         """
         shape = self.kv_cache.shape
         for rows in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):
@@ -125,7 +126,7 @@ class TorchRunner:
         return Extent(slot, start, length, mask)
 
     def _blocks(self, chunk: PromptChunk) -> Iterator[Extent]:
-        """Cut a chunk where a block of ATTENTION_BLOCK positions ends."""
+        """Split a chunk at multiples of ATTENTION_BLOCK positions."""
         start, end = chunk.start, chunk.start + len(chunk.tokens)
         while start < end:
             length = min(end - start, ATTENTION_BLOCK - start % ATTENTION_BLOCK)
@@ -139,7 +140,10 @@ class TorchRunner:
         positions: torch.Tensor,
         attend: Callable[[int, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Return the hidden states of tokens [n]. attend: (layer, query [n, heads, dim]), after the cache's write."""
+        """Return the hidden states [n, hidden] of tokens [n].
+
+        attend: (layer, query [n, heads, dim]) → [n, heads, dim], called after the layer's keys and values are cached.
+        """
 
         def write_and_attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             self.kv_cache.write(layer, slots, positions, key, value)
@@ -148,7 +152,7 @@ class TorchRunner:
         return self.model.forward(tokens, positions, write_and_attend)
 
     def _attend_layout(self, layout: Layout, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Attention of all sequences of a pass in one call."""
+        """Return the attention [n, heads, dim] of all sequences of a pass, in one call."""
         assert self._attention is not None
         return self._attention(query, self.kv_cache.keys[layer], self.kv_cache.values[layer], layout, self._scaling)
 
@@ -159,7 +163,7 @@ class TorchRunner:
         layer: int,
         query: torch.Tensor,
     ) -> torch.Tensor:
-        """Attention of tokens [n], extent by extent, each over its slot's positions up to its own."""
+        """Return the attention [n, heads, dim] of n tokens, one call of `attend` per extent."""
         attended = torch.empty_like(query)
         for extent, end in zip(extents, accumulate(extent.length for extent in extents), strict=True):
             rows = slice(end - extent.length, end)
@@ -167,23 +171,23 @@ class TorchRunner:
         return attended
 
     def _attend_token(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Attention [1, heads, dim] of one token."""
+        """Return the attention [1, heads, dim] of one token over its slot's positions up to its own."""
         keys, values = self.kv_cache.read(layer, extent.slot, extent.start + 1, query.dtype)
-        # The query heads that share a KV head are like tokens without a mask: K and V are read once.
+        # Treat the query heads of a KV head as tokens without a mask, so that keys and values are read once.
         grouped = query.view(len(keys), -1, query.shape[-1])
         if query.dtype != torch.float32:
             attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None])
         else:
-            # SDPA cuts a row among the threads, and its bits depend on their number; these products don't.
+            # SDPA splits a row among threads, so its result depends on their number; these products don't.
             weights = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling).softmax(-1)
             attended = torch.bmm(weights, values)
         return attended.reshape(query.shape)
 
     def _attend_block(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Attention [length, heads, dim] of those tokens of a block that a chunk has.
+        """Return the attention [length, heads, dim] of an extent that lies in one block.
 
-        The block's other tokens are padding, and the slot's keys and values behind the extent, which must be unused,
-        are cleared: all shapes are the block's own.
+        Shapes are always those of the whole block: the block's other tokens are padding. The slot's positions after the
+        extent, up to the block's end, must be unused; they are cleared.
         """
         first = extent.start - extent.start % ATTENTION_BLOCK
         end = min(first + ATTENTION_BLOCK, len(self._columns))
@@ -192,7 +196,7 @@ class TorchRunner:
             self.kv_cache.clear(layer, extent.slot, end - behind, end)
         keys, values = self.kv_cache.read(layer, extent.slot, end, query.dtype)
         padded = functional.pad(query, (0, 0, 0, 0, before, behind))
-        # [KV heads, tokens of each query head in turn, dim]: K and V are read once.
+        # [KV heads, query heads of the group · tokens, dim], so that keys and values are read once.
         grouped = padded.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
         causal = self._columns[:end] <= self._columns[first:end, None]
         mask = causal.repeat(query.shape[1] // len(keys), 1)
@@ -201,13 +205,13 @@ class TorchRunner:
         return whole[before : before + extent.length]
 
     def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Attention [length, heads, dim] of the tokens of one chunk, on a GPU."""
+        """Return the attention [length, heads, dim] of one prompt chunk, on a GPU."""
         if extent.length == 1:
             return self._attend_token(layer, extent, query)
         keys, values = self.kv_cache.read(layer, extent.slot, extent.start + extent.length, query.dtype)
         group = query.shape[1] // len(keys)
         if extent.mask is not None and group > 1:
-            # SDPA with a mask and grouped heads falls back to a kernel that stores all scores.
+            # With a mask and grouped heads, SDPA falls back to a kernel that stores all scores.
             keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1
         attended = functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],
@@ -222,7 +226,7 @@ class TorchRunner:
     def _attend_rows(
         self, slots: torch.Tensor, positions: torch.Tensor, span: int, layer: int, query: torch.Tensor
     ) -> torch.Tensor:
-        """Attention of one token per row, all rows in one call, with a mask."""
+        """Return the attention [rows, heads, dim] of one token per row, in one call with a mask."""
         # [rows, span]: a token attends to its own position and everything before it.
         held = self._columns[:span] <= positions[:, None]
         keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)

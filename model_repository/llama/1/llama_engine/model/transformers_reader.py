@@ -1,7 +1,7 @@
-"""Loads a checkpoint into transformers' modules: 4-bit weights, and LLM.int8() with outliers.
+"""Loads a checkpoint with transformers' modules: 4-bit weights, and LLM.int8() with an outlier threshold.
 
-Other checkpoints are read by `WeightReader`. Import this module for such a checkpoint only: bitsandbytes and
-transformers' modelling code take seconds.
+`WeightReader` reads all other checkpoints. Import this module only when needed: importing bitsandbytes and
+transformers' modelling code takes seconds.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from llama_engine.settings import Settings
 
 
 def _drop(logger: str, text: str) -> None:
-    """Drop the records of a logger whose message contains the text."""
+    """Drop log records of a logger whose message contains the text."""
     logging.getLogger(logger).addFilter(lambda record: text not in str(record.msg))
 
 
-# On CPUs with AVX512-BF16: that the optional package `kernels`, a faster 4-bit product, is missing.
+# A warning on CPUs with AVX512-BF16 that the optional package `kernels` (a faster 4-bit product) is missing.
 _drop("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward")
-# At every 8-bit product of a model that isn't in float16.
+# A warning at every 8-bit product of a model that isn't in float16.
 _drop("bitsandbytes.autograd._functions", "inputs will be cast")
 
 
 def load_with_transformers(
     name: str, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype
 ) -> LlamaForCausalLM:
-    """Load a checkpoint in the precision of the settings; they must agree with that of a quantized one.
+    """Load a checkpoint in the precision of the settings, which must agree with that of a quantized checkpoint.
 
-    name: folder or hub id. dtype: of unquantized parameters. Raises CheckpointError for missing weights, and whatever
-    transformers, safetensors, bitsandbytes and accelerate raise.
+    name: folder or hub id. dtype: of unquantized parameters. Raises CheckpointError for missing weights. Exceptions of
+    transformers, safetensors, bitsandbytes and accelerate are passed on.
     """
     quantization = _quantization_now(settings, config, dtype)
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -47,28 +47,28 @@ def load_with_transformers(
         dtype=dtype,
         device_map={"": device},
         use_safetensors=True,
-        # They are refused below, by name; otherwise transformers raises an error that refers to its hidden report.
+        # Mismatched weights are refused below, by name; transformers' error would refer to its silenced report.
         ignore_mismatched_sizes=True,
-        # None, passed explicitly, makes transformers forget that a checkpoint is quantized and serve its raw bytes.
+        # An explicit None makes transformers ignore that a checkpoint is quantized and use its raw bytes as weights.
         **({} if quantization is None else {"quantization_config": quantization}),
     )
     model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
-    # transformers initializes missing weights with random numbers.
+    # Refuse missing weights, which transformers initializes with random numbers.
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
     _convert_parameters(model, dtype, quantized_now=quantization is not None)
     if settings.int8_threshold is not None:
-        # 8-bit weights do not depend on the threshold: it may differ from the one a checkpoint was saved with.
+        # INT8 weights do not depend on the threshold, so it may differ from that of the saved checkpoint.
         for module in model.modules():
             if isinstance(module, Linear8bitLt):
                 module.state.threshold = settings.int8_threshold
-    # In training mode bitsandbytes dequantizes the weights at every call.
+    # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     return model
 
 
 def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
-    """Read the info from the model's layers and weights."""
+    """Return the info of a loaded model, determined from its layers and weights."""
     linears: Counter[str] = Counter()
     thresholds: set[float] = set()
     size = 0
@@ -88,7 +88,7 @@ def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
 
 
 def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Return how to quantize while loading; None keeps the saved precision."""
+    """Return the config for quantization while loading; None keeps the saved precision."""
     if settings.quantization in ("checkpoint", saved_quantization(config)[0]):
         return None
     if settings.quantization == "int8":
@@ -99,15 +99,15 @@ def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtyp
 def _convert_parameters(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
     """Cast unquantized parameters to the dtype; on a CPU, copy parameters that are still mapped from the files.
 
-    transformers keeps the saved dtype of an 8-bit checkpoint's other parameters, and leaves unchanged parameters in the
-    files' pages. Those count as free memory, are read again from the volume when memory is short, and crash the process
-    when the volume disappears.
+    transformers keeps the saved dtype of unquantized parameters in an 8-bit checkpoint, and leaves unconverted
+    parameters memory-mapped. Mapped pages count as free memory, are read from the volume again when memory is short,
+    and crash the process if the volume disappears.
     """
     for parameter in model.parameters():
         floats = parameter.is_floating_point()
         mapped = parameter.device.type == "cpu" and (floats or not quantized_now)
         parameter.data = parameter.data.to(dtype if floats else parameter.dtype, copy=mapped)
         if mapped and isinstance(parameter, Int8Params):
-            # bitsandbytes refers to the weight a second time, and to its scales.
+            # bitsandbytes has additional references to the weight and its scales.
             parameter.CB = parameter.data
             parameter.SCB = parameter.SCB.clone()

@@ -1,7 +1,7 @@
-"""Reads a Llama's weights from safetensors, layer by layer, in the form that the forward pass computes with.
+"""Reads a Llama's weights from safetensors, layer by layer, in the form that the forward pass uses.
 
-Builds no module of transformers: q|k|v and gate|up are fused while they are read, and INT8 weights are quantized block
-by block, or read as they are saved. Memory holds what has been returned, the linear layer being read, and some blocks.
+Doesn't use transformers' modules: q|k|v and gate|up are fused while they are read. INT8 weights are read as saved, or
+quantized block by block. Besides the returned weights, memory holds the current linear layer and a few blocks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 BLOCK = 1 << 18
-"""Weights converted at a time: their floats stay in the processor's cache, five times as fast as whole matrices."""
+"""Number of weights converted at once. Their floats fit the CPU's cache: five times faster than whole matrices."""
 
 _EMBEDDING, _NORM, _HEAD = "model.embed_tokens", "model.norm", "lm_head"
 _QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ROW_FORMAT = 0
-"""bitsandbytes' number of its only layout of INT8 weights since 2024."""
+"""bitsandbytes' number for the row layout, its only layout of INT8 weights since 2024."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class WeightReader:
     """Reads the weights of one checkpoint.
 
-    Every returned tensor is private memory, and no file is mapped: mapped pages count as free memory, are read again
-    from the volume when memory is short, and crash the process when the volume disappears.
+    Returned tensors are in private memory, not memory-mapped: mapped pages count as free memory, are read from the
+    volume again when memory is short, and crash the process if the volume disappears.
     """
 
     def __init__(
@@ -48,37 +48,37 @@ class WeightReader:
     ) -> None:
         """Read and check the headers of the files.
 
-        dtype: of weights in floats. int8: linear layers and head in INT8; those saved in floats are
-        quantized, on the CPU. device: where the tensors are returned; None is the CPU.
-        Raises CheckpointError for a weight that is missing, has another shape, or is in a dtype that isn't supported.
+        dtype: of unquantized weights. int8: return linear layers and head in INT8; if they are saved in floats, they
+        are quantized on the CPU. device: device of the returned tensors; None is the CPU.
+        Raises CheckpointError for a weight that is missing or has an unexpected shape or an unsupported dtype.
         """
         self._saved = SavedTensors(folder)
         self._dtype, self._int8, self._device = dtype, int8, device or torch.device("cpu")
         self._tied = config.tie_word_embeddings
-        # A tied checkpoint may have the shared matrix under the head's name alone.
+        # A tied checkpoint may contain the shared matrix under the head's name only.
         embedding_is_saved = f"{_EMBEDDING}.weight" in self._saved or f"{_HEAD}.weight" not in self._saved
         self._embedding_name = _EMBEDDING if embedding_is_saved or not self._tied else _HEAD
         self._embedding: torch.Tensor | None = None
         self._check(folder, _shapes(config))
 
     def embedding(self) -> torch.Tensor:
-        """Return [vocab, hidden], in floats; the same tensor at every call."""
+        """Return the embedding matrix [vocabulary, hidden], unquantized; the same tensor at every call."""
         if self._embedding is None:
             self._embedding = self._floats(f"{self._embedding_name}.weight")
         return self._embedding
 
     def norm(self) -> torch.Tensor:
-        """Return the gains of the last RMSNorm, [hidden]."""
+        """Return the gain of the final RMSNorm, [hidden]."""
         return self._floats(f"{_NORM}.weight")
 
     def head(self) -> LinearWeight:
-        """Return the head, [vocab, hidden]. In floats a tied head is the tensor of `embedding()`."""
+        """Return the output projection, [vocabulary, hidden]. An unquantized tied head is the embedding's tensor."""
         if not self._head_is_embedding():
             return self._linear(_HEAD)
         return self._linear(self._embedding_name) if self._int8 else LinearWeight(self.embedding())
 
     def layer(self, index: int) -> LayerWeights:
-        """Return a decoder layer. index: from 0."""
+        """Return the weights of a decoder layer. index: from 0."""
         prefix = f"model.layers.{index}."
         return LayerWeights(
             attention_norm=self._floats(f"{prefix}input_layernorm.weight"),
@@ -90,7 +90,7 @@ class WeightReader:
         )
 
     def _head_is_embedding(self) -> bool:
-        """Return whether the head is tied. As in transformers, two saved matrices that differ are not tied."""
+        """Return whether the head is tied to the embedding. As in transformers, saved matrices that differ are not."""
         embedding, head = f"{_EMBEDDING}.weight", f"{_HEAD}.weight"
         if not self._tied or not {embedding, head} <= self._saved.keys():
             return self._tied
@@ -105,7 +105,7 @@ class WeightReader:
         return result.to(self._device)
 
     def _linear(self, *parts: str) -> LinearWeight:
-        """Return the linear layer that has the rows of these, one after the other."""
+        """Return the fused linear layer of these saved layers, whose rows are concatenated in order."""
         heights = [self._saved[f"{part}.weight"].shape[0] for part in parts]
         rows, columns = sum(heights), self._saved[f"{parts[0]}.weight"].shape[1]
         weight = torch.empty(rows, columns, dtype=torch.int8 if self._int8 else self._dtype)
@@ -125,14 +125,14 @@ class WeightReader:
         return LinearWeight(weight.to(self._device), on_device, torch.cat(biases) if biases else None)
 
     def _convert(self, name: str, result: torch.Tensor) -> None:
-        """Read a tensor into a result of any dtype."""
+        """Read a tensor into `result`, converting it to the dtype of `result`."""
         if self._saved[name].torch_dtype == result.dtype:
             self._saved.read_into(name, result)
         else:
             self._in_blocks(name, lambda rows, block: result[rows].copy_(block))
 
     def _quantize(self, name: str, weight: torch.Tensor, scales: torch.Tensor) -> None:
-        """Quantize as transformers and bitsandbytes do: rounded to the model's dtype, and then to float16."""
+        """Quantize a saved tensor to INT8 as transformers and bitsandbytes do: via the model's dtype and float16."""
 
         def quantize(rows: slice, block: torch.Tensor) -> None:
             weight[rows], scales[rows] = quantize_rows(block.to(self._dtype).to(torch.float16))
@@ -140,26 +140,26 @@ class WeightReader:
         self._in_blocks(name, quantize)
 
     def _in_blocks(self, name: str, work: Callable[[slice, torch.Tensor], object]) -> None:
-        """Call `work` with the rows and the content of each block of a tensor, in several threads."""
-        # A block per thread, and not the threads of PyTorch on every operation of a block: those meet ten times a
-        # block, and each time wait for a scheduler slice if another process runs on their core.
+        """Call `work` with the row range and the content of each block of a tensor, in several threads."""
+        # One thread per block, instead of PyTorch's threads for each operation: those synchronize ten times per block,
+        # and each time wait for a scheduler slice if another process runs on one of their cores.
         threads = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(threads, "read", torch.set_num_threads, (1,)) as pool:
                 for _ in pool.map(lambda rows: work(rows, self._saved.read(name, rows)), self._blocks(name)):
                     pass
         finally:
-            # In PyTorch the number is each thread's own, and the last one set is that of threads to come.
+            # PyTorch's thread count is per thread, and the last value set applies to new threads.
             torch.set_num_threads(threads)
 
     def _blocks(self, name: str) -> list[slice]:
-        """Return the rows of each block of a tensor."""
+        """Return the row ranges of a tensor's blocks."""
         rows, *others = self._saved[name].shape
         height = max(1, BLOCK // max(1, prod(others)))
         return [slice(first, min(first + height, rows)) for first in range(0, rows, height)]
 
     def _check(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Check shapes, dtypes and layout of the tensors that are read, and keep their names."""
+        """Check shapes, dtypes and layout of the tensors to read, and store their names in `_used`."""
         saved = self._saved
         if self._embedding_name == _HEAD:
             del shapes[f"{_EMBEDDING}.weight"]
@@ -183,23 +183,23 @@ class WeightReader:
         self._used = shapes.keys()
         if in_int8 and (floats := matrices - in_int8 - {f"{_HEAD}.weight"}):
             _log.warning("%d linear layers are saved in floats and quantized now, first %s", len(floats), min(floats))
-        # Old checkpoints have RoPE's frequencies.
+        # Old checkpoints contain RoPE's frequencies, which are not needed.
         others = (name for name in saved.keys() - self._used - {*formats} if not name.endswith(".rotary_emb.inv_freq"))
         if unused := sorted(others):
             _log.warning("%d saved tensors are not a Llama's and are ignored, first %s", len(unused), unused[0])
 
 
 def quantize_rows(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a float16 matrix in INT8, and the float32 scale of each row: its largest magnitude.
+    """Quantize a float16 matrix to INT8; return it and the float32 scale of each row, its largest magnitude.
 
-    The arithmetic, and so the bits, of bitsandbytes' `int8_vectorwise_quant` on a CPU, whose import takes seconds.
+    Gives the same bits as bitsandbytes' `int8_vectorwise_quant` on a CPU, without its import, which takes seconds.
     """
     scales = block.abs().amax(dim=1).float()
     return torch.round(block * (127.0 / scales[:, None])).to(torch.int8), scales
 
 
 def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of an unquantized Llama by name."""
+    """Return the shapes of all tensors of an unquantized Llama by name."""
     hidden, middle = config.hidden_size, config.intermediate_size
     queries, keys = (count * head_dim(config) for count in (config.num_attention_heads, key_value_heads(config)))
     linears = {

@@ -1,4 +1,4 @@
-"""The weights of a Llama as they are read: per layer, with q|k|v and gate|up fused."""
+"""Data classes for the weights of a Llama's layers, with q|k|v and gate|up fused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class LinearWeight:
-    """A linear layer y = x Wᵀ + b.
+    """The weights of a linear layer y = x Wᵀ + b.
 
     weight: [out, in], floats, or int8 with W = weight · scales / 127. scales: [out], float32, the largest absolute
     value of each row (bitsandbytes' SCB); None for floats. bias: [out] or None.
@@ -22,7 +22,7 @@ class LinearWeight:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer.
+    """The weights of one decoder layer.
 
     query_key_value: rows of all query heads, then key heads, then value heads. gate_up: rows of gate, then up.
     attention_norm, mlp_norm: [hidden], the gains of the RMSNorms before attention and MLP.

@@ -2,15 +2,16 @@
 
     python3 model_repository/llama/1/llama_engine/kernels/cpu/build.py [--optional] [--quiet]
 
-The compiler is the environment variable CXX, else g++, c++ or clang++. An object's name has a hash of the sources and
-flags, so that a stale object is never loaded; it is renamed into place when it is complete, so that builds at the same
-time do no harm; and it ends in a hash of its bytes, because loading a truncated object kills the process. An
-instruction set that the compiler doesn't know is skipped with a line. Objects need no OpenMP when they are linked: its
-one function comes from torch's runtime when they are loaded (see `library`). Whole objects of these sources are kept:
-with nothing to compile it takes a twentieth of a second, so `make` runs it each time.
+The compiler is the environment variable CXX, else g++, c++ or clang++. An instruction set that it doesn't support is
+skipped with a message. Objects are not linked with OpenMP: its one function is resolved from torch's runtime when an
+object is loaded (see `library`).
 
-Exit status: 0, or 1 when there is no object, because there is no compiler, it compiles nothing or the folder can't be
-written; with --optional always 0.
+An object's name contains a hash of the sources and flags, so that a stale object is never loaded. A complete object is
+renamed into place, so that concurrent builds are safe. It ends in a hash of its bytes, because loading a truncated
+object would crash the process. Up-to-date objects are not compiled again: `make` runs this each time, in 0.05 s.
+
+Exit status: 0; 1 if there is no object, because there is no compiler, compilation fails or the folder isn't writable;
+with --optional always 0.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ INSTRUCTION_SETS = {
     "avx512-vnni": _AVX512_VNNI,
     "avx2": _AVX2,
 }
-"""Compiler flags by instruction set, the fastest first."""
+"""Compiler flags by instruction set, fastest first."""
 
 _HASH_BYTES = hashlib.sha256().digest_size
 
 _COMPILER_TIMEOUT = 300
-"""Seconds per object."""
+"""Timeout of the compiler in seconds, per object."""
 
 
 def object_path(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> Path:
-    """Return the path of an instruction set's object as the sources are now."""
+    """Return the path of an instruction set's object, whose name has a hash of the current sources and flags."""
     digest = hashlib.sha256(" ".join((*COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set])).encode())
     for source in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -58,14 +59,14 @@ def object_path(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> Path
 
 
 def find_compiler() -> list[str] | None:
-    """Return the C++ compiler's command, or None."""
+    """Return the command of the C++ compiler, or None if there is none."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     candidates = [chosen] if chosen else [[name] for name in COMPILERS]
     return next((command for command in candidates if shutil.which(command[0])), None)
 
 
 def compile_object(compiler: list[str] | None, instruction_set: str, directory: Path = BUILD_DIRECTORY) -> str | None:
-    """Compile an instruction set's object unless a whole one exists. Return in a line why it fails, None otherwise."""
+    """Compile an instruction set's object unless it is up to date. Return an error in one line, or None on success."""
     if is_built(instruction_set, directory):
         return None
     if compiler is None:
@@ -79,7 +80,7 @@ def compile_object(compiler: list[str] | None, instruction_set: str, directory: 
 
 
 def compile_to(path: Path, command: Sequence[str]) -> str | None:
-    """Run a compiler's command, and seal what it makes and rename it into place. Return in a line why that fails."""
+    """Run a compiler's command, seal its output and move it to `path`. Return an error in one line, or None."""
     try:
         room = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent)
     except OSError as error:
@@ -107,18 +108,18 @@ def is_built(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> bool:
 
 
 def seal(path: Path) -> None:
-    """Append the hash of a complete object to it; the loader ignores bytes after the last section."""
+    """Append a hash to a complete object, which the dynamic loader ignores as it follows the last section."""
     path.write_bytes(path.read_bytes() + hashlib.sha256(path.read_bytes()).digest())
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether an object ends in the hash of its bytes."""
+    """Return whether an object is complete: it ends in the hash of its other bytes."""
     content = path.read_bytes()
     return hashlib.sha256(content[:-_HASH_BYTES]).digest() == content[-_HASH_BYTES:]
 
 
 def remove_stale(directory: Path = BUILD_DIRECTORY) -> None:
-    """Delete complete objects of other sources or flags."""
+    """Delete objects that were built from other sources or flags."""
     current = {object_path(name, directory) for name in INSTRUCTION_SETS}
     for path in directory.glob("[!.]*.so"):
         if path not in current:
@@ -126,15 +127,15 @@ def remove_stale(directory: Path = BUILD_DIRECTORY) -> None:
 
 
 def main() -> int:
-    """Compile every instruction set; return the exit status."""
+    """Compile the objects of all instruction sets; return the exit status."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument("--optional", action="store_true", help="exit with 0 even if nothing can be compiled")
     parser.add_argument("--quiet", action="store_true", help="print nothing if nothing is to be compiled")
     options = parser.parse_args()
-    # Objects need any glibc and nothing else, so those that another machine made of these sources do as well.
-    there = [name for name in INSTRUCTION_SETS if is_built(name)]
+    # Objects depend on glibc only, so those built from these sources on another machine can be used, too.
+    existing = [name for name in INSTRUCTION_SETS if is_built(name)]
     compiler = find_compiler()
-    if compiler is None and not there:
+    if compiler is None and not existing:
         wanted = os.environ.get("CXX") or ", ".join(COMPILERS)
         print(
             f"CPU kernels not built: no C++ compiler ({wanted}); the model runs on PyTorch's kernels", file=sys.stderr
@@ -143,7 +144,7 @@ def main() -> int:
     built: list[str] = []
     skipped: dict[str, list[str]] = {}
     for name in INSTRUCTION_SETS:
-        message = None if name in there else compile_object(compiler, name)
+        message = None if name in existing else compile_object(compiler, name)
         if message is None:
             built.append(name)
         else:
@@ -156,7 +157,7 @@ def main() -> int:
         remove_stale()
     except OSError as error:
         print(f"CPU kernels of other sources stay in {BUILD_DIRECTORY}: {error.strerror}", file=sys.stderr)
-    if not options.quiet or built != there:
+    if not options.quiet or built != existing:
         print(f"CPU kernels: {', '.join(built)} in {BUILD_DIRECTORY}")
     return 0
 

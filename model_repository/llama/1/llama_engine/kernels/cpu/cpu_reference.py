@@ -1,4 +1,4 @@
-"""What the CPU kernels compute, in torch: exact products bit for bit, everything else in float64."""
+"""Reference implementation of the CPU kernels in PyTorch: exact products bit for bit, everything else in float64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llama_engine.kernels.cpu.packing import Dimensions
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 SPLIT = 254
-"""A quantized activation of two terms is q = SPLIT · high + low."""
+"""Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
 
 
 def quantize(x: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q [rows, inputs] int64 and scale [rows] float32 with x ≈ scale · q, the kernels' bits."""
+    """Return q [rows, inputs] int64 and scale [rows] float32 with x ≈ scale · q, with the same bits as the kernels."""
     amax = x.abs().amax(-1, keepdim=True)
     # Not `127 / amax`, which torch rounds twice, as 127 · (1 / amax).
     scaled = x * torch.where(amax > 1e-30, torch.full_like(amax, 127) / amax, 0)
@@ -24,7 +24,7 @@ def quantize(x: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linear(x: torch.Tensor, layer: LinearWeight, terms: int) -> torch.Tensor:
-    """Return the exact INT8 product of x [rows, inputs] float32, the kernels' bits."""
+    """Return a linear layer's exact INT8 product with x [rows, inputs] float32, with the same bits as the kernels."""
     assert layer.scales is not None
     q, scale = quantize(x, terms)
     y = (q @ layer.weight.long().T).double().float() * (scale[:, None] * (layer.scales.float() / 127))
@@ -34,9 +34,9 @@ def linear(x: torch.Tensor, layer: LinearWeight, terms: int) -> torch.Tensor:
 def attention(
     qkv: torch.Tensor, dimensions: Dimensions, cosine: torch.Tensor, sine: torch.Tensor, cache_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the attention [tokens, heads, head_dim] of a whole sequence, in float64, with the cache's rounding.
+    """Return the attention [tokens, heads, head_dim] of a whole sequence, in float64.
 
-    qkv: [tokens, heads + 2 · KV heads, head_dim], before RoPE.
+    Keys and values are rounded to `cache_dtype`. qkv: [tokens, heads + 2 · KV heads, head_dim], before RoPE.
     """
     heads, kv_heads, tokens = dimensions.heads, dimensions.kv_heads, len(qkv)
     query, key, value = (qkv[:, :heads].double(), *qkv[:, heads:].double().chunk(2, dim=1))
@@ -59,7 +59,7 @@ def logits(
 ) -> torch.Tensor:
     """Return the logits [tokens, vocabulary] of a whole sequence from its embeddings x, in float64.
 
-    Weights are as they are stored; activations aren't quantized. tables: RoPE's cosine and sine.
+    Weights are the stored INT8 weights; activations are not quantized. tables: RoPE's cosine and sine.
     """
     x, width = x.double(), dimensions.heads * dimensions.head_dim
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Runs a Llama with the CPU kernels: `CpuLlama` holds packed weights, `CpuForward` a KV cache and scratch for them."""
+"""Runs a Llama with the CPU kernels: `CpuLlama` holds packed weights, `CpuForward` a KV cache and scratch memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from llama_engine.kernels.cpu.structures import Cache, Layer, Model
 from llama_engine.model.kv_cache import BLOCK, KVCacheShape
 
 ROOM = 512
-"""Tokens that are computed at once."""
+"""Default maximum of tokens computed at once."""
 
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""The kernels' number of each dtype of the KV cache."""
+"""The kernels' numbers for the dtypes of the KV cache."""
 
 
 @dataclass(frozen=True)
 class CpuLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    norm: [hidden], the final norm's gain. cosine, sine: [positions, head_dim / 2], the angles of RoPE. terms: 1 or 2,
-    of a quantized activation.
+    norm: [hidden], the final norm's gain. cosine, sine: [positions, head_dim / 2], tables of RoPE. terms: INT8 terms
+    per activation, 1 or 2.
     """
 
     kernels: CpuKernels
@@ -46,7 +46,7 @@ class CpuLlama:
 
 
 def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
-    """Bytes of the scratch of `CpuForward`, at most. positions: of a slot. room: tokens that are computed at once."""
+    """Return an upper bound of `CpuForward`'s scratch bytes. positions: per slot. room: tokens computed at once."""
     dimensions = llama.dimensions
     hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
     attended = padded(dimensions.heads * dimensions.padded_head_dim)
@@ -61,11 +61,11 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
 class CpuForward:
     """The forward pass of a Llama on tokens of any slots. Not thread-safe: one call at a time.
 
-    A token's hidden state and logits are the same bits alone and beside any other tokens, in any cut of its sequence,
-    with any number of threads (torch.get_num_threads() at each call).
+    A token's hidden state and logits have the same bits in any batch, for any chunking of its sequence, and with any
+    number of threads (torch.get_num_threads() at each call).
 
-    cache: a head has the padded dimension. room: tokens that are computed at once; a call of more tokens is cut. Raises
-    ValueError where RoPE's tables are shorter than the cache.
+    cache: shape of the KV cache, with the padded head dimension. room: maximum tokens computed at once; calls with more
+    tokens are split. Raises ValueError if RoPE's tables are shorter than the cache.
     """
 
     def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:
@@ -99,9 +99,9 @@ class CpuForward:
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Run all layers and return the hidden states before the final norm; x may be changed in place.
 
-        x: [tokens, hidden] float32, the embeddings. slots, positions: [tokens] int64, where each token's keys and
-        values are written; a sequence's tokens are in the order of their positions, and all before are in the cache.
-        Raises IndexError for a slot or a position outside the cache: the kernels would write there.
+        x: [tokens, hidden] float32, the embeddings. slots, positions: [tokens] int64, each token's place in the KV
+        cache. A sequence's tokens must be in ascending order of position, and its earlier positions must be cached.
+        Raises IndexError for a slot or position outside the cache, because the kernels don't check bounds.
         """
         _check_bounds("slot", slots, self.cache.slots)
         _check_bounds("position", positions, self.cache.positions)
@@ -115,13 +115,13 @@ class CpuForward:
         return padded_x if hidden == self._width else padded_x[:, :hidden]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of a slot's first positions to another slot, in every layer.
+        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`, in every layer.
 
         Raises IndexError for a slot or a length outside the cache.
         """
         _check_bounds("slot", torch.tensor([source, target]), self.cache.slots)
         _check_bounds("position", torch.tensor([length - 1]), self.cache.positions)
-        # Whole blocks: inside one, the keys of its positions are interleaved.
+        # Copy whole blocks: within a block, the keys of its positions are interleaved.
         end = padded(length, BLOCK)
         for tensors in self.layer_caches:
             for tensor in tensors:
@@ -157,14 +157,14 @@ class CpuForward:
         return (functional.pad(x, (0, padding)) if padding else x).contiguous()
 
     def _use_threads(self) -> None:
-        """Enlarge the scratch if torch has more threads than before."""
+        """Enlarge the scratch memory if torch has more threads than before."""
         if torch.get_num_threads() > self._threads:
             self._threads = torch.get_num_threads()
             self._scratch = torch.zeros(self._threads, self._scratch.shape[1])
             self._model.scratch = self._scratch.data_ptr()
 
     def _allocate_cache(self) -> list[torch.Tensor]:
-        """Return keys and values of a layer, and their scales if they are int8."""
+        """Allocate the KV cache of a layer: keys, values, and for int8 their scales."""
         dimensions, cache = self.llama.dimensions, self.cache
         heads = (cache.slots, dimensions.kv_heads, cache.positions)
         tensors = [torch.empty(*heads, dimensions.padded_head_dim, dtype=cache.dtype) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The instruction sets of the CPU kernels: which the processor has and the environment allows."""
+"""The instruction sets of the CPU kernels: detects which ones the processor has and the environment allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU_FLAGS = {
     "avx512-vnni": _AVX512_VNNI,
     "avx2": _AVX2,
 }
-"""The flags of /proc/cpuinfo that each instruction set needs."""
+"""The flags in /proc/cpuinfo that each instruction set requires."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
@@ -37,23 +37,23 @@ def cpu_flags() -> set[str]:
 
 
 def _onednn_cap() -> int:
-    """Return how many of the instruction sets ONEDNN_MAX_CPU_ISA allows, from the slowest on."""
+    """Return how many instruction sets, counted from the slowest, ONEDNN_MAX_CPU_ISA allows."""
     cap = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "ALL")).upper()
     if cap in ("SSE41", "AVX"):
         return 0
     if cap in ("AVX512_CORE", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"):
         return 1
-    # Other names without AMX; oneDNN ignores a name that it doesn't know, which caps nothing.
+    # All other AVX-512 and AVX10 names without AMX. As in oneDNN, an unknown name is no cap.
     return 2 if cap.startswith(("AVX512_CORE_", "AVX10_")) and "AMX" not in cap else 3
 
 
 def _aten_cap() -> int:
-    """Return how many of the instruction sets ATEN_CPU_CAPABILITY allows."""
+    """Return how many instruction sets, counted from the slowest, ATEN_CPU_CAPABILITY allows."""
     return {"default": 0, "avx2": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", "").lower(), 3)
 
 
 def request_amx() -> None:
-    """Ask the kernel for AMX's tile registers; raise OSError if it refuses."""
+    """Request permission for AMX's tile registers from Linux. Raises OSError if it is refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
         raise OSError(ctypes.get_errno(), "the kernel refuses AMX's tile registers")

@@ -1,7 +1,7 @@
-"""Loads a compiled object of the CPU kernels.
+"""Loads a compiled shared object of the CPU kernels.
 
-Its OpenMP function is resolved from the runtime that torch has loaded, so that torch and the kernels share one pool of
-threads.
+The object's OpenMP function is resolved from the runtime that torch has loaded, so that torch and the kernels share one
+thread pool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 
 def openmp_runtimes() -> list[Path]:
-    """Return the OpenMP runtimes that this process has mapped, those of torch first."""
+    """Return the paths of the OpenMP runtimes loaded in this process, those of torch first."""
     mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
     runtimes = sorted(path for path in mapped if path.name.startswith(OPENMP_RUNTIMES))
     site = Path(torch.__file__).parents[1]
@@ -30,7 +30,7 @@ def openmp_runtimes() -> list[Path]:
 
 
 def use_huge_pages(tensor: torch.Tensor) -> None:
-    """Ask for pages of 2 MiB for a tensor that isn't written yet; a kernel without them refuses, which does no harm."""
+    """Request 2 MiB pages for a tensor that has not been written yet. Does nothing if Linux doesn't support them."""
     first = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
     size = tensor.data_ptr() + tensor.nbytes - first
     if size >= HUGE_PAGE:
@@ -38,9 +38,9 @@ def use_huge_pages(tensor: torch.Tensor) -> None:
 
 
 class CpuKernels:
-    """The kernels of one instruction set. Tensors are contiguous and on the CPU; widths are padded (see `packing`).
+    """The kernels of one instruction set. All tensors must be contiguous CPU tensors of padded widths (see `packing`).
 
-    name: of the instruction set. Raises OSError if the object can't be loaded, AttributeError if it lacks a function.
+    name: the instruction set. Raises OSError if the object can't be loaded, AttributeError if it lacks a function.
     """
 
     def __init__(self, name: str, path: Path) -> None:
@@ -71,9 +71,9 @@ class CpuKernels:
         self._scratch_stride = library.scratch_stride
 
     def pack(self, weight: torch.Tensor, source: torch.Tensor, inputs: int) -> torch.Tensor:
-        """Pack a weight [any, columns] int8 to [outputs, inputs] uint8, the kernels' own form.
+        """Pack a weight [rows, columns] int8 into the kernels' layout, [outputs, inputs] uint8.
 
-        source: [outputs] int32, the row of `weight` of each packed output, or -1 for zeros.
+        source: [outputs] int32, the row of `weight` for each packed output; -1 is an output of zeros.
         """
         packed = torch.empty(len(source), inputs, dtype=torch.uint8)
         use_huge_pages(packed)
@@ -84,7 +84,7 @@ class CpuKernels:
         return packed
 
     def linear(self, matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Write a linear layer's product of x [rows, inputs] to y [rows, outputs]."""
+        """Compute a linear layer of x [rows, inputs] into y [rows, outputs]. quantized: scratch for quantized rows."""
         self._linear(matrix, quantized, x.data_ptr(), len(x), y.data_ptr(), torch.get_num_threads())
 
     def forward(self, model: Model, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
@@ -98,11 +98,11 @@ class CpuKernels:
         self._logits(model, x.data_ptr(), len(x), result.data_ptr(), torch.get_num_threads())
 
     def attention(self, model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        """Rotate, cache and attend a layer's queries, keys and values: Model.qkv → Model.attended."""
+        """Apply RoPE, write the KV cache and compute attention for a layer: Model.qkv → Model.attended."""
         self._attention(
             model, layer, slots.data_ptr(), positions.data_ptr(), len(slots), torch.get_num_threads()
         )  # fmt: skip
 
     def scratch_stride(self, positions: int, head_dim: int) -> int:
-        """Return the floats of scratch per thread."""
+        """Return the number of scratch floats per thread. positions: per slot."""
         return int(self._scratch_stride(positions, head_dim))

@@ -1,6 +1,6 @@
-"""Packs the weights of a Llama for the CPU kernels.
+"""Packs the weights of a Llama into the layout of the CPU kernels.
 
-All widths are padded with zeros to multiples of 64, and a head's dimension to a multiple of 16.
+All widths are padded with zeros to multiples of 64, and the head dimension to a multiple of 16.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from llama_engine.kernels.cpu.structures import Matrix, Quantized
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 UNIT = 64
-"""Widths are multiples of this."""
+"""Padded widths are multiples of this."""
 
 OUTPUTS = 16
-"""Outputs of a packed block."""
+"""Number of outputs per packed block."""
 
 ROWS = 12
-"""Room is for a multiple of as many rows: whole groups of 6 rows (AVX2), and of 8 terms, of which a row has up to 2."""
+"""Row buffers are a multiple of this: whole groups of 6 rows (AVX2) and of 8 terms, with up to 2 terms per row."""
 
 MAX_INPUTS = 2**31 // (127 * 128)
-"""A sum of this many products of a term and a weight always fits int32: 132,104."""
+"""Maximum inputs of a layer, 132,104: a sum of this many products of a term and a weight always fits int32."""
 
 
 def padded(size: int, unit: int = UNIT) -> int:
-    """Round up to a multiple of the unit."""
+    """Return the size rounded up to a multiple of the unit."""
     return -(-size // unit) * unit
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """A Llama's dimensions. epsilon: of the RMSNorms. scaling: of the attention scores."""
+    """A Llama's dimensions. epsilon: of the RMSNorms. scaling: factor of the attention scores."""
 
     hidden: int
     heads: int
@@ -52,7 +52,7 @@ class Dimensions:
 
     @property
     def linear_shapes(self) -> set[tuple[int, int]]:
-        """(out, in) of all linear layers, the head included."""
+        """The distinct shapes (out, in) of all linear layers, including the head."""
         return {
             ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
             (self.hidden, self.heads * self.head_dim),
@@ -64,7 +64,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A packed linear layer. weight: uint8. scale: [outputs], of the weight. bias: [outputs] or None; all padded."""
+    """A packed linear layer; all tensors are padded. weight: uint8. scale: [outputs]. bias: [outputs] or None."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -72,7 +72,7 @@ class PackedLinear:
 
     @property
     def matrix(self) -> Matrix:
-        """The structure, valid while this object lives."""
+        """The C structure with pointers to the tensors, valid as long as this object exists."""
         bias = None if self.bias is None else self.bias.data_ptr()
         return Matrix(self.weight.data_ptr(), self.scale.data_ptr(), bias, *self.weight.shape)
 
@@ -91,7 +91,7 @@ class PackedLayer:
 
 @dataclass
 class QuantizedRows:
-    """Room for quantized rows of a linear layer's inputs. terms: 1 or 2."""
+    """Scratch memory for a linear layer's quantized input rows. terms: INT8 terms per activation, 1 or 2."""
 
     rows: int
     inputs: int
@@ -107,19 +107,19 @@ class QuantizedRows:
 
     @property
     def structure(self) -> Quantized:
-        """The structure, valid while this object lives."""
+        """The C structure with pointers to the tensors, valid as long as this object exists."""
         return Quantized(*(tensor.data_ptr() for tensor in self.tensors), self.inputs, self.terms)
 
 
 def pad_gain(gain: torch.Tensor) -> torch.Tensor:
-    """Pad a norm's gain [hidden] with zeros, as float32."""
+    """Return a norm's gain [hidden] as float32, padded with zeros."""
     return functional.pad(gain.detach().float(), (0, padded(len(gain)) - len(gain))).contiguous()
 
 
 def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor | None = None) -> PackedLinear:
-    """Pack an INT8 linear layer. source: as `CpuKernels.pack` takes it; None keeps the order of the outputs.
+    """Pack an INT8 linear layer. source: as for `CpuKernels.pack`; None keeps the order of the outputs.
 
-    Raises ValueError for a float weight and for more inputs than an int32 sum is exact for.
+    Raises ValueError for a weight in floats and for more than MAX_INPUTS inputs.
     """
     weight, scales = linear.weight, linear.scales
     if scales is None or weight.dtype != torch.int8:
@@ -142,7 +142,7 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
 
 
 def pack_layer(kernels: CpuKernels, dimensions: Dimensions, layer: LayerWeights) -> PackedLayer:
-    """Pack a decoder layer; the original isn't referenced any more."""
+    """Pack a decoder layer. The result has no reference to the original weights."""
     heads, dim, wide = dimensions.heads, dimensions.head_dim, dimensions.padded_head_dim
     output = layer.attention_output
     if wide != dim:
@@ -159,14 +159,14 @@ def pack_layer(kernels: CpuKernels, dimensions: Dimensions, layer: LayerWeights)
 
 
 def _head_rows(dimensions: Dimensions) -> torch.Tensor:
-    """Return the source rows of q|k|v with each head padded."""
+    """Return the source rows for packing q|k|v with each head padded; -1 is padding."""
     dim = dimensions.head_dim
     rows = torch.arange((dimensions.heads + 2 * dimensions.kv_heads) * dim).view(-1, dim)
     return functional.pad(rows, (0, dimensions.padded_head_dim - dim), value=-1).flatten()
 
 
 def _gate_up_rows(intermediate: int) -> torch.Tensor:
-    """Return the source rows of gate and up in alternate blocks of 16 outputs."""
+    """Return the source rows for packing gate|up in alternating blocks of 16 outputs."""
     gate = functional.pad(torch.arange(intermediate), (0, padded(intermediate) - intermediate), value=-1)
     up = torch.where(gate < 0, -1, gate + intermediate)
     return torch.stack((gate.view(-1, OUTPUTS), up.view(-1, OUTPUTS)), dim=1).flatten()

@@ -1,4 +1,4 @@
-"""The structures of the C++ kernels, as in forward.cpp, linear.h and attention.h."""
+"""ctypes mirrors of the C++ kernels' structures in forward.cpp, linear.h and attention.h."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Matrix(ctypes.Structure):
 
 
 class Quantized(ctypes.Structure):
-    """Room for quantized rows."""
+    """Scratch memory for quantized rows."""
 
     _fields_ = (
         ("terms", ctypes.c_void_p),
@@ -55,7 +55,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """A model with its cache and scratch."""
+    """A model with its KV cache and scratch memory."""
 
     _fields_ = (
         ("layers", ctypes.c_int32),

@@ -1,8 +1,8 @@
-"""Chooses and verifies the CPU kernels when a model loads.
+"""Selects and verifies the CPU kernels when a model loads.
 
-The instruction set is the fastest that the CPU has, the environment allows and an object exists for. Its linear layers
-must give the bits of `cpu_reference`, and its attention the reference's values within a tolerance. If they don't, the
-next instruction set is tried; each failure is one log line.
+Candidates are the instruction sets that the CPU has, the environment allows and an object exists for, fastest first.
+Linear layers must give the same bits as `cpu_reference`, and attention the same values within a tolerance. If a
+candidate fails, one log line says why, and the next one is tried.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 ATTENTION_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
-"""Largest error of the attention, relative to the reference's largest value. A float32 that lies at the border of two
-bfloat16 or int8 values may be rounded to the other one."""
+"""Tolerated error of the attention by cache dtype, relative to the reference's largest value. A float32 halfway between
+two bfloat16 or int8 values can be rounded to either."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def choose_cpu_kernels(
                      "ONEDNN_MAX_CPU_ISA must allow them")  # fmt: skip
         return None
     existing = [name for name in candidates if object_path(name, directory).exists()]
-    # One line where none is built; else one for each that would have been faster.
+    # Log one line if no object is built; else one for each faster instruction set without an object.
     for name in candidates[: candidates.index(existing[0]) if existing else 1]:
         _log.warning("the CPU kernels aren't built for %s: run python3 %s", name, SCRIPT)
     for name in existing:
@@ -59,21 +59,21 @@ def verify(kernels: CpuKernels, dimensions: Dimensions, cache_dtype: torch.dtype
     """Raise RuntimeError if a linear layer's bits or the attention's values are wrong."""
     generator = torch.Generator().manual_seed(0)
     for outputs, inputs in sorted(dimensions.linear_shapes):
-        # Blocks of outputs are alike: some of them, and the last ones with their padding, represent the others.
+        # All blocks of outputs are computed alike, so a few blocks and the padded last one are verified.
         for terms in (1, 2):
             _verify_linear(kernels, 256 + outputs % 64, inputs, terms, generator)
     _verify_attention(kernels, dimensions, cache_dtype, generator)
 
 
 def _verify_linear(kernels: CpuKernels, outputs: int, inputs: int, terms: int, generator: torch.Generator) -> None:
-    """Compare rows of random and of extreme values with weights of random and of extreme values.
+    """Verify a linear layer with random and extreme activations and weights.
 
-    19 rows: more than any instruction set multiplies at once, and a rest.
+    19 rows are more than any instruction set multiplies at once, and not a multiple of that.
     """
     weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
     weight[0], weight[1] = 127, -127
     x = torch.randn(19, inputs, generator=generator)
-    x[0], x[1], x[2] = 1, -1, 126.5 / 127  # q of 127 · 254, its negative, and with both terms near their bound
+    x[0], x[1], x[2] = 1, -1, 126.5 / 127  # q = 127 · 254; its negative; both terms near their bounds
     x[2, 0] = 1
     layer = LinearWeight(weight, torch.rand(outputs, generator=generator) + 0.5)
     if not torch.equal(run_linear(kernels, x, layer, terms), cpu_reference.linear(x, layer, terms)):
@@ -81,7 +81,7 @@ def _verify_linear(kernels: CpuKernels, outputs: int, inputs: int, terms: int, g
 
 
 def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms: int) -> torch.Tensor:
-    """Return one linear layer's product of x [rows, inputs] by the kernels."""
+    """Return the kernels' result of one linear layer for x [rows, inputs]."""
     packed = pack_linear(kernels, layer)
     rows, inputs = x.shape
     wide = torch.nn.functional.pad(x, (0, padded(inputs) - inputs)).contiguous()
@@ -94,7 +94,7 @@ def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms:
 def _verify_attention(
     kernels: CpuKernels, dimensions: Dimensions, cache_dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    """Compare the attention of 37 tokens in three cuts."""
+    """Verify the attention of a sequence of 37 tokens, computed in three chunks."""
     tokens, dim = 37, dimensions.head_dim
     shape = KVCacheShape(1, 2, dimensions.kv_heads, tokens, dimensions.padded_head_dim, cache_dtype)
     forward = CpuForward(attention_model(kernels, dimensions, shape.positions), shape, tokens)
@@ -110,7 +110,7 @@ def _verify_attention(
 
 
 def attention_model(kernels: CpuKernels, dimensions: Dimensions, positions: int) -> CpuLlama:
-    """Return a model of one layer with these heads and tiny linear layers of zeros, to run its attention."""
+    """Return a one-layer model with these heads and tiny linear layers of zeros, to verify its attention."""
     small = Dimensions(64, dimensions.heads, dimensions.kv_heads, dimensions.head_dim, 64, 64, 1e-5, dimensions.scaling)
 
     def zeros(outputs: int, inputs: int) -> LinearWeight:

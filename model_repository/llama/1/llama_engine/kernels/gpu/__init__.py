@@ -1,1 +1,1 @@
-"""A GPU's product and attention, by the kernels of bitsandbytes and PyTorch."""
+"""INT8 product and attention on a GPU, with kernels of bitsandbytes and PyTorch."""

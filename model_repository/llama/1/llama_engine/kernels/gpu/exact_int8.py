@@ -1,12 +1,12 @@
-"""The exact INT8 product on a GPU, by bitsandbytes' product of INT8 matrices, whose sums are int32.
+"""The exact INT8 product on a GPU, with bitsandbytes' INT8 matrix product, whose sums are int32.
 
 An activation row x is scale · q, and the integer q is one INT8 term or two:
 
     q = 254 · high + low        Σ x·w = scale · weight scale · (254 · Σ high·w + Σ low·w)
 
-Integer sums have neither rounding nor order, and everything else is elementwise. So a row's result has the same bits in
-any batch and in any cut of a prompt, and they are the bits of the CPU's compiled kernels (`cpu_reference.linear`). It
-has not run on a GPU yet; the tests run it on CPU tensors.
+Integer sums are exact in any order, and all other operations are elementwise. So a row's result has the same bits in
+any batch and for any chunking of a prompt, and the same bits as the CPU's compiled kernels (`cpu_reference.linear`).
+This module has not run on a GPU yet; the tests run it on CPU tensors.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from llama_engine.errors import CheckpointError
 from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
-"""Inputs of a layer up to which no sum leaves int32, for any INT8 weights: 132,104."""
+"""Maximum inputs of a layer for which sums can't overflow int32, for any INT8 weights: 132,104."""
 
 INPUT_MULTIPLE = 4
-"""bitsandbytes multiplies other numbers of inputs in float32, which rounds."""
+"""Required divisor of a layer's inputs; for other numbers bitsandbytes computes in float32, which rounds."""
 
 _SPLIT = 254
 _SMALLEST = 1e-30
-"""Rows without a larger value are quantized to zeros."""
+"""Rows whose largest magnitude doesn't exceed this are quantized to zeros."""
 
 
 @dataclass(frozen=True)
 class ExactInt8Linear:
-    """y = x Wᵀ + b in exact integer sums, on the device of the weight.
+    """A linear layer y = x Wᵀ + b with exact integer sums, on the device of the weight.
 
-    weight: [out, in], int8. scales: [out], float32, the value of 1 in each row. bias: [out], float32. terms: 1 or 2, of
-    an activation.
+    weight: [out, in], int8. scales: [out], float32, factor of each row's integers. bias: [out], float32. terms: INT8
+    terms per activation, 1 or 2.
     """
 
     weight: torch.Tensor
@@ -44,12 +44,12 @@ class ExactInt8Linear:
     terms: int
 
     def __call__(self, activations: torch.Tensor) -> torch.Tensor:
-        """Return [..., out] of [..., in], in the dtype of the activations; NaN for a row that isn't finite."""
+        """Return the layer's output [..., out] for activations [..., in], in their dtype; NaN for non-finite rows."""
         terms, scale = quantize(activations.reshape(-1, activations.shape[-1]).float(), self.terms)
         sums: torch.Tensor = int8_linear_matmul(terms, self.weight)
         if self.terms == 2:
             high, low = sums.chunk(2)
-            # Exact in float64, and then rounded once.
+            # The sum is exact in float64 and then rounded once.
             sums = low.double().add_(high, alpha=_SPLIT)
         result: torch.Tensor = sums.float().mul_(scale * self.scales)
         if self.bias is not None:
@@ -58,7 +58,7 @@ class ExactInt8Linear:
 
 
 def exact_int8_linear(weight: LinearWeight, terms: int) -> ExactInt8Linear:
-    """Return the layer of a weight. Raises CheckpointError for a number of inputs whose sums aren't exact."""
+    """Return the layer of an INT8 weight. Raises CheckpointError if its number of inputs has no exact product."""
     assert weight.scales is not None, "the weight is not quantized"
     outputs, inputs = weight.weight.shape
     if inputs % INPUT_MULTIPLE or inputs > MAX_INPUTS:
@@ -71,15 +71,15 @@ def exact_int8_linear(weight: LinearWeight, terms: int) -> ExactInt8Linear:
 
 
 def quantize(rows: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows [n, in], float32; return their terms [terms · n, in], int8, all high ones first, and scales [n, 1].
+    """Quantize rows [n, in], float32; return terms [terms · n, in], int8, and scales [n, 1].
 
-    The scale of a row that isn't finite is NaN.
+    The high terms of all rows come first, then the low terms. The scale of a row that isn't finite is NaN.
     """
     largest = rows.abs().amax(-1, keepdim=True)
     # Not `127 / largest`, which torch rounds twice, as 127 · (1 / largest).
     scaled = rows * torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
     high = scaled.round()
-    # 0 · infinity is NaN.
+    # 0 · infinity is NaN, which marks rows that aren't finite.
     scale = (largest + 0 * largest) / 127
     if terms == 1:
         return high.to(torch.int8), scale

@@ -1,4 +1,4 @@
-"""The reference of a GPU's attention, in plain PyTorch."""
+"""Reference implementation of attention on a GPU, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 def attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: int, scaling: float
 ) -> torch.Tensor:
-    """Return the causal attention [n, heads, dim] of one sequence, whose last n of `length` positions are the queries.
+    """Return the causal attention [n, heads, dim] of the last n of a sequence's `length` positions.
 
-    query: [n, heads, dim]. keys, values: [KV heads, positions, dim] of the sequence's slot; positions from the
-    length on may hold anything. Softmax and sums in float32.
+    query: [n, heads, dim]. keys, values: [KV heads, positions, dim] of the sequence's slot; positions from `length` on
+    are ignored. Softmax and sums are computed in float32.
     """
     count, group = len(query), query.shape[1] // len(keys)
     keys = keys[:, :length].float().repeat_interleave(group, 0)

@@ -1,9 +1,9 @@
-"""Attention over a GPU's KV cache: PyTorch's FlashAttention for sequences of any lengths, one call a pass.
+"""Attention over a GPU's KV cache with PyTorch's FlashAttention for variable lengths, in one call per pass.
 
-Each sequence attends to its own positions only, without a mask or padding. The keys of a sequence are never split among
-programs (`num_splits=1`): then, as PyTorch documents, a sequence's result has the same bits in any batch. It has
-not run on a GPU yet: it is compared with its reference when the model loads, and where that fails, attention takes
-masks.
+Each sequence attends to its own positions only, without masks or padding. The keys of a sequence are never split among
+thread blocks (`num_splits=1`), so that, as PyTorch documents, a sequence's result has the same bits in any batch. This
+module has not run on a GPU yet: it is compared with its reference when the model loads, and if that fails, attention
+with masks is used.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.transfer import to_device
 
 TOLERANCE = 2e-2
-"""Largest error, relative to the reference's largest value: a few roundings of bfloat16."""
+"""Tolerated error, relative to the reference's largest value: a few bfloat16 roundings."""
 
 MIN_CAPABILITY = (8, 0)
-"""FlashAttention needs Ampere or newer."""
+"""Minimum compute capability of FlashAttention: Ampere."""
 
 _TRIAL_LENGTHS = (1, 67, 200)
 _TRIAL_QUERIES = (1, 3, 64)
-"""Queries of each trial sequence in a prefill: its last positions."""
+"""Number of queries of each sequence in the trial prefill; they are its last positions."""
 
 _log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """The sequences of one call, whose queries follow one another.
+    """The sequences of one attention call, whose queries are concatenated.
 
-    slots: [n], the KV slot of each sequence. first: [n + 1], int32, the first query of each, and the number of all.
-    lengths: [n], int32, positions up to the sequence's last query. max_queries, max_length: bounds of any sequence.
+    slots: [n], KV slots. first: [n + 1], int32, index of each sequence's first query, and the number of all queries.
+    lengths: [n], int32, number of positions up to the sequence's last query. max_queries, max_length: upper bounds of
+    the queries and the length of a sequence.
     """
 
     slots: torch.Tensor
@@ -47,21 +48,22 @@ class Layout(NamedTuple):
 
 
 VarlenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float], torch.Tensor]
-"""(query [n, heads, dim], keys and values [slots, KV heads, positions, dim], layout, scaling) → as the query."""
+"""(query [n, heads, dim], keys and values [slots, KV heads, positions, dim], layout, scaling) → [n, heads, dim]."""
 
 
 def varlen_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
 ) -> torch.Tensor:
-    """Return the causal attention [n, heads, dim] of queries that are the last positions of their sequences.
+    """Return the causal attention [n, heads, dim] of queries at the last positions of their sequences.
 
-    query: [n, heads, dim], float16 or bfloat16, as the cache. keys, values: one layer of the KV cache, contiguous.
+    query: [n, heads, dim], float16 or bfloat16, the dtype of the cache. keys, values: one layer of the KV cache,
+    [slots, KV heads, positions, dim], contiguous.
     """
-    # A CPU doesn't need it.
+    # Imported here because only GPUs use it.
     from torch.nn.attention.varlen import varlen_attn
 
     slots, heads, positions, dim = keys.shape
-    # As [positions of all slots, heads, dim] without a copy: a head's keys are `positions` rows further on.
+    # View the cache as [positions of all slots, heads, dim] without a copy: heads are `positions` rows apart.
     shape, stride = ((slots * heads - heads + 1) * positions, heads, dim), (dim, positions * dim, 1)
     starts = (layout.slots * (heads * positions)).int()
     attended = varlen_attn(
@@ -69,7 +71,7 @@ def varlen_attention(
         keys.as_strided(shape, stride),
         values.as_strided(shape, stride),
         layout.first,
-        # The last one, the end of all, isn't read: `seqused_k` has the lengths.
+        # The last entry, the end, isn't read because `seqused_k` has the lengths.
         torch.cat((starts, starts[-1:])),
         layout.max_queries,
         layout.max_length,
@@ -84,7 +86,7 @@ def varlen_attention(
 
 
 def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> VarlenAttention | None:
-    """Return the attention for a model on this GPU; None, and a warning in the log, where it can't be used.
+    """Return FlashAttention for a model on this GPU; log a warning and return None if it can't be used.
 
     dtype: of activations and KV cache. group: query heads per KV head.
     """
@@ -92,14 +94,14 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int, gr
         if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
             raise RuntimeError("this GPU is older than Ampere")
         _verify(varlen_attention, device, dtype, head_dim, group)
-    except Exception as error:  # noqa: BLE001 - attention with masks always works
+    except Exception as error:  # noqa: BLE001 - fall back to attention with masks
         _log.warning("FlashAttention can't be used; attention takes masks: %s", one_line(error))
         return None
     return varlen_attention
 
 
 def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> None:
-    """Raise RuntimeError unless prefills and a decode step agree with the reference, and with each sequence alone."""
+    """Raise RuntimeError unless a batch's attention agrees with the reference and with each sequence computed alone."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (len(_TRIAL_LENGTHS), 2, 2 * max(_TRIAL_LENGTHS), head_dim)
     keys, values = torch.randn(2, *shape, device=device, generator=generator).to(dtype)
@@ -114,7 +116,7 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
             expected = gpu_reference.attention(part, keys[slot], values[slot], length, head_dim**-0.5)
             alone.append(attention(part, keys, values, layout, head_dim**-0.5))
             error = (alone[-1].double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
-            # Not `error > TOLERANCE`: a NaN fails too.
+            # Not `error > TOLERANCE`, so that NaN fails, too.
             if not error <= TOLERANCE:
                 raise RuntimeError(f"its result is wrong by {error:.1%} of the largest value")
         if not torch.equal(torch.cat(alone), together):
@@ -124,7 +126,7 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
 def layout_of(
     slots: list[int], counts: list[int] | tuple[int, ...], lengths: list[int] | tuple[int, ...], device: torch.device
 ) -> Layout:
-    """Return the layout of sequences with these slots, numbers of queries and lengths."""
+    """Return the layout of sequences with these KV slots, numbers of queries (counts) and lengths."""
     first = to_device([0, *accumulate(counts)], device, torch.int32)
     return Layout(
         to_device(slots, device),

@@ -29,10 +29,10 @@ class PartialMatch:
         for byte in text:
             self._matched = self._extend(self._matched, byte)
 
-    def remainders(self, longest: int) -> Iterator[bytes]:
-        """Yield the rest of the word after each of its prefixes that the text ends with, if at most `longest` bytes."""
+    def remainders(self, max_bytes: int) -> Iterator[bytes]:
+        """Yield the rest of the word after each prefix that the text ends with, without rests over `max_bytes`."""
         matched = self._matched
-        while matched and len(self._word) - matched <= longest:
+        while matched and len(self._word) - matched <= max_bytes:
             yield self._word[matched:]
             matched = self._borders[matched]
 

@@ -164,8 +164,8 @@ class DecodeGraphs:
         rows = len(sequences)
         self._decoding.fill_(decoding)
         if decoding:
-            longest = max(sequence.num_cached for sequence in sequences[:decoding])
-            self._forwards[_bucket(self._row_buckets, decoding), _bucket(self._span_buckets, longest + 1)]()
+            num_cached = max(sequence.num_cached for sequence in sequences[:decoding])
+            self._forwards[_bucket(self._row_buckets, decoding), _bucket(self._span_buckets, num_cached + 1)]()
         if prefilled:
             # After the replay, whose padding rows overwrite these logits.
             self._logits[decoding:rows] = self._model.logits(torch.cat([*prefilled]))

@@ -61,7 +61,7 @@ class Response:
         self._sent: Counter[int] = Counter()
         # Sequences with log probabilities as JSON, and events that wait for it.
         self._with_json: list[Sequence] = []
-        self._held: list[Event] = []
+        self._pending: list[Event] = []
         self.error: RequestError | None = None
         """Error of the whole request, instead of the sequences' results: it was refused, or sending failed."""
 
@@ -79,12 +79,12 @@ class Response:
         if self._sender is None or self._dispatcher is None or self._complete:
             return
         try:
-            self._held += events
+            self._pending += events
             if self._with_json and not self._write_json():
                 self._dispatcher.post_again(self)
                 return
-            held, self._held = self._held, []
-            self._send_events(self._sender, held)
+            pending, self._pending = self._pending, []
+            self._send_events(self._sender, pending)
         except Exception:  # noqa: BLE001 - any failure: the client must get an error, not an incomplete text
             _log.exception("the response to request %s could not be sent; its client gets an error", self.name)
             self.error = GenerationError("the answer could not be sent; the server's log has the reason")

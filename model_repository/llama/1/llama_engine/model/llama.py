@@ -19,6 +19,15 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; RoPE is already applied."""
 
+Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(heads [n, heads, dim], cosine, sine [n, 1, dim / 2]) → [n, heads, dim]."""
+
+
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, dim / 2]. Pairs are (i, i + dim / 2)."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -37,7 +46,7 @@ class Llama:
     """A loaded model without a KV cache; several runners can share it.
 
     embedding: [vocabulary, hidden]. norm: gain of the final RMSNorm, [hidden]. cosine, sine: tables of RoPE,
-    [positions, head dim / 2].
+    [positions, head dim / 2]. rotary: applies RoPE.
     """
 
     heads: int
@@ -50,6 +59,7 @@ class Llama:
     head: Linear
     cosine: torch.Tensor
     sine: torch.Tensor
+    rotary: Rotate = rotate
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
         """Return the hidden states [n, hidden] of tokens [n] at positions [n]."""
@@ -58,7 +68,7 @@ class Llama:
         for index, layer in enumerate(self.layers):
             projected = layer.query_key_value(self._normalize(hidden, layer.attention_norm))
             heads = projected.view(len(tokens), -1, self.head_dim)
-            rotated = rotate(heads[:, : -self.key_value_heads], cosine, sine)
+            rotated = self.rotary(heads[:, : -self.key_value_heads], cosine, sine)
             query, key = rotated[:, : self.heads], rotated[:, self.heads :]
             attended = attend(index, query, key, heads[:, -self.key_value_heads :])
             hidden = hidden + layer.attention_output(attended.flatten(1))
@@ -72,9 +82,3 @@ class Llama:
 
     def _normalize(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(hidden, gain.shape, gain, self.epsilon)
-
-
-def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, dim / 2]. Pairs are (i, i + dim / 2)."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

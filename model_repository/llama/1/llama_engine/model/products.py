@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from llama_engine.kernels.gpu.elementwise import Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
@@ -54,8 +56,11 @@ def load_model(
     dtype = choose_dtype(settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
     attention = _gpu_attention(config, settings, device, dtype)
+    exact = quantization == "int8" and not threshold
+    elementwise = _gpu_elementwise(config, settings, device, dtype, settings.int8_terms if exact else None)
     if quantization == "nf4" or threshold:
-        return *_load_with_transformers(folder, config, settings, device, dtype, tables), attention
+        modules, info = _load_with_transformers(folder, config, settings, device, dtype, tables)
+        return replace(modules, rotary=elementwise.rotate), info, attention
     reader, read = WeightReader(folder, config, dtype, quantization == "int8", device), ReadWeights()
     model: Llama | CompiledLlama
     if quantization != "int8":
@@ -64,7 +69,8 @@ def load_model(
         # Imported here because importing bitsandbytes takes 2 s.
         from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
-        model = build_llama(reader, config, tables, partial(exact_int8_linear, terms=settings.int8_terms), read)
+        pack = partial(exact_int8_linear, terms=settings.int8_terms, elementwise=elementwise)
+        model = build_llama(reader, config, tables, pack, read)
         product, bits_depend_on = (
             f"exact INT8, {('one term', 'two terms')[settings.int8_terms - 1]}, bitsandbytes",
             BATCH,
@@ -76,6 +82,8 @@ def load_model(
         model, product = build_llama(reader, config, tables, packer, read), packer.describe()
         # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
         bits_depend_on = "" if dtype == torch.float32 else BATCH
+    if isinstance(model, Llama):
+        model = replace(model, rotary=elementwise.rotate)
     _return_freed_memory()
     info = ModelInfo(
         dict(read.linears),
@@ -108,6 +116,16 @@ def _gpu_attention(
     if device.type != "cuda" or settings.kernels == "stock" or dtype == torch.float32 or cached != dtype:
         return None
     return choose_attention(device, dtype, head_dim(config), config.num_attention_heads // key_value_heads(config))
+
+
+def _gpu_elementwise(
+    config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, terms: int | None
+) -> Elementwise:
+    """Return the elementwise functions, fused for a GPU. terms: INT8 terms of exact products, None without them."""
+    if device.type != "cuda" or settings.kernels == "stock":
+        return Elementwise()
+    heads = config.num_attention_heads + key_value_heads(config)
+    return choose_elementwise(device, dtype, config.hidden_size, heads, head_dim(config), terms)
 
 
 def _load_compiled(

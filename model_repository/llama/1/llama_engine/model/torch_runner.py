@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
+from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of, slot_starts
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import PromptChunk
@@ -65,7 +65,7 @@ class TorchRunner:
         counts = [len(chunk.tokens) for chunk in chunks]
         if self._attention is not None:
             ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
-            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.device)
+            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.kv_cache.keys[0].shape, self.device)
             attend = partial(self._attend_layout, layout)
         elif self._attends_alone:
             extents = [block for chunk in chunks for block in self._blocks(chunk)]
@@ -98,7 +98,8 @@ class TorchRunner:
         if self._attention is not None:
             # A padding row attends to a single position, with arbitrary values.
             lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 1).int()
-            layout = Layout(slots, self._first[: len(slots) + 1], lengths, 1, span)
+            starts = slot_starts(slots, self.kv_cache.keys[0].shape)
+            layout = Layout(slots, starts, self._first[: len(slots) + 1], lengths, 1, span)
             return self._run(tokens, slots, positions, partial(self._attend_layout, layout))
         return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
 

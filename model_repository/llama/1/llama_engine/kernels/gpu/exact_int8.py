@@ -17,6 +17,7 @@ import torch
 from bitsandbytes.functional import int8_linear_matmul
 
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.gpu.elementwise import Elementwise, divide
 from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
@@ -25,39 +26,33 @@ MAX_INPUTS = (2**31 - 1) // (127 * 128)
 INPUT_MULTIPLE = 4
 """Required divisor of a layer's inputs; for other numbers bitsandbytes computes in float32, which rounds."""
 
-_SPLIT = 254
-_SMALLEST = 1e-30
-"""Rows whose largest magnitude doesn't exceed this are quantized to zeros."""
-
 
 @dataclass(frozen=True)
 class ExactInt8Linear:
     """A linear layer y = x Wᵀ + b with exact integer sums, on the device of the weight.
 
     weight: [out, in], int8. scales: [out], float32, factor of each row's integers. bias: [out], float32. terms: INT8
-    terms per activation, 1 or 2.
+    terms per activation, 1 or 2. elementwise: the operations before and after the product.
     """
 
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
     terms: int
+    elementwise: Elementwise
 
     def __call__(self, activations: torch.Tensor) -> torch.Tensor:
         """Return the layer's output [..., out] for activations [..., in], in their dtype; NaN for non-finite rows."""
-        terms, scale = quantize(activations.reshape(-1, activations.shape[-1]).float(), self.terms)
-        sums: torch.Tensor = int8_linear_matmul(terms, self.weight)
-        if self.terms == 2:
-            high, low = sums.chunk(2)
-            # The sum is exact in float64 and then rounded once.
-            sums = low.double().add_(high, alpha=_SPLIT)
-        result: torch.Tensor = sums.float().mul_(scale * self.scales)
-        if self.bias is not None:
-            result.add_(self.bias)
-        return result.to(activations.dtype).view(*activations.shape[:-1], -1)
+        rows = activations.reshape(-1, activations.shape[-1])
+        terms, scale = self.elementwise.quantize(rows, self.terms)
+        sums = int8_linear_matmul(terms, self.weight)
+        result = self.elementwise.dequantize(sums, scale, self.scales, self.bias, activations.dtype, self.terms)
+        return result.view(*activations.shape[:-1], -1)
 
 
-def exact_int8_linear(weight: LinearWeight, terms: int) -> ExactInt8Linear:
+def exact_int8_linear(
+    weight: LinearWeight, terms: int, elementwise: Elementwise = Elementwise()
+) -> ExactInt8Linear:
     """Return the layer of an INT8 weight. Raises CheckpointError if its number of inputs has no exact product."""
     assert weight.scales is not None, "the weight is not quantized"
     outputs, inputs = weight.weight.shape
@@ -67,21 +62,4 @@ def exact_int8_linear(weight: LinearWeight, terms: int) -> ExactInt8Linear:
             f"must be a multiple of {INPUT_MULTIPLE} and at most {MAX_INPUTS}"
         )
     bias = None if weight.bias is None else weight.bias.float()
-    return ExactInt8Linear(weight.weight, weight.scales.float() / 127, bias, terms)
-
-
-def quantize(rows: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows [n, in], float32; return terms [terms · n, in], int8, and scales [n, 1].
-
-    The high terms of all rows come first, then the low terms. The scale of a row that isn't finite is NaN.
-    """
-    largest = rows.abs().amax(-1, keepdim=True)
-    # Not `127 / largest`, which torch rounds twice, as 127 · (1 / largest).
-    scaled = rows * torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
-    high = scaled.round()
-    # 0 · infinity is NaN, which marks rows that aren't finite.
-    scale = (largest + 0 * largest) / 127
-    if terms == 1:
-        return high.to(torch.int8), scale
-    low = ((scaled - high) * _SPLIT).round()
-    return torch.cat((high, low)).to(torch.int8), scale / _SPLIT
+    return ExactInt8Linear(weight.weight, divide(weight.scales.float(), 127), bias, terms, elementwise)

@@ -35,12 +35,14 @@ _log = logging.getLogger(__name__)
 class Layout(NamedTuple):
     """The sequences of one attention call, whose queries are concatenated.
 
-    slots: [n], KV slots. first: [n + 1], int32, index of each sequence's first query, and the number of all queries.
-    lengths: [n], int32, number of positions up to the sequence's last query. max_queries, max_length: upper bounds of
-    the queries and the length of a sequence.
+    slots: [n], KV slots. starts: [n + 1], int32, index of each slot's first row in the cache, as `slot_starts` returns.
+    first: [n + 1], int32, index of each sequence's first query, and the number of all queries. lengths: [n], int32,
+    number of positions up to the sequence's last query. max_queries, max_length: upper bounds of the queries and the
+    length of a sequence.
     """
 
     slots: torch.Tensor
+    starts: torch.Tensor
     first: torch.Tensor
     lengths: torch.Tensor
     max_queries: int
@@ -65,14 +67,12 @@ def varlen_attention(
     slots, heads, positions, dim = keys.shape
     # View the cache as [positions of all slots, heads, dim] without a copy: heads are `positions` rows apart.
     shape, stride = ((slots * heads - heads + 1) * positions, heads, dim), (dim, positions * dim, 1)
-    starts = (layout.slots * (heads * positions)).int()
     attended = varlen_attn(
         query,
         keys.as_strided(shape, stride),
         values.as_strided(shape, stride),
         layout.first,
-        # The last entry, the end, isn't read because `seqused_k` has the lengths.
-        torch.cat((starts, starts[-1:])),
+        layout.starts,
         layout.max_queries,
         layout.max_length,
         scale=scaling,
@@ -108,11 +108,11 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
     slots = list(reversed(range(len(_TRIAL_LENGTHS))))
     for counts in (_TRIAL_QUERIES, (1,) * len(_TRIAL_LENGTHS)):
         query = torch.randn(sum(counts), 2 * group, head_dim, device=device, generator=generator).to(dtype)
-        together = attention(query, keys, values, layout_of(slots, counts, _TRIAL_LENGTHS, device), head_dim**-0.5)
+        together = attention(query, keys, values, layout_of(slots, counts, _TRIAL_LENGTHS, keys.shape, device), head_dim**-0.5)
         alone = []
         parts = torch.split(query, list(counts))
         for slot, count, length, part in zip(slots, counts, _TRIAL_LENGTHS, parts, strict=True):
-            layout = layout_of([slot], [count], [length], device)
+            layout = layout_of([slot], [count], [length], keys.shape, device)
             expected = gpu_reference.attention(part, keys[slot], values[slot], length, head_dim**-0.5)
             alone.append(attention(part, keys, values, layout, head_dim**-0.5))
             error = (alone[-1].double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
@@ -123,14 +123,31 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
             raise RuntimeError("on this GPU a sequence's result depends on its neighbours")
 
 
+def slot_starts(slots: torch.Tensor, cache: torch.Size) -> torch.Tensor:
+    """Return the index of the first row of each slot [n] in a layer's cache of rows of `dim` values, [n + 1], int32.
+
+    cache: size of the layer's keys, [slots, KV heads, positions, dim]. The last entry repeats the one before: attention
+    takes lengths from `Layout.lengths` instead.
+    """
+    return (torch.cat((slots, slots[-1:])) * (cache[1] * cache[2])).int()
+
+
 def layout_of(
-    slots: list[int], counts: list[int] | tuple[int, ...], lengths: list[int] | tuple[int, ...], device: torch.device
+    slots: list[int],
+    counts: list[int] | tuple[int, ...],
+    lengths: list[int] | tuple[int, ...],
+    cache: torch.Size,
+    device: torch.device,
 ) -> Layout:
-    """Return the layout of sequences with these KV slots, numbers of queries (counts) and lengths."""
-    first = to_device([0, *accumulate(counts)], device, torch.int32)
+    """Return the layout of sequences with these KV slots, numbers of queries (counts) and lengths.
+
+    cache: size of a layer's keys, [slots, KV heads, positions, dim].
+    """
+    on_device = to_device(slots, device)
     return Layout(
-        to_device(slots, device),
-        first,
+        on_device,
+        slot_starts(on_device, cache),
+        to_device([0, *accumulate(counts)], device, torch.int32),
         to_device(lengths, device, torch.int32),
         max(counts),
         max(lengths),

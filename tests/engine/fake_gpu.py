@@ -6,9 +6,9 @@ of the engine is checked without a GPU. Values that the host reads are constants
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import bitsandbytes  # noqa: F401 - imported before PyTorch seems to have a GPU, whose functions it would look for
 import pytest
@@ -27,20 +27,33 @@ aten = torch.ops.aten
 Function = Callable[..., object]
 Arguments = tuple[object, ...]
 Keywords = Mapping[str, object]
+Inputs = ParamSpec("Inputs")
+Result = TypeVar("Result")
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
-    """Counts operations on the GPU, reads that the host waits for, and copies to the GPU that wait for its queue."""
+    """Records launches on the GPU; counts reads that the host waits for, and copies that wait for the GPU's queue."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: Counter[str] = Counter()
+        self.launches: list[str] = []
         self.waits = 0
         self.blocking_copies = 0
 
     def clear(self) -> None:
-        self.operations.clear()
+        self.launches.clear()
         self.waits = self.blocking_copies = 0
+
+    def fuse(self, function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
+        """Return the function as one launch."""
+
+        def fused(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
+            before = len(self.launches)
+            result = function(*args, **kwargs)
+            self.launches[before:] = [function.__name__]
+            return result
+
+        return fused
 
     def __torch_dispatch__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
@@ -52,14 +65,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         if func in (aten.item.default, aten._local_scalar_dense.default):
             self.waits += 1
             return 0.5 if tensors[0].is_floating_point() else TOKEN
-        if any(tensor.device == DEVICE for tensor in tensors):
-            self.operations[str(func)] += 1
         kwargs = kwargs or {}
         if func in _COPIES and kwargs.get("device") == DEVICE and tensors[0].device != DEVICE:
             self.blocking_copies += not (kwargs.get("non_blocking") or any(value is True for value in args))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func not in _NO_LAUNCH and (_mutates(func) or _allocates(result, tensors)):
+            self.launches.append(str(func))
+        return result
 
 
+def _mutates(func: Function) -> bool:
+    assert isinstance(func, torch._ops.OpOverload)
+    return func._schema.is_mutable
+
+
+def _allocates(result: object, inputs: Sequence[FakeTensor]) -> bool:
+    """Whether a result is on the GPU and no view of an input."""
+    storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+    results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor) and leaf.device == DEVICE]
+    return any(tensor.untyped_storage()._cdata not in storages for tensor in results)
+
+
+_NO_LAUNCH = (aten.empty.memory_format, aten.empty_like.default, aten.detach_.default)
 _COPIES = (aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 
 

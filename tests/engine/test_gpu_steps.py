@@ -15,14 +15,18 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import Action, DecodeGraphs, graph_count
 from llama_engine.engine import Engine
 from llama_engine.events import Completion
+from llama_engine.kernels.gpu.elementwise import Elementwise, dequantize, quantize
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import products
+from llama_engine.model.llama import rotate
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
 LAYERS = 2
 SLOTS = 4
+LAUNCHES_PER_LAYER, OTHER_LAUNCHES = 22, 35
+"""Bounds for a prefill or a step; those of a layer count with each chain of elementwise operations as one."""
 PRODUCT, ATTENTION = "bitsandbytes.int8_linear_matmul.default", "torch_attn._varlen_attn.default"
 PRECISIONS: dict[str, dict[str, str]] = {
     "INT8": {},
@@ -60,8 +64,10 @@ def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
     values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", **request.param}
     settings = Settings.parse(values, {})
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
-        # Its verification needs values.
+        # Their verification needs values.
         monkeypatch.setattr(products, "choose_attention", lambda *_: varlen_attention)
+        fused = Elementwise(recorder.fuse(quantize), recorder.fuse(dequantize), recorder.fuse(rotate))
+        monkeypatch.setattr(products, "choose_elementwise", lambda *_: fused)
         yield Gpu(Engine(load_checkpoint(settings, DEVICE), settings, SLOTS), recorder)
 
 
@@ -89,6 +95,19 @@ def test_a_request_for_more_is_generated(gpu: Gpu, values: dict[str, object]) ->
     assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
 
 
+def test_a_greedy_step_makes_few_launches(gpu: Gpu) -> None:
+    if gpu.engine._checkpoint.attention is None:
+        return
+    add_all(gpu.engine, _requests()[:2])
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        gpu.engine.step()
+        launches = gpu.recorder.launches
+        first, second = (index for index, name in enumerate(launches) if name == ATTENTION)
+        assert second - first <= LAUNCHES_PER_LAYER
+        assert len(launches) - LAYERS * (second - first) <= OTHER_LAUNCHES
+
+
 def test_products_and_attention_are_those_of_a_gpu(gpu: Gpu) -> None:
     info, attention = gpu.engine._checkpoint.info, gpu.engine._checkpoint.attention
     assert (info.device, info.dtype.itemsize) == (DEVICE, torch.float16.itemsize)
@@ -97,9 +116,9 @@ def test_products_and_attention_are_those_of_a_gpu(gpu: Gpu) -> None:
     quantized = "int8" in info.linears
     assert info.product.startswith("exact INT8") == quantized
     # Four of each layer, and the head, in each of three steps.
-    assert gpu.recorder.operations[PRODUCT] == 3 * (4 * LAYERS + 1) * quantized
+    assert gpu.recorder.launches.count(PRODUCT) == 3 * (4 * LAYERS + 1) * quantized
     # One call of each layer, for a prefill and for a step; attention with masks reads an INT8 cache.
-    assert gpu.recorder.operations[ATTENTION] == (3 * LAYERS if attention else 0)
+    assert gpu.recorder.launches.count(ATTENTION) == (3 * LAYERS if attention else 0)
     assert (attention is None) == (gpu.engine.plan.shape.dtype == torch.int8)
 
 
@@ -111,7 +130,7 @@ def test_every_captured_step_computes_on_the_gpu(gpu: Gpu, monkeypatch: pytest.M
     def capture(action: Action) -> Action:
         gpu.recorder.clear()
         action()
-        assert gpu.recorder.operations
+        assert gpu.recorder.launches
         assert gpu.recorder.waits == 0
         actions.append(action)
         return action

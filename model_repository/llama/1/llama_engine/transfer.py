@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -16,3 +17,11 @@ def to_device(
     """
     tensor = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def lists_to_device(
+    lists: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """Return each list of integers as a tensor on the device, by a single copy."""
+    together = torch.tensor(list(chain.from_iterable(lists)), dtype=dtype)
+    return torch.split(to_device(together, device), [len(values) for values in lists])

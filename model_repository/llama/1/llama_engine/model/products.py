@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.kernels.gpu.elementwise import Elementwise, choose_elementwise
+from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
@@ -60,7 +60,7 @@ def load_model(
     elementwise = _gpu_elementwise(config, settings, device, dtype, settings.int8_terms if exact else None)
     if quantization == "nf4" or threshold:
         modules, info = _load_with_transformers(folder, config, settings, device, dtype, tables)
-        return replace(modules, rotary=elementwise.rotate), info, attention
+        return replace(modules, rotary=elementwise.rotary), info, attention
     reader, read = WeightReader(folder, config, dtype, quantization == "int8", device), ReadWeights()
     model: Llama | CompiledLlama
     if quantization != "int8":
@@ -83,7 +83,7 @@ def load_model(
         # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
         bits_depend_on = "" if dtype == torch.float32 else BATCH
     if isinstance(model, Llama):
-        model = replace(model, rotary=elementwise.rotate)
+        model = replace(model, rotary=elementwise.rotary)
     _return_freed_memory()
     info = ModelInfo(
         dict(read.linears),
@@ -123,7 +123,7 @@ def _gpu_elementwise(
 ) -> Elementwise:
     """Return the elementwise functions, fused for a GPU. terms: INT8 terms of exact products, None without them."""
     if device.type != "cuda" or settings.kernels == "stock":
-        return Elementwise()
+        return SEPARATE
     heads = config.num_attention_heads + key_value_heads(config)
     return choose_elementwise(device, dtype, config.hidden_size, heads, head_dim(config), terms)
 

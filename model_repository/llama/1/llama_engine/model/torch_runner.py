@@ -20,7 +20,7 @@ from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, l
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import PromptChunk
-from llama_engine.transfer import to_device
+from llama_engine.transfer import lists_to_device
 
 ATTENTION_BLOCK = 64
 """Prompt positions per attention call on a CPU. The size is fixed because PyTorch's results depend on the shapes."""
@@ -73,11 +73,17 @@ class TorchRunner:
         else:
             extents = [self._extent(chunk) for chunk in chunks]
             attend = partial(self._attend_each, self._attend_chunk, extents)
-        tokens = to_device([token for chunk in chunks for token in chunk.tokens], self.device)
-        positions = torch.cat([self._columns[chunk.start : chunk.start + len(chunk.tokens)] for chunk in chunks])
-        slots = to_device([chunk.slot for chunk in chunks for _ in chunk.tokens], self.device)
-        # Copied to the device before the pass is launched.
-        last = to_device([end - 1 for end in accumulate(counts)], self.device)
+        # All copied to the device at once, before the pass is launched.
+        tokens, slots, positions, last = lists_to_device(
+            (
+                [token for chunk in chunks for token in chunk.tokens],
+                [chunk.slot for chunk in chunks for _ in chunk.tokens],
+                [chunk.start + index for chunk in chunks for index in range(len(chunk.tokens))],
+                [end - 1 for end in accumulate(counts)],
+            ),
+            self.device,
+            torch.int64,
+        )
         hidden = self._run(tokens, slots, positions, attend)
         return hidden if every else hidden[last]
 

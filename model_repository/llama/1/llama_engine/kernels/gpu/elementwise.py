@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from llama_engine.model.llama import Rotate, rotate
 SPLIT = 254
 """Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
 
-COMPILE_OPTIONS = {
+COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
     # Rounds intermediate results to their dtype, and disables fused multiply-add.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
@@ -33,6 +33,9 @@ _SMALLEST = 1e-30
 """Rows whose largest magnitude doesn't exceed this are quantized to zeros."""
 _TRIAL_ROWS = (19, 1)
 """Rows of the trials: `torch.compile` makes one kernel for a single row and one for any other number."""
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +53,8 @@ def quantize(rows: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor
     # Not `127 / largest`, which torch rounds twice, as 127 · (1 / largest).
     scaled = rows * torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
     high = scaled.round()
-    # 0 · infinity is NaN, which marks rows that aren't finite.
-    scale = divide(largest + 0 * largest, 127)
+    # Not `largest + 0 * largest`, which the compiler reduces to `largest`, also for infinity.
+    scale = divide(torch.where(largest.isfinite(), largest, torch.nan), 127)
     if terms == 1:
         return high.to(torch.int8), scale
     low = ((scaled - high) * SPLIT).round()
@@ -81,8 +84,8 @@ def dequantize(
 def divide(values: torch.Tensor, divisor: int) -> torch.Tensor:
     """Return float32 values / divisor (below 2²³), rounded once.
 
-    A GPU multiplies float32 by 1 / divisor, which rounds twice. In float64 that error is too small to matter: a quotient
-    that is no float32 is at least 1 / (2 · divisor) of its last place away from where rounding changes.
+    On a GPU, PyTorch multiplies by 1 / divisor, which rounds twice. In float64 that error doesn't matter: it is far
+    below 1 / (2 · divisor) of a float32's last place, the least distance of a quotient from where rounding changes.
     """
     return (values.double() / divisor).float()
 
@@ -92,7 +95,10 @@ class Elementwise(NamedTuple):
 
     quantize: Quantize = quantize
     dequantize: Dequantize = dequantize
-    rotate: Rotate = rotate
+    rotary: Rotate = rotate
+
+
+SEPARATE = Elementwise()
 
 
 def choose_elementwise(
@@ -102,22 +108,21 @@ def choose_elementwise(
 
     hidden, heads, head_dim: the model's, with the KV heads among the heads. terms: INT8 terms, None without INT8.
     """
-    separate = Elementwise()
-    fused = Elementwise(*(_fuse(function) for function in separate))
+    fused = Elementwise(_fuse(quantize), _fuse(dequantize), _fuse(rotate))
     try:
         with torch.inference_mode():
             for name, arguments in _trials(device, dtype, hidden, heads, head_dim, terms):
-                expected = getattr(separate, name)(*arguments)
+                expected = getattr(SEPARATE, name)(*arguments)
                 result = getattr(fused, name)(*arguments)
                 if not all(map(torch.equal, _tensors(result), _tensors(expected))):
-                    raise RuntimeError(f"the bits of `{name}` differ")  # noqa: TRY301 - one handler for all failures
+                    raise RuntimeError(f"the bits of `{name}` differ")
     except Exception as error:  # noqa: BLE001 - fall back to separate operations
         _log.warning("elementwise operations can't be fused; each is launched: %s", one_line(error))
-        return separate
+        return SEPARATE
     return fused
 
 
-def _fuse(function: Callable[..., object]) -> Callable[..., object]:
+def _fuse(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     return torch.compile(function, dynamic=True, fullgraph=True, options=COMPILE_OPTIONS)
 
 
@@ -137,11 +142,11 @@ def _trials(
             activations[1:2] = 0
             yield "quantize", (activations.to(dtype), terms)
             sums = torch.randint(-(2**30), 2**30, (terms * rows, hidden), device=device, generator=random).int()
-            scale, weight_scales, bias = torch.rand(rows + 2 * hidden, device=device, generator=random).split(
-                (rows, hidden, hidden)
-            )
+            scale = torch.rand(rows, 1, device=device, generator=random)
+            weight_scales, bias = (torch.rand(hidden, device=device, generator=random) for _ in range(2))
             for offset in (None, bias):
-                yield "dequantize", (sums, scale[:, None], weight_scales, offset, dtype, terms)
-        states = torch.randn(rows, heads, head_dim, device=device, generator=random).to(dtype)
+                yield "dequantize", (sums, scale, weight_scales, offset, dtype, terms)
+        # A view, as in `Llama.forward`: the values follow the heads to be rotated.
+        states = torch.randn(rows, heads + 1, head_dim, device=device, generator=random).to(dtype)[:, :-1]
         angles = torch.randn(rows, 1, head_dim // 2, device=device, generator=random)
-        yield "rotate", (states, angles.cos().to(dtype), angles.sin().to(dtype))
+        yield "rotary", (states, angles.cos().to(dtype), angles.sin().to(dtype))

@@ -17,7 +17,7 @@ import torch
 from bitsandbytes.functional import int8_linear_matmul
 
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.gpu.elementwise import Elementwise, divide
+from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, divide
 from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
@@ -50,9 +50,7 @@ class ExactInt8Linear:
         return result.view(*activations.shape[:-1], -1)
 
 
-def exact_int8_linear(
-    weight: LinearWeight, terms: int, elementwise: Elementwise = Elementwise()
-) -> ExactInt8Linear:
+def exact_int8_linear(weight: LinearWeight, terms: int, elementwise: Elementwise = SEPARATE) -> ExactInt8Linear:
     """Return the layer of an INT8 weight. Raises CheckpointError if its number of inputs has no exact product."""
     assert weight.scales is not None, "the weight is not quantized"
     outputs, inputs = weight.weight.shape

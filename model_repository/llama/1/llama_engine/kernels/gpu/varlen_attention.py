@@ -9,7 +9,7 @@ with masks is used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 
 from llama_engine.errors import one_line
 from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.transfer import to_device
+from llama_engine.transfer import lists_to_device
 
 TOLERANCE = 2e-2
 """Tolerated error, relative to the reference's largest value: a few bfloat16 roundings."""
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class Layout(NamedTuple):
     """The sequences of one attention call, whose queries are concatenated.
 
-    slots: [n], KV slots. starts: [n + 1], int32, index of each slot's first row in the cache, as `slot_starts` returns.
+    slots: [n], integers, KV slots. starts: [n + 1], int32, first row of each slot in the cache (`slot_starts`).
     first: [n + 1], int32, index of each sequence's first query, and the number of all queries. lengths: [n], int32,
     number of positions up to the sequence's last query. max_queries, max_length: upper bounds of the queries and the
     length of a sequence.
@@ -108,7 +108,9 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
     slots = list(reversed(range(len(_TRIAL_LENGTHS))))
     for counts in (_TRIAL_QUERIES, (1,) * len(_TRIAL_LENGTHS)):
         query = torch.randn(sum(counts), 2 * group, head_dim, device=device, generator=generator).to(dtype)
-        together = attention(query, keys, values, layout_of(slots, counts, _TRIAL_LENGTHS, keys.shape, device), head_dim**-0.5)
+        together = attention(
+            query, keys, values, layout_of(slots, counts, _TRIAL_LENGTHS, keys.shape, device), head_dim**-0.5
+        )
         alone = []
         parts = torch.split(query, list(counts))
         for slot, count, length, part in zip(slots, counts, _TRIAL_LENGTHS, parts, strict=True):
@@ -133,22 +135,13 @@ def slot_starts(slots: torch.Tensor, cache: torch.Size) -> torch.Tensor:
 
 
 def layout_of(
-    slots: list[int],
-    counts: list[int] | tuple[int, ...],
-    lengths: list[int] | tuple[int, ...],
-    cache: torch.Size,
-    device: torch.device,
+    slots: Sequence[int], counts: Sequence[int], lengths: Sequence[int], cache: torch.Size, device: torch.device
 ) -> Layout:
     """Return the layout of sequences with these KV slots, numbers of queries (counts) and lengths.
 
     cache: size of a layer's keys, [slots, KV heads, positions, dim].
     """
-    on_device = to_device(slots, device)
-    return Layout(
-        on_device,
-        slot_starts(on_device, cache),
-        to_device([0, *accumulate(counts)], device, torch.int32),
-        to_device(lengths, device, torch.int32),
-        max(counts),
-        max(lengths),
-    )
+    starts = [slot * cache[1] * cache[2] for slot in (*slots, slots[-1])]
+    numbers = (slots, starts, [0, *accumulate(counts)], lengths)
+    indices, first_rows, first_queries, on_device = lists_to_device(numbers, device, torch.int32)
+    return Layout(indices, first_rows, first_queries, on_device, max(counts), max(lengths))

@@ -38,6 +38,8 @@ def test_fused_functions_have_the_same_bits_in_any_shape_without_another_compila
     fused = choose_elementwise(CPU, dtype, HIDDEN, HEADS, HEAD_DIM, terms)
     assert fused != SEPARATE
     random = torch.Generator().manual_seed(2)
+    # Weights aren't created in inference mode, activations are.
+    weights = torch.rand(2, 1100, generator=random)
     with torch.inference_mode(), torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (1, 2, 3, 64, 301):
             for width in (64, HIDDEN, 1100):
@@ -46,8 +48,10 @@ def test_fused_functions_have_the_same_bits_in_any_shape_without_another_compila
                 for result, expected in zip(fused.quantize(activations, terms), (quantized, scale), strict=True):
                     assert torch.equal(result, expected)
                 sums = torch.randint(-(2**31), 2**31, (terms * rows, width), generator=random).int()
-                for bias in (None, torch.randn(width, generator=random)):
-                    arguments = (sums, scale, torch.rand(width, generator=random), bias, dtype, terms)
+                with torch.inference_mode(mode=False):
+                    weight_scales, bias = weights[:, :width].clone()
+                for offset in (None, bias):
+                    arguments = (sums, scale, weight_scales, offset, dtype, terms)
                     assert torch.equal(fused.dequantize(*arguments), SEPARATE.dequantize(*arguments))
             states = torch.randn(rows, HEADS + 2, HEAD_DIM, generator=random).to(dtype)[:, :-2]
             tables = [torch.randn(rows, 1, HEAD_DIM // 2, generator=random).to(dtype) for _ in range(2)]

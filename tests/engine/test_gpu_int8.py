@@ -11,9 +11,9 @@ from engine.int8_layers import SHAPES, random_rows, random_weight
 from engine.prompts import requests_of
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, ExactInt8Linear, exact_int8_linear
 from llama_engine.model import products
-from llama_engine.model.loader import Checkpoint
 from llama_engine.model.weights import LinearWeight
 
 EXACT_SHAPES = [(outputs, inputs) for outputs, inputs in SHAPES if inputs % 4 == 0]
@@ -67,25 +67,28 @@ def test_inputs_whose_sums_are_not_exact_are_refused(inputs: int) -> None:
         exact_int8_linear(LinearWeight(torch.zeros(2, inputs, dtype=torch.int8), torch.ones(2)), 2)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    """The embedded checkpoint with every layer that a GPU has, on the CPU."""
-    monkeypatch.setattr(products, "OneDnnPacker", lambda terms: _Packer(terms))
-    return load("int8", kernels="stock")
+# PyTorch's compiler calls it.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_model_of_these_layers_generates_what_the_cpus_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = choose_elementwise(torch.device("cpu"), torch.float32, 256, 6, 64, 2)
+    assert fused != SEPARATE
+    checkpoint = load("int8", kernels="stock")
+    expected = completions(engine_of(checkpoint, 4), requests_of(checkpoint, 6))
+    monkeypatch.setattr(products, "OneDnnPacker", lambda terms: _Packer(terms, fused))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        as_on_a_gpu = load("int8", kernels="stock")
+        assert completions(engine_of(as_on_a_gpu, 4), requests_of(checkpoint, 6)) == expected
+    torch._dynamo.reset()
 
 
 class _Packer:
-    def __init__(self, terms: int) -> None:
-        self._pack = partial(exact_int8_linear, terms=terms)
+    """A GPU's layers, on the CPU."""
+
+    def __init__(self, terms: int, elementwise: Elementwise) -> None:
+        self._pack = partial(exact_int8_linear, terms=terms, elementwise=elementwise)
 
     def __call__(self, weight: LinearWeight) -> ExactInt8Linear:
         return self._pack(weight)
 
     def describe(self) -> str:
         return "as on a GPU"
-
-
-def test_a_model_of_these_layers_generates_what_the_cpus_does(as_on_a_gpu: Checkpoint) -> None:
-    requests = requests_of(as_on_a_gpu, 6)
-    expected = completions(engine_of(load("int8", kernels="stock"), 4), requests)
-    assert completions(engine_of(as_on_a_gpu, 4), requests) == expected

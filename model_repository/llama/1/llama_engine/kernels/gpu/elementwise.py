@@ -143,7 +143,9 @@ def _trials(
             yield "quantize", (activations.to(dtype), terms)
             sums = torch.randint(-(2**30), 2**30, (terms * rows, hidden), device=device, generator=random).int()
             scale = torch.rand(rows, 1, device=device, generator=random)
-            weight_scales, bias = (torch.rand(hidden, device=device, generator=random) for _ in range(2))
+            # As in a model, weights aren't created in inference mode; a difference would compile once more.
+            with torch.inference_mode(mode=False):
+                weight_scales, bias = (torch.rand(hidden, device=device, generator=random) for _ in range(2))
             for offset in (None, bias):
                 yield "dequantize", (sums, scale, weight_scales, offset, dtype, terms)
         # A view, as in `Llama.forward`: the values follow the heads to be rotated.

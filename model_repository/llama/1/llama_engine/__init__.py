@@ -16,7 +16,7 @@ response_dispatcher  the thread that sends responses
 api/               requests: parsing, bounds, the checkpoint's defaults
 text/              tokenizer, stop strings, bad words
 model/             checkpoint loading, the Llama forward pass, KV cache, memory plan
-kernels/           8-bit matrix product and decode attention, with their references
+kernels/           8-bit matrix product, attention and fused elementwise operations, with their references
 sampling/          logits processors, sampler, random numbers
 observability/     metrics, stats, log, health, readiness
 triton/            adapters to Triton: config, requests and responses, metrics

@@ -1,6 +1,6 @@
 """The decode step as CUDA graphs: one launch replays a captured sequence of kernels.
 
-A decode step of a Llama is about thirty kernels per layer; launched one by one, they leave a GPU mostly waiting for the
+A decode step of a Llama is some twenty kernels per layer; launched one by one, they leave a GPU mostly waiting for the
 host. A graph runs the same kernels on the same memory with the same sizes. So a step is padded to the next bucket of
 rows and of span (the positions that attention reads), and all values that change between steps are in tensors with
 fixed addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do the same.

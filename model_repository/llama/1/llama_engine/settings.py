@@ -46,8 +46,9 @@ class Settings:
     device: str = _setting("auto", Choice(("auto", "cpu", "cuda")))
     """auto: the GPU that Triton assigned to the instance, or the CPU if it assigned none."""
     kernels: str = _setting("auto", Choice(("auto", "stock")))
-    """auto: compiled kernels for INT8 weights on a CPU, FlashAttention on a GPU. stock: PyTorch's alone, attention with
-    masks. The others are verified against their references when the model loads; one that fails falls back to stock."""
+    """auto: compiled kernels for INT8 weights on a CPU; FlashAttention and fused elementwise operations on a GPU.
+    stock: PyTorch's alone, attention with masks. The others are verified against their references when the model
+    loads; one that fails falls back to stock."""
     cuda_graphs: str = _setting("auto", Choice(("auto", "off", "on")))
     """on: captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls back to
     launching kernels if capture fails. auto: on for a GPU, off for a CPU."""

@@ -14,7 +14,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def positive(text: str) -> float:
-    """Parse a number above 0, for argparse."""
+    """Parse a number > 0; a type for argparse."""
     value = float(text)
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: more than 0")
@@ -22,7 +22,7 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse an integer of at least 1, for argparse."""
+    """Parse an integer >= 1; a type for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: at least 1")
@@ -30,7 +30,7 @@ def count(text: str) -> int:
 
 
 def existing_checkpoint(text: str) -> Path:
-    """Parse the folder of a checkpoint, for argparse."""
+    """Parse the folder of a checkpoint; a type for argparse."""
     if not (Path(text) / "config.json").is_file():
         raise argparse.ArgumentTypeError(
             f"{text} is not a folder with a config.json (download a checkpoint of the hub first)"

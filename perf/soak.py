@@ -147,7 +147,7 @@ def by_process(samples: Sequence[Mapping[str, float]]) -> dict[str, list[float]]
 
 
 def grown(values: Sequence[float]) -> float:
-    """Return how much the largest of the last quarter is above the largest of the quarter before."""
+    """Return the maximum of the last quarter of the values minus the maximum of the third quarter, rounded to 0.1."""
     quarter = len(values) // 4
     return round(max(values[-quarter:]) - max(values[-2 * quarter : -quarter]), 1)
 

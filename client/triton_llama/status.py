@@ -39,7 +39,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """The state of a server that answered."""
+    """The state of a server that answered, and the client's versions."""
 
     url: str
     live: bool

@@ -207,7 +207,7 @@ def _tools_as_text(turns: Sequence[Turn], tools: Sequence[Turn]) -> list[Turn]:
 
 
 class _GenerationBlock(Extension):
-    """transformers' block `{% generation %}`, which marks the assistant's text for training: rendered as it is."""
+    """transformers' block `{% generation %}`, which marks assistant tokens for a training mask: renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's declaration
 

@@ -101,7 +101,7 @@ _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_p
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """Return the first violation of a schema."""
+    """Convert pydantic's error to a response (400) for its first violation, or for their number."""
     if error.error_count() > _MAX_VIOLATIONS:
         return ApiError(400, f"the body violates the schema {error.error_count()} times", None, "invalid_value")
     first = error.errors(include_url=False)[0]

@@ -300,7 +300,10 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class FunctionDefinition(Schema):
-    """A function that the model may call. parameters: a JSON schema; it is enforced where the call is."""
+    """A function that the model may call. parameters: the JSON schema of its arguments.
+
+    Arguments are constrained to the schema only if tool_choice forces a call (`required` or a named function).
+    """
 
     name: FunctionName
     description: str | None = None

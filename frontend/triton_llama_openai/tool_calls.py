@@ -273,7 +273,11 @@ def template_tool(tool: Tool) -> Turn:
 
 
 def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
-    """Return the schema of a list of calls; the parameters' shared definitions move to its root, where $ref looks."""
+    """Return the JSON schema of an array of calls of these tools. single: of one call at most.
+
+    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve.
+    Raises ApiError if two tools define a name differently.
+    """
     definitions: dict[str, JsonObject] = {}
     calls = []
     for tool in tools:

@@ -88,7 +88,10 @@ def shown(command: Sequence[str], checkpoint: Path) -> str:
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Hold a free port until a server has bound it: it is not listened on, and a server that names it gets it."""
+    """Reserve a free port until the block ends. Yields the port.
+
+    It is bound without listening: Linux assigns it to no other socket, and a server can still bind it by its number.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((HOST, 0))

@@ -74,8 +74,8 @@ class Weights:
         pytest.param(LLAMA_2_7B, "int8", 32, marks=pytest.mark.long),
         # Beside 12.6 GiB.
         pytest.param(LLAMA_2_7B, "none", 29, marks=pytest.mark.long),
-        (LLAMA_3_1_8B, "int8", 32),
-        pytest.param(TINYLLAMA, "int8", 32, marks=pytest.mark.long),
+        pytest.param(LLAMA_3_1_8B, "int8", 32, marks=pytest.mark.long),
+        (TINYLLAMA, "int8", 32),
     ],
     ids=["Llama 2 7B, INT8", "Llama 2 7B, FP16", "Llama 3.1 8B, INT8", "TinyLlama 1.1B, INT8"],
 )

@@ -65,10 +65,10 @@ class OpenAIEndpoint:
         return f"http://{self.address}/v1"
 
     def start(self, grpc_url: str, say: Callable[[str], None]) -> None:
-        """Start it in front of this server and wait until it listens; `served_name` is its first model.
+        """Start the process with the server at `grpc_url` as its backend; wait until it listens. Sets `served_name`.
 
-        It is started again whenever it ends by itself; `say` gets a line then, in another thread.
-        Raises StartFailedError if it doesn't come to listen; stderr has the reason.
+        A thread restarts the process whenever it exits unexpectedly, until a restart fails, and calls `say` with a
+        line for each exit. Raises StartFailedError if the process exits before it listens; stderr has the reason.
         """
         process = self._run(grpc_url)
         threading.Thread(target=self._watch, args=(process, grpc_url, say), name="openai-endpoint", daemon=True).start()

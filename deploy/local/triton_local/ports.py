@@ -29,7 +29,7 @@ def resolve_host(host: str) -> str:
 
 
 def reachable_host(address: str) -> str:
-    """Return where a client on this machine reaches a server that listens on `address`."""
+    """Return the address at which a client on this machine reaches a server that listens on `address`."""
     return "127.0.0.1" if ipaddress.ip_address(address).is_unspecified else address
 
 

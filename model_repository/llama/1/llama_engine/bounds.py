@@ -37,7 +37,7 @@ class Bound(Protocol[T_co]):
 
     @property
     def description(self) -> str:
-        """The bound in words, as in "it must be ..."."""
+        """The allowed values in words, to complete "it must be ..."."""
 
     def parse(self, value: object) -> T_co:
         """Return the value converted to its Python type, or raise BoundError."""
@@ -107,7 +107,7 @@ class Real(_Range):
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false."""
+    """A boolean, or its text ("true", "False")."""
 
     description = "true or false"
 

@@ -54,7 +54,7 @@ Event = Chunk | Result
 
 
 class ResponseSink(Protocol):
-    """Receives the events of a request's sequences and sends them to the client. Hashable by identity."""
+    """Receives the events of a request's sequences, normally to send them to the client. Hashed by identity."""
 
     def send(self, events: list[Event]) -> None:
         """Send the events since the previous call, in order."""

@@ -112,7 +112,11 @@ class RequestParser:
         return replace(request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens))
 
     def _biases(self, request: GenerationRequest, row: RawRow) -> tuple[tuple[int, float], ...]:
-        """Return pairs (token id, bias): logit_bias, plus each biased word's weight for all of its tokens."""
+        """Return pairs (token id, bias): logit_bias, plus the weights of embedding_bias_words.
+
+        A word's weight is added once to each distinct token of the word. Raises InvalidRequest if the two lists
+        differ in length.
+        """
         words, weights = request.embedding_bias_words, request.embedding_bias_weights
         if len(weights) != len(words):
             bound = f"as long as embedding_bias_words, which is a list of {len(words)} words"

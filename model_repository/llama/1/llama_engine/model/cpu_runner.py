@@ -80,7 +80,7 @@ def build_compiled_llama(
 
 
 class CpuRunner:
-    """Runs a packed model over a KV cache of its own. Not thread-safe: one pass at a time."""
+    """Runs a model with packed weights (the CPU kernels' layout); owns its KV cache. Not thread-safe."""
 
     def __init__(self, model: CompiledLlama, shape: KVCacheShape) -> None:
         self._embedding = model.embedding

@@ -47,7 +47,7 @@ def features_of(sequences: list[Sequence]) -> SamplingFeatures:
 
 
 class SamplingState:
-    """Sampling parameters and token histories of up to `slots` rows of a batch over a vocabulary, as tensors."""
+    """Sampling parameters and penalties' state (prompt-token masks, output-token counts) of up to `slots` rows."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         self.vocabulary = vocabulary

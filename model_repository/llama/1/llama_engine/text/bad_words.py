@@ -17,7 +17,10 @@ from llama_engine.transfer import to_device
 
 
 class BadWords:
-    """The bad words of one sequence (UTF-8, not empty), matched incrementally: a step's cost is linear in its token."""
+    """Finds the tokens that would complete a bad word in one sequence's text. words: UTF-8, not empty.
+
+    Matching is incremental (KMP over bytes): a step reads the bytes of its token, not the text again.
+    """
 
     def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
         self._words = [PartialMatch(word) for word in words]

@@ -1,7 +1,7 @@
 """Loads a compiled shared object of the CPU kernels.
 
-The object's OpenMP function is resolved from the runtime that torch has loaded, so that torch and the kernels share one
-thread pool.
+Its OpenMP symbols (GOMP_parallel) are resolved from the runtime that torch has loaded, so that torch and the kernels
+share one thread pool.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from triton_llama.errors import (
     TritonLlamaError,
 )
 from triton_llama.sampling_params import INPUTS, SamplingOptions, SamplingParams
-from triton_llama.status import InstanceInfo, NoModelInfoError, ServerStatus, metrics_address, read_model_info
+from triton_llama.status import ModelInfo, NoModelInfoError, ServerStatus, metrics_address, read_model_info
 
 SERVER_ERROR = 7
 _EXIT_CODES = {LlamaConnectionError: 3, LlamaTimeoutError: 4, RejectedInputError: 5, OverloadedError: 6}
@@ -194,28 +194,36 @@ def status(
     """
     with LlamaClient(url, _protocol(url), model, timeout=timeout, connect_timeout=connect_timeout) as client:
         state = client.status()
-    instances: list[InstanceInfo] = []
+    info = ModelInfo([], {})
     reason = None
     try:
-        instances = read_model_info(metrics_url or metrics_address(client.endpoint), model)
+        info = read_model_info(metrics_url or metrics_address(client.endpoint), model)
     except NoModelInfoError as error:
         reason = str(error)
     if as_json:
-        shown = [instance._asdict() for instance in instances]
-        click.echo(json.dumps({**asdict(state), "instances": shown, "instances_unknown": reason}, ensure_ascii=False))
+        shown = {
+            **asdict(state),
+            "instances": [instance._asdict() for instance in info.instances],
+            "instances_unknown": reason,
+            "outlier_shares": info.outlier_shares,
+        }
+        click.echo(json.dumps(shown, ensure_ascii=False))
     else:
-        click.echo("\n".join(status_lines(state, instances, reason)))
+        click.echo("\n".join(status_lines(state, info, reason)))
     context.exit(0 if state.ready and state.model_ready else SERVER_ERROR)
 
 
-def status_lines(state: ServerStatus, instances: list[InstanceInfo], reason: str | None) -> Iterator[str]:
-    """Yield the lines of `status`; reason: why the instances are unknown."""
+def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> Iterator[str]:
+    """Yield the lines of `status`; reason: why the info is unknown."""
     server = f"{state.server} {state.server_version} at {state.url}"
     yield f"server      {server}: {'live' if state.live else 'not live'}, {'ready' if state.ready else 'not ready'}"
     yield f"model       {state.model}: {'ready' if state.model_ready else 'not ready'}"
-    for instance in instances:
-        name = f" ({instance.instance})" if len(instances) > 1 else ""
+    for instance in info.instances:
+        name = f" ({instance.instance})" if len(info.instances) > 1 else ""
         yield f"computes    {instance.computation}; KV cache {instance.kv_cache_dtype}; on {instance.device}{name}"
+    if info.outlier_shares:
+        shares = ", ".join(f"{linear} {share:.1%}" for linear, share in info.outlier_shares.items())
+        yield f"two terms   of input rows: {shares}"
     if reason:
         yield f"computes    unknown: {reason}"
     if (config := state.config) is not None:

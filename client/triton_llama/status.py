@@ -16,7 +16,7 @@ from triton_llama.errors import ServerError
 
 METRICS_PORT = 8002
 _METRICS_TIMEOUT_S = 2.0
-_SERIES = re.compile(r"^llama_model_info\{(.*)\} 1", re.MULTILINE)
+_SERIES = re.compile(r"^llama_(model_info|int8_rows_total|int8_outlier_rows_total)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -115,6 +115,17 @@ class InstanceInfo(NamedTuple):
     device: str
 
 
+class ModelInfo(NamedTuple):
+    """How a model computes.
+
+    instances: at least one. outlier_shares: share of the input rows with two 8-bit terms since the start, by linear
+    layer with exact INT8 products; of all instances.
+    """
+
+    instances: list[InstanceInfo]
+    outlier_shares: dict[str, float]
+
+
 class NoModelInfoError(Exception):
     """The metrics page doesn't answer, or has no such model; the message is one line."""
 
@@ -125,8 +136,8 @@ def metrics_address(endpoint: Endpoint) -> str:
     return f"{host}:{endpoint.port + METRICS_PORT - DEFAULT_PORT[endpoint.protocol]}"
 
 
-def read_model_info(address: str, model: str) -> list[InstanceInfo]:
-    """Return the instances of a model, at least one. address: host:port of the metrics.
+def read_model_info(address: str, model: str) -> ModelInfo:
+    """Return how a model computes. address: host:port of the metrics.
 
     Raises:
         NoModelInfoError: the page doesn't answer, or has no such model.
@@ -138,12 +149,19 @@ def read_model_info(address: str, model: str) -> list[InstanceInfo]:
         page = httpx.get(f"http://{address}/metrics", timeout=_METRICS_TIMEOUT_S, trust_env=False).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoModelInfoError(f"{address} has no metrics: {error}") from error
-    series = [dict(_LABEL.findall(labels)) for labels in _SERIES.findall(page.text)]
+    series = [(name, dict(_LABEL.findall(labels)), value) for name, labels, value in _SERIES.findall(page.text)]
+    of_model = [(name, labels, float(value)) for name, labels, value in series if labels["model"] == model]
     instances = [
         InstanceInfo(labels["model_instance"], labels["computation"], labels["kv_cache_dtype"], labels["device"])
-        for labels in series
-        if labels["model"] == model
+        for name, labels, _ in of_model
+        if name == "model_info"
     ]
     if not instances:
         raise NoModelInfoError(f"{address} has no llama_model_info of the model {model}")
-    return instances
+    counts = {(name, labels["linear"]): value for name, labels, value in of_model if name != "model_info"}
+    shares = {
+        linear: counts.get(("int8_outlier_rows_total", linear), 0.0) / rows
+        for (name, linear), rows in counts.items()
+        if name == "int8_rows_total" and rows
+    }
+    return ModelInfo(instances, shares)

@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
     key: str
     title: str
     threshold: float = 0.0
-    terms: int | None = None
+    terms: str | None = None
     kv_cache_dtype: str = "auto"
     kernels: str = "stock"
     weights_only: bool = False
@@ -61,7 +61,7 @@ CANDIDATES = (
     WEIGHTS_ONLY,
     *(
         Candidate(f"int8_{terms}_terms_kv_{dtype}", f"exact INT8, {words}, KV {kv}", 0.0, terms, dtype, "auto")
-        for terms, words in ((2, "two terms"), (1, "one term"))
+        for terms, words in (("auto", "terms by row"), ("2", "two terms"), ("1", "one term"))
         for dtype, kv in _KV.items()
     ),
     *BITSANDBYTES,

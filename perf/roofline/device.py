@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from llama_engine.kernels.cpu.packing import Dimensions, QuantizedRows, pack_linear
 from llama_engine.kernels.cpu.trial import choose_cpu_kernels
+from llama_engine.model.activation_terms import TWO_TERMS
 from llama_engine.model.weights import LinearWeight
 
 from perf.checkpoint import DTYPES
@@ -84,14 +85,18 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
 
 def _compiled(seconds: float) -> float | None:
     """Return 8-bit operations per second of the CPU kernels, each term's own, with quantization; None without them."""
-    edge, terms = _EDGES["cpu"][-1], 2
+    edge = _EDGES["cpu"][-1]
     kernels = choose_cpu_kernels(Dimensions(edge, 1, 1, 64, edge, edge, 1e-5, 0.125), torch.float32)
     if kernels is None:
         return None
     packed = pack_linear(kernels, LinearWeight(torch.ones(edge, edge, dtype=torch.int8), torch.ones(edge)))
-    rows, room, result = torch.ones(edge, edge), QuantizedRows(edge, edge, terms), torch.empty(edge, edge)
+    rows, room, result = (
+        torch.ones(edge, edge),
+        QuantizedRows(edge, edge, TWO_TERMS.limit(edge)),
+        torch.empty(edge, edge),
+    )
     product = partial(kernels.linear, packed.matrix, room.structure, rows, result)
-    return terms * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
+    return 2 * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
 
 
 def _best(action: Callable[[], object], device: torch.device, seconds: float) -> float:

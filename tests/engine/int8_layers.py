@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.model.onednn_int8 import OneDnnInt8Linear, OneDnnPacker
 from llama_engine.model.weights import LinearWeight
 
 # (out, in): the demo checkpoint's kind, odd ones, and one that is wider than any block of a kernel.
 SHAPES = [(768, 256), (37, 48), (3, 1), (65, 1031), (130, 5632)]
 
-# Of the largest output of a row; by the bits of a term and the number of terms.
-BOUNDS = {(8, 2): 1e-4, (8, 1): 3e-2, (7, 2): 4e-4, (7, 1): 4e-2}
+AUTO = ActivationTerms(6.0)
+TERMS = {"one term": ONE_TERM, "auto": AUTO, "two terms": TWO_TERMS}
+each_terms = pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS.keys())
+
+# Of the largest output of a row; by the bits of a term and the terms.
+BOUNDS = {(8, TWO_TERMS): 1e-4, (8, AUTO): 3e-2, (8, ONE_TERM): 3e-2, (7, TWO_TERMS): 4e-4, (7, AUTO): 4e-2,
+          (7, ONE_TERM): 4e-2}  # fmt: skip
 
 
 def random_weight(outputs: int, inputs: int, bias: bool = False) -> LinearWeight:
@@ -32,6 +39,13 @@ def random_rows(rows: int, inputs: int) -> torch.Tensor:
     random = torch.Generator().manual_seed(rows)
     activations = torch.randn(rows, inputs, generator=random)
     return activations * 10 ** (6 * torch.rand(rows, 1, generator=random) - 3)
+
+
+def rows_with_outliers(rows: int, inputs: int) -> torch.Tensor:
+    """Return random rows of which every third has an outlier."""
+    activations = random_rows(rows, inputs)
+    activations[::3, inputs // 2] *= 5 * inputs**0.5
+    return activations
 
 
 def in_float64(activations: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
@@ -59,7 +73,7 @@ def threads(number: int) -> Iterator[None]:
 
 def check_rows_are_independent(layer: OneDnnInt8Linear) -> None:
     """Assert that a row's bits are the same alone, in batches, permuted, and on one or two threads."""
-    activations = random_rows(100, layer.in_features)
+    activations = rows_with_outliers(100, layer.in_features)
     with threads(1):
         together = layer(activations)
     order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
@@ -72,8 +86,8 @@ def check_rows_are_independent(layer: OneDnnInt8Linear) -> None:
 
 
 def main() -> None:
-    """Check layers of all shapes with two terms and of one shape with one; print what they are."""
-    for terms, shapes in ((2, SHAPES), (1, SHAPES[:1])):
+    """Check layers of all shapes with two terms and of one shape with others; print what they are."""
+    for terms, shapes in ((TWO_TERMS, SHAPES), (ONE_TERM, SHAPES[:1]), (AUTO, SHAPES[:1])):
         packer = OneDnnPacker(terms)
         for outputs, inputs in shapes:
             weight = random_weight(outputs, inputs, bias=True)

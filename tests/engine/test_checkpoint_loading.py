@@ -59,12 +59,12 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
 @pytest.mark.parametrize(
     ("quantization", "parameters", "computation"),
     [
-        ("int8", {}, r"exact INT8 [^:]* by compiled AVX\S+ kernels"),
-        ("int8", {"int8_terms": "1"}, r"exact INT8 [^:]*one term by compiled AVX\S+ kernels"),
-        ("int8", {"kernels": "stock"}, "exact INT8, two terms, oneDNN [^:]*"),
+        ("int8", {}, r"exact INT8, two terms for outlier rows \(ratio 6\), by compiled AVX\S+ kernels"),
+        ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ kernels"),
+        ("int8", {"kernels": "stock", "int8_terms": "2"}, "exact INT8, two terms, oneDNN [^:]*"),
         (
             "int8", {"kernels": "stock", "dtype": "bfloat16"},
-            "exact INT8, two terms, oneDNN [^:]*: bits depend on the batch",
+            "exact INT8, two terms for outlier rows [^:]*, oneDNN [^:]*: bits depend on the batch",
         ),
         ("none", {}, "float32 weights: bits depend on the batch"),
         ("none", {"dtype": "bfloat16"}, "bfloat16 weights: bits depend on the batch"),

@@ -14,6 +14,7 @@ from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, ExactInt8Linear, exact_int8_linear
 from llama_engine.model import products
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.model.weights import LinearWeight
 
 EXACT_SHAPES = [(outputs, inputs) for outputs, inputs in SHAPES if inputs % 4 == 0]
@@ -25,7 +26,9 @@ each_terms = pytest.mark.parametrize("terms", [1, 2])
 @each_terms
 def test_a_product_has_the_bits_of_the_cpus_kernels(outputs: int, inputs: int, terms: int) -> None:
     weight, rows = random_weight(outputs, inputs, bias=True), random_rows(40, inputs)
-    assert torch.equal(exact_int8_linear(weight, terms)(rows), cpu_reference.linear(rows, weight, terms))
+    assert torch.equal(
+        exact_int8_linear(weight, terms)(rows), cpu_reference.linear(rows, weight, (ONE_TERM, TWO_TERMS)[terms - 1])
+    )
 
 
 @each_terms
@@ -72,11 +75,11 @@ def test_inputs_whose_sums_are_not_exact_are_refused(inputs: int) -> None:
 def test_a_model_of_these_layers_generates_what_the_cpus_does(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = choose_elementwise(torch.device("cpu"), torch.float32, 256, 6, 64, 2)
     assert fused != SEPARATE
-    checkpoint = load("int8", kernels="stock")
+    checkpoint = load("int8", kernels="stock", int8_terms="2")
     expected = completions(engine_of(checkpoint, 4), requests_of(checkpoint, 6))
-    monkeypatch.setattr(products, "OneDnnPacker", lambda terms: _Packer(terms, fused))
+    monkeypatch.setattr(products, "OneDnnPacker", lambda _: _Packer(2, fused))
     with torch._dynamo.config.patch(error_on_recompile=True):
-        as_on_a_gpu = load("int8", kernels="stock")
+        as_on_a_gpu = load("int8", kernels="stock", int8_terms="2")
         assert completions(engine_of(as_on_a_gpu, 4), requests_of(checkpoint, 6)) == expected
     torch._dynamo.reset()
 

@@ -13,10 +13,22 @@ from pathlib import Path
 import pytest
 import torch
 from engine import int8_layers
-from engine.int8_layers import BOUNDS, SHAPES, check_rows_are_independent, in_float64, random_rows, random_weight
+from engine.int8_layers import (
+    AUTO,
+    BOUNDS,
+    SHAPES,
+    TERMS,
+    check_rows_are_independent,
+    each_terms,
+    in_float64,
+    random_rows,
+    random_weight,
+    rows_with_outliers,
+)
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.cpu.instruction_sets import cpu_flags
 from llama_engine.model import onednn_int8
+from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.model.onednn_int8 import (
     MAX_INPUTS,
     IntegerProduct,
@@ -27,7 +39,7 @@ from llama_engine.model.onednn_int8 import (
     term_bits,
 )
 
-BITS = [bits for bits in (8, 7) if refusal(256, 256, 2, bits) is None]
+BITS = [bits for bits in (8, 7) if refusal(256, 256, bits) is None]
 """On a processor without VNNI products of 8-bit terms saturate."""
 ROOT = Path(__file__).parents[2]
 FEWER = [("AVX2", "avx2"), *([("AVX512_CORE", "avx512")] if "avx512f" in cpu_flags() else [])]
@@ -59,15 +71,17 @@ def test_the_largest_sums_that_int32_holds_are_exact(value: int) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("terms", [1, 2])
-def test_a_row_has_the_same_bits_in_any_batch(outputs: int, inputs: int, terms: int) -> None:
+@each_terms
+def test_a_row_has_the_same_bits_in_any_batch(outputs: int, inputs: int, terms: ActivationTerms) -> None:
     check_rows_are_independent(OneDnnPacker(terms)(random_weight(outputs, inputs, bias=True)))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("terms", [1, 2])
-def test_the_error_is_bounded_by_the_bits_of_the_terms(outputs: int, inputs: int, bits: int, terms: int) -> None:
+@each_terms
+def test_the_error_is_bounded_by_the_bits_of_the_terms(
+    outputs: int, inputs: int, bits: int, terms: ActivationTerms
+) -> None:
     weight = random_weight(outputs, inputs, bias=True)
     activations = random_rows(64, inputs)
     result = OneDnnInt8Linear(weight, terms, bits)(activations)
@@ -77,7 +91,7 @@ def test_the_error_is_bounded_by_the_bits_of_the_terms(outputs: int, inputs: int
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1,), (2, 1), (3, 40), (0,)])
 def test_the_result_is_of_the_activations_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    layer, activations = OneDnnPacker(2)(random_weight(37, 48, bias=True)), torch.randn(*shape, 48).to(dtype)
+    layer, activations = OneDnnPacker(AUTO)(random_weight(37, 48, bias=True)), torch.randn(*shape, 48).to(dtype)
     result = layer(activations)
     assert (result.shape, result.dtype, result.is_contiguous()) == ((*shape, 37), dtype, True)
     assert torch.equal(result, layer(activations.float()).to(dtype))
@@ -86,9 +100,9 @@ def test_the_result_is_of_the_activations_shape(dtype: torch.dtype, shape: tuple
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("terms", [1, 2])
-def test_a_row_that_is_not_finite_changes_no_other(bad: float, terms: int) -> None:
-    layer, activations = OneDnnPacker(terms)(random_weight(37, 48, bias=True)), random_rows(40, 48)
+@each_terms
+def test_a_row_that_is_not_finite_changes_no_other(bad: float, terms: ActivationTerms) -> None:
+    layer, activations = OneDnnPacker(terms)(random_weight(37, 48, bias=True)), rows_with_outliers(40, 48)
     expected = layer(activations)
     activations[[3, 39], [0, 47]] = bad
     result = layer(activations)
@@ -100,14 +114,14 @@ def test_a_row_that_is_not_finite_changes_no_other(bad: float, terms: int) -> No
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_rows_of_any_size_keep_their_relative_error(size: float) -> None:
     weight, activations = random_weight(37, 48), torch.randn(5, 48) * size
-    result = OneDnnPacker(2)(weight)(activations)
-    assert int8_layers.relative_error(result, in_float64(activations, weight)) < BOUNDS[7, 2]
+    result = OneDnnPacker(TWO_TERMS)(weight)(activations)
+    assert int8_layers.relative_error(result, in_float64(activations, weight)) < BOUNDS[7, TWO_TERMS]
 
 
 def test_a_layer_keeps_no_reference_to_the_original_weight() -> None:
     weight = random_weight(768, 256)
     original = weakref.ref(weight.weight)
-    layer = OneDnnPacker(2)(weight)
+    layer = OneDnnPacker(AUTO)(weight)
     activations = random_rows(3, 256)
     before = layer(activations)
     del weight
@@ -176,8 +190,9 @@ def test_terms_have_7_bits_where_8_are_not_exact(
     reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _break(monkeypatch, FAULTS[reason], (8,))
-    assert [OneDnnPacker(terms).describe() for terms in (1, 2)] == [
+    assert [OneDnnPacker(terms).describe() for terms in TERMS.values()] == [
         "exact INT8, one term, oneDNN with 7-bit terms",
+        "exact INT8, two terms for outlier rows (ratio 6), oneDNN with 7-bit terms",
         "exact INT8, two terms, oneDNN with 7-bit terms",
     ]
     (message,) = caplog.messages
@@ -188,7 +203,7 @@ def test_terms_have_7_bits_where_8_are_not_exact(
 @pytest.mark.parametrize("reason", FAULTS)
 def test_a_shape_without_an_exact_product_is_refused(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _break(monkeypatch, FAULTS[reason], (7, 8), outputs=40)
-    packer = OneDnnPacker(2)
+    packer = OneDnnPacker(AUTO)
     assert packer(random_weight(41, 96)).in_features == 96
     with pytest.raises(
         CheckpointError,
@@ -199,4 +214,4 @@ def test_a_shape_without_an_exact_product_is_refused(reason: str, monkeypatch: p
 
 def test_a_layer_of_more_inputs_than_int32_can_sum_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"8 x 65794 .* sums of more than 65793 inputs leave int32"):
-        OneDnnPacker(2)(random_weight(8, MAX_INPUTS + 1))
+        OneDnnPacker(AUTO)(random_weight(8, MAX_INPUTS + 1))

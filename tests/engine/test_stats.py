@@ -11,6 +11,7 @@ from engine.scheduling import SECONDS
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.events import FAILURE, Completion, Result
+from llama_engine.model.activation_terms import TermCount
 from llama_engine.observability.stats import Stats
 
 STOPPED = Completion("", "stop", 3, 4)
@@ -57,6 +58,21 @@ def test_steps_are_counted_with_what_they_did(stats: Stats, registry: RecordingR
     }
     assert before <= registry.levels.pop(LAST_STEP) <= time.time()
     assert registry.levels == IDLE | {"llama_slots_in_use": 1}
+
+
+def test_rows_and_products_are_counted_by_linear_layer(stats: Stats, registry: RecordingRegistry) -> None:
+    for counts in ({"down": TermCount(10, 9, 100)}, {"down": TermCount(10, 0, 100), "head": TermCount(2, 1, 50)}):
+        stats.record_step(StepResult(terms=counts), now=100.0, running=1, waiting=0)
+    stats.close(SECONDS)
+    counted = {name: count for name, count in registry.counts.items() if "int8" in name}
+    assert counted == {
+        "llama_int8_rows_total down": 20,
+        "llama_int8_rows_total head": 2,
+        "llama_int8_outlier_rows_total down": 9,
+        "llama_int8_outlier_rows_total head": 1,
+        "llama_int8_products_total down": 2900,
+        "llama_int8_products_total head": 150,
+    }
 
 
 @pytest.mark.parametrize(

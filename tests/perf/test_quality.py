@@ -80,11 +80,11 @@ def test_int8_is_close_to_the_reference_but_not_equal(
     assert 0 < entry["kl_nats"]["mean"] < entry["kl_nats"]["p99"] <= entry["kl_nats"]["max"]
     assert entry["kl_nats"]["mean"] < 0.01
     assert 0.9 < entry["top1_agreement"] < 1
-    # From its own weights in floats, exact INT8 with two terms differs by much less than by its rounding.
+    # From its own weights in floats, exact INT8 differs by much less than by its rounding, but with one term.
     ours = entry["kl_from_weights_only_nats"]["mean"]
     assert (ours == 0) == (candidate == WEIGHTS_ONLY)
-    if candidate.terms == 2:
-        assert ours < entry["kl_nats"]["mean"] / 2
+    if candidate.terms in ("auto", "2"):
+        assert ours < {"auto": 0.6, "2": 0.5}[candidate.terms] * entry["kl_nats"]["mean"]
 
 
 def test_every_token_of_a_text_is_predicted_once_after_a_bos(tokenizer: Tokenizer) -> None:

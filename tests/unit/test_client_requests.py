@@ -11,6 +11,7 @@ from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.status import (
     InstanceInfo,
     ModelConfig,
+    ModelInfo,
     NoModelInfoError,
     ServerStatus,
     metrics_address,
@@ -127,7 +128,7 @@ def test_the_instances_of_the_model_are_read_from_the_page(
             with pytest.raises(NoModelInfoError, match=f"^{page} has no llama_model_info of the model llama$"):
                 read_model_info(page, "llama")
         else:
-            assert read_model_info(page, "llama") == instances
+            assert read_model_info(page, "llama") == ModelInfo(instances, {})
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,26 @@ def test_the_metrics_port_is_beside_the_endpoint(url: str, protocol: Protocol, e
     assert str(metrics_address(Endpoint.parse(url, protocol))) == expected
 
 
+def test_shares_of_rows_with_two_terms_are_read_from_the_page() -> None:
+    lines = [
+        _series("llama", EXACT),
+        *(f'llama_int8_{name}_total{{linear="{linear}",model="{model}",version="1"}} {value}'
+          for name, linear, model, value in (
+              ("rows", "down", "llama", 400), ("rows", "head", "llama", 8), ("rows", "gate_up", "llama", 0),
+              ("outlier_rows", "down", "llama", 396), ("outlier_rows", "head", "llama", 0),
+              ("outlier_rows", "gate_up", "llama", 0), ("rows", "down", "other", 1),
+          )),
+        "",
+    ]  # fmt: skip
+    body = "\n".join(lines)
+    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
+        info = read_model_info(f"{HOST}:{port}", "llama")
+    assert info == ModelInfo([EXACT], {"down": 0.99, "head": 0.0})
+    assert "two terms   of input rows: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
+
+
 def test_status_has_a_line_for_each_instance() -> None:
-    assert list(status_lines(STATUS, [EXACT, FLOATS], None))[2:-1] == [
+    assert list(status_lines(STATUS, ModelInfo([EXACT, FLOATS], {}), None))[2:-1] == [
         "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
         "computes    float32 weights: bits depend on the batch; KV cache float32; on cpu (llama_1_0)",
     ]

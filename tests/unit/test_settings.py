@@ -26,7 +26,7 @@ def _bad(bound: Bound[object]) -> tuple[str, ...]:
     """Return texts that a bound refuses."""
     match bound:
         case Choice(words):
-            return ("", words[0].upper(), f" {words[0]}", ",".join(words[:2]), "1", "true")
+            return ("", words[0].upper(), f" {words[0]}", ",".join(words[:2]), "0", "true")
         case Integer(int(low), int(high)):
             return (str(low - 1), str(high + 1), f"{high}.0", "1e3", *MALFORMED)
         case Real(float(low), float(high)):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.int8_layers import AUTO
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import (
     COMMON_FLAGS,
@@ -27,6 +28,7 @@ from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, request_amx
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
+from llama_engine.model.activation_terms import ActivationTerms
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
@@ -103,7 +105,7 @@ class SmallLlama:
     embedding: torch.Tensor
     tables: tuple[torch.Tensor, torch.Tensor]
 
-    def packed(self, kernels: CpuKernels, terms: int = 2) -> CpuLlama:
+    def packed(self, kernels: CpuKernels, terms: ActivationTerms = AUTO) -> CpuLlama:
         """Pack it for the kernels."""
         layers = [pack_layer(kernels, self.dimensions, layer) for layer in self.layers]
         head = pack_linear(kernels, self.head)
@@ -171,7 +173,7 @@ def runner(
     name: str,
     llama: SmallLlama | None = None,
     cache: torch.dtype = torch.bfloat16,
-    terms: int = 2,
+    terms: ActivationTerms = AUTO,
     room: int = 64,
 ) -> Runner:
     """Return a runner of an instruction set's kernels with an empty cache."""

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from engine.cpu_kernels.models import PLAIN, kernels, random_tokens, runner, small_llama
-from engine.int8_layers import threads
+from engine.int8_layers import AUTO, each_terms, threads
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
 from llama_engine.kernels.cpu.packing import Dimensions
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -29,18 +30,25 @@ SHAPES = {
 def test_logits_of_every_shape_are_near_the_reference(name: str, shape: Dimensions, bias: bool) -> None:
     llama = small_llama(shape, bias=bias)
     tokens = random_tokens(40, 0, shape.vocabulary)
-    result, expected = runner(name, llama, torch.float32).logits(tokens, 0, 0), llama.reference(tokens)
+    result = runner(name, llama, torch.float32, TWO_TERMS).logits(tokens, 0, 0)
+    expected = llama.reference(tokens)
     assert (result - expected).abs().max() <= 3e-4 * expected.abs().max()
 
 
 @each_instruction_set
 @pytest.mark.parametrize(
     ("cache", "terms", "bound"),
-    [(torch.float32, 2, 3e-4), (torch.bfloat16, 2, 5e-3), (torch.int8, 2, 2e-2), (torch.float32, 1, 3e-2)],
-    ids=["float32", "bfloat16", "int8", "one term"],
+    [
+        (torch.float32, TWO_TERMS, 3e-4),
+        (torch.bfloat16, TWO_TERMS, 5e-3),
+        (torch.int8, TWO_TERMS, 2e-2),
+        (torch.float32, AUTO, 3e-2),
+        (torch.float32, ONE_TERM, 3e-2),
+    ],
+    ids=["float32", "bfloat16", "int8", "auto", "one term"],
 )
 def test_logits_are_as_near_the_reference_as_cache_and_terms_allow(
-    name: str, cache: torch.dtype, terms: int, bound: float
+    name: str, cache: torch.dtype, terms: ActivationTerms, bound: float
 ) -> None:
     llama = small_llama(layers=4)
     tokens = random_tokens(60, 0)
@@ -61,8 +69,10 @@ def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype)
 
 @each_instruction_set
 @each_cache
-@pytest.mark.parametrize("terms", [1, 2])
-def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(name: str, cache: torch.dtype, terms: int) -> None:
+@each_terms
+def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
+    name: str, cache: torch.dtype, terms: ActivationTerms
+) -> None:
     lengths = (1, 15, 16, 33, 50)
     sequences = [random_tokens(length + 1, length) for length in lengths]
     alone = [runner(name, cache=cache, terms=terms).logits(tokens, 0, 0) for tokens in sequences]
@@ -150,3 +160,23 @@ def test_tables_shorter_than_the_cache_are_refused() -> None:
     llama = small_llama()
     with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and the cache has 80"):
         CpuForward(llama.packed(kernels("avx2")), llama.cache_shape(1, torch.float32, tokens=65))
+
+
+@each_instruction_set
+@each_terms
+def test_rows_are_counted_by_linear_layer(name: str, terms: ActivationTerms) -> None:
+    run = runner(name, terms=terms)
+    run.logits(random_tokens(50, 0), 0, 0)
+    counts = run.forward.take_term_counts()
+    layers = len(run.llama.layers)
+    assert {linear: count.rows for linear, count in counts.items()} == {
+        "query_key_value": 50 * layers, "attention_output": 50 * layers, "gate_up": 50 * layers, "down": 50 * layers,
+        "head": 50,
+    }  # fmt: skip
+    shares = [count.two_terms / count.rows for count in counts.values()]
+    if terms != AUTO:
+        assert set(shares) == {float(terms == TWO_TERMS)}
+    else:
+        assert 0 < sum(shares) < len(shares)
+    assert counts["down"].weights == PLAIN.hidden * PLAIN.intermediate
+    assert not any(count.rows for count in run.forward.take_term_counts().values())

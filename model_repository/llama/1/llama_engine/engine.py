@@ -18,6 +18,7 @@ from llama_engine.decode_step import DecodeStep
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.events import Result
 from llama_engine.isolation import Isolation
+from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
@@ -35,6 +36,7 @@ class StepResult:
 
     finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
+    terms: input rows of exact INT8 products, including those of failed computations.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -42,6 +44,7 @@ class StepResult:
     sampled: int = 0
     prefill_tokens: int = 0
     errors: int = 0
+    terms: TermCounts = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -155,6 +158,7 @@ class Engine:
             self._isolation.record(error, f"a step over {self.used_slots} sequences")
             self._fail_all()
         result.errors, self._isolation.errors = self._isolation.errors, 0
+        result.terms = self._model.take_term_counts()
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:

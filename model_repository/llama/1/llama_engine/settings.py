@@ -37,8 +37,11 @@ class Settings:
     int8_threshold: float | None = _setting(None, Real(low=0.0, high=1000.0))
     """Outlier threshold of bitsandbytes. None is 0, or the value stored in an 8-bit checkpoint. At 0 a row's result is
     independent of its batch; LLM.int8() uses 6."""
-    int8_terms: int = _setting(2, Integer(1, 2))
-    """8-bit terms per activation in exact INT8 products on a CPU: 2 keep 15 bits, 1 keeps 8."""
+    int8_terms: str = _setting("auto", Choice(("auto", "1", "2")))
+    """8-bit terms per activation in exact INT8 products: 2 keep 15 bits, 1 keeps 8. auto: on a CPU, 2 for rows with
+    outliers, else 1; on a GPU 2."""
+    int8_outlier_ratio: float = _setting(6.0, Real(low=1.0, high=1000.0))
+    """With `int8_terms` auto, a row has outliers if its largest magnitude exceeds this times its root mean square."""
     dtype: str = _setting("auto", Choice(("auto", "float32", "float16", "bfloat16")))
     """Precision of unquantized weights. auto: float16 on CUDA, float32 on a CPU."""
     kv_cache_dtype: str = _setting("auto", Choice(("auto", "float32", "bfloat16", "int8")))

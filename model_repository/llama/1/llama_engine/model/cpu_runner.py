@@ -16,6 +16,7 @@ import torch
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
 from llama_engine.kernels.cpu.trial import choose_cpu_kernels
+from llama_engine.model.activation_terms import ActivationTerms, TermCounts
 from llama_engine.model.builder import Reader, ReadWeights, Tables
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.kv_cache import KVCacheShape
@@ -43,21 +44,21 @@ class CompiledLlama:
 
     def describe(self) -> str:
         """Return a description of the INT8 product, for the log."""
-        terms = "two terms" if self.llama.terms == 2 else "one term"
-        return f"exact INT8 products of {terms} by compiled {self.llama.kernels.name.upper()} kernels"
+        return f"exact INT8, {self.llama.terms.describe()}, by compiled {self.llama.kernels.name.upper()} kernels"
 
 
 def build_compiled_llama(
     reader: Reader,
     config: LlamaConfig,
     tables: Tables,
-    terms: int,
+    terms: ActivationTerms,
     cache_dtype: torch.dtype,
     read: ReadWeights,
 ) -> CompiledLlama | None:
     """Read an INT8 checkpoint and pack it for the compiled kernels; log why and return None if they can't be used.
 
-    terms: 8-bit terms per activation, 1 or 2. cache_dtype: dtype of the KV cache with which the kernels are verified.
+    terms: which activation rows have two 8-bit terms. cache_dtype: dtype of the KV cache with which the kernels are
+    verified.
     """
     dimensions = Dimensions(
         hidden=config.hidden_size,
@@ -112,6 +113,10 @@ class CpuRunner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
         return self._forward.logits(hidden)
+
+    def take_term_counts(self) -> TermCounts:
+        """Return how many input rows the linear layers had since the last call, and how many had two terms."""
+        return self._forward.take_term_counts()
 
     def warm_up(self) -> None:
         """Do nothing: the kernels are compiled before the model loads."""

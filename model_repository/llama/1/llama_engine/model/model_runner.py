@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from llama_engine.model.activation_terms import TermCounts
+
 
 class PromptChunk(NamedTuple):
     """Consecutive tokens of one prompt. slot: the sequence's KV slot. start: position of the first token."""
@@ -40,6 +42,9 @@ class ModelRunner(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
+
+    def take_term_counts(self) -> TermCounts:
+        """Return how many input rows the linear layers had since the last call; empty if they aren't counted."""
 
     def warm_up(self) -> None:
         """Run every kernel that a decode step may need, so that requests don't wait for compilation or loading."""

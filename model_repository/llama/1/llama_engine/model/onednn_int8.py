@@ -4,7 +4,8 @@ An activation row x is scale · q, and the integer q is one term or two of b bit
 
     q = 2ᵇ · high + low        Σ x·w = scale · weight scale · (2ᵇ · Σ high·w + Σ low·w)
 
-One product computes the terms of all rows, as uint8 with the zero point h. Its sums are exact in int32, also before the
+Which rows have two terms is `ActivationTerms`' rule. One product computes the rows with one term and another one those
+with two, as uint8 with the zero point h. Their sums are exact in int32, also before the
 zero point is subtracted: |Σ| ≤ inputs · (2ᵇ - 1) · 128. So a row's result has the same bits in any batch and with any
 number of threads, and non-finite values affect only their own row.
 
@@ -23,6 +24,7 @@ import logging
 import torch
 
 from llama_engine.errors import CheckpointError, one_line
+from llama_engine.model.activation_terms import ActivationTerms
 from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (255 * 128)
@@ -37,8 +39,8 @@ _TO_INTEGER = 1.5 * 2.0**23
 _UNPADDED_ROWS = 32
 _ROW_MULTIPLE = 16
 
-_TRIAL_ROWS = (1, 2, 31, 64)
-"""Numbers of activation rows with which a product is verified."""
+_TRIAL_ROWS = (1, 2, 31, 64, 128)
+"""Numbers of rows of terms with which a product is verified."""
 
 _MAX_TRIAL_OUTPUTS = 8192
 """Upper limit of the outputs in a verification; an output's sums don't depend on the number of outputs."""
@@ -53,10 +55,10 @@ class OneDnnInt8Linear:
     """A linear layer y = x Wᵀ + b with exact integer sums. Thread-safe.
 
     Holds a packed copy of the weight and no reference to the original, so memory doubles until the caller drops that.
-    terms: terms per activation, 1 or 2. bits: bits per term, 7 or 8.
+    terms: which rows have two terms. bits: bits per term, 7 or 8.
     """
 
-    def __init__(self, weight: LinearWeight, terms: int, bits: int) -> None:
+    def __init__(self, weight: LinearWeight, terms: ActivationTerms, bits: int) -> None:
         assert weight.scales is not None, "the weight is not quantized"
         self.out_features, self.in_features = weight.weight.shape
         self.bits, self._terms = bits, terms
@@ -66,14 +68,22 @@ class OneDnnInt8Linear:
     def __call__(self, activations: torch.Tensor) -> torch.Tensor:
         """Return the layer's output [..., out] for activations [..., in], in their dtype."""
         rows = activations.reshape(-1, self.in_features).float()
-        terms, scales = quantize(rows, self._terms, self.bits)
-        sums = self._product(terms).narrow(1, 0, len(rows)).unbind()
-        # 2ᵇ · high is exact, so the addition rounds once, with or without a fused multiply-add.
-        result = sums[0] if self._terms == 1 else torch.add(sums[1], sums[0], alpha=1 << self.bits)
-        result.mul_(scales)
+        result = torch.empty(len(rows), self.out_features)
+        two = has_two_terms(rows, self._terms, self.bits)
+        for terms, selected in ((1, ~two), (2, two)):
+            if selected.any():
+                result[selected] = self._multiply(rows[selected], terms)
         if self._bias is not None:
             result.add_(self._bias)
         return result.to(activations.dtype).view(*activations.shape[:-1], self.out_features)
+
+    def _multiply(self, rows: torch.Tensor, terms: int) -> torch.Tensor:
+        """Return the scaled products [n, out] of rows [n, in] with as many terms."""
+        stack, scales = quantize(rows, terms, self.bits)
+        sums = self._product(stack).narrow(1, 0, len(rows)).unbind()
+        # 2ᵇ · high is exact, so the addition rounds once, with or without a fused multiply-add.
+        result = sums[0] if terms == 1 else torch.add(sums[1], sums[0], alpha=1 << self.bits)
+        return result.mul_(scales)
 
 
 class IntegerProduct:
@@ -108,11 +118,9 @@ class IntegerProduct:
 
 
 class OneDnnPacker:
-    """Creates the linear layers of one model from INT8 weights. terms: terms per activation, 1 or 2."""
+    """Creates the linear layers of one model from INT8 weights. terms: which activation rows have two terms."""
 
-    def __init__(self, terms: int) -> None:
-        if terms not in (1, 2):
-            raise ValueError(f"terms is {terms}, not 1 or 2")
+    def __init__(self, terms: ActivationTerms) -> None:
         self._terms, self._bits = terms, term_bits()
 
     def __call__(self, weight: LinearWeight) -> OneDnnInt8Linear:
@@ -121,7 +129,7 @@ class OneDnnPacker:
         Raises CheckpointError if the product isn't exact for the weight's shape.
         """
         outputs, inputs = weight.weight.shape
-        if reason := refusal(outputs, inputs, self._terms, self._bits):
+        if reason := refusal(outputs, inputs, self._bits):
             raise CheckpointError(
                 f"INT8 weights of {outputs} x {inputs} (outputs x inputs) have no exact product on this CPU: with "
                 f"oneDNN {reason}; the log says why the compiled kernels aren't used"
@@ -130,7 +138,7 @@ class OneDnnPacker:
 
     def describe(self) -> str:
         """Return a description of the product, for the log and the metrics."""
-        return f"exact INT8, {('one term', 'two terms')[self._terms - 1]}, oneDNN with {self._bits}-bit terms"
+        return f"exact INT8, {self._terms.describe()}, oneDNN with {self._bits}-bit terms"
 
 
 def quantize(rows: torch.Tensor, terms: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,9 +150,7 @@ def quantize(rows: torch.Tensor, terms: int, bits: int) -> tuple[torch.Tensor, t
     half = 1 << (bits - 1)
     # limit: the largest q, with all terms at half - 1. offset: makes the terms of q + offset unsigned.
     limit, offset = (half - 1, half) if terms == 1 else ((half - 1) * (2 * half + 1), half * (2 * half + 1))
-    # x + 0 · x turns infinity into NaN and leaves other values unchanged.
-    scales = rows.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST)
-    scales.add_(scales, alpha=0).div_(limit)
+    scales = _scales(rows, limit)
     integers = (rows * scales.reciprocal()).add_(_TO_INTEGER + offset).view(torch.int32)
     stack = torch.empty((terms, padded(len(rows)), rows.shape[1]), dtype=torch.uint8)
     # A copy to uint8 keeps the lowest 8 bits.
@@ -152,6 +158,21 @@ def quantize(rows: torch.Tensor, terms: int, bits: int) -> tuple[torch.Tensor, t
     if terms > 1:
         stack[0, : len(rows)].copy_(integers >> bits)
     return stack, scales
+
+
+def has_two_terms(rows: torch.Tensor, terms: ActivationTerms, bits: int) -> torch.Tensor:
+    """Return which rows [n, in], float32, have two terms, [n], bool. A row that isn't finite has one."""
+    largest = (1 << (bits - 1)) - 1
+    # Integers in float64: their sums are exact, and so don't depend on an order.
+    squares = (rows * _scales(rows, largest).reciprocal()).round_().double().square_().sum(-1)
+    return (squares > 0) & (squares < terms.limit(rows.shape[1], largest))
+
+
+def _scales(rows: torch.Tensor, limit: int) -> torch.Tensor:
+    """Return the scales [n, 1] with which the largest magnitude of each row is `limit`; NaN for non-finite rows."""
+    # x + 0 · x turns infinity into NaN and leaves other values unchanged.
+    scales = rows.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST)
+    return scales.add_(scales, alpha=0).div_(limit)
 
 
 def padded(rows: int) -> int:
@@ -166,7 +187,7 @@ def padded(rows: int) -> int:
 @functools.cache
 def term_bits() -> int:
     """Return the bits per term: 8 if a trial product of 8-bit terms is exact; else 7, and log a warning."""
-    reason = refusal(256, 256, terms=2, bits=8)
+    reason = refusal(256, 256, bits=8)
     if reason is None:
         return 8
     _log.warning("oneDNN's INT8 products have 7-bit terms, with 8 bits %s", reason)
@@ -174,17 +195,17 @@ def term_bits() -> int:
 
 
 @functools.cache
-def refusal(outputs: int, inputs: int, terms: int, bits: int) -> str | None:
+def refusal(outputs: int, inputs: int, bits: int) -> str | None:
     """Return why products with weights of this shape can't be used; None if trial products are exact."""
     if inputs > MAX_INPUTS:
         return f"sums of more than {MAX_INPUTS} inputs leave int32"
     try:
-        return _wrong_sums(min(outputs, _MAX_TRIAL_OUTPUTS + outputs % 64), inputs, terms, bits)
+        return _wrong_sums(min(outputs, _MAX_TRIAL_OUTPUTS + outputs % 64), inputs, bits)
     except Exception as error:  # noqa: BLE001 - PyTorch builds without the operator raise various exceptions
         return f"the product fails: {one_line(error)}"
 
 
-def _wrong_sums(outputs: int, inputs: int, terms: int, bits: int) -> str | None:
+def _wrong_sums(outputs: int, inputs: int, bits: int) -> str | None:
     """Compare products of random and extreme values with exact integers; return a difference in words, or None."""
     random = torch.Generator().manual_seed(0)
     rows = torch.randint(-127, 128, (_TRIAL_WEIGHT_ROWS, inputs), dtype=torch.int8, generator=random)
@@ -193,14 +214,14 @@ def _wrong_sums(outputs: int, inputs: int, terms: int, bits: int) -> str | None:
     row_of_output = torch.arange(outputs) % _TRIAL_WEIGHT_ROWS
     scales = torch.rand(outputs, generator=random)
     half = 1 << (bits - 1)
-    values = torch.randint(-half, half, (terms * max(_TRIAL_ROWS), inputs), generator=random)
+    values = torch.randint(-half, half, (max(_TRIAL_ROWS), inputs), generator=random)
     values[0], values[1] = -half, half - 1
     stack = (values + half).to(torch.uint8)
     product = IntegerProduct(rows[row_of_output], scales, bits)
     # float64 holds every sum exactly.
     sums = (values.double() @ rows.double().T).float()
     for count in _TRIAL_ROWS:
-        result, expected = product(stack[: terms * count]), sums[: terms * count, row_of_output] * scales
+        result, expected = product(stack[:count]), sums[:count, row_of_output] * scales
         if not torch.equal(result, expected):
             error = (result - expected).abs().max() / expected.abs().max()
             return f"sums of {count} rows are wrong by {error:.1%} of the largest"

@@ -24,6 +24,7 @@ import torch
 
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
+from llama_engine.model.activation_terms import ONE_TERM, ActivationTerms, choose_terms
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.heads import head_dim, key_value_heads
@@ -57,7 +58,10 @@ def load_model(
     quantization, threshold = choose_quantization(name, config, settings)
     attention = _gpu_attention(config, settings, device, dtype)
     exact = quantization == "int8" and not threshold
-    elementwise = _gpu_elementwise(config, settings, device, dtype, settings.int8_terms if exact else None)
+    terms = choose_terms(settings.int8_terms, settings.int8_outlier_ratio)
+    # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
+    gpu_terms = 1 if terms == ONE_TERM else 2
+    elementwise = _gpu_elementwise(config, settings, device, dtype, gpu_terms if exact else None)
     if quantization == "nf4" or threshold:
         modules, info = _load_with_transformers(folder, config, settings, device, dtype, tables)
         return replace(modules, rotary=elementwise.rotary), info, attention
@@ -69,16 +73,13 @@ def load_model(
         # Imported here because importing bitsandbytes takes 2 s.
         from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
-        pack = partial(exact_int8_linear, terms=settings.int8_terms, elementwise=elementwise)
+        pack = partial(exact_int8_linear, terms=gpu_terms, elementwise=elementwise)
         model = build_llama(reader, config, tables, pack, read)
-        product, bits_depend_on = (
-            f"exact INT8, {('one term', 'two terms')[settings.int8_terms - 1]}, bitsandbytes",
-            BATCH,
-        )
-    elif compiled := _load_compiled(reader, config, tables, settings, read):
+        product, bits_depend_on = f"exact INT8, {('one term', 'two terms')[gpu_terms - 1]}, bitsandbytes", BATCH
+    elif compiled := _load_compiled(reader, config, tables, settings, terms, read):
         model, product, bits_depend_on = compiled, compiled.describe(), ""
     else:
-        packer = OneDnnPacker(settings.int8_terms)
+        packer = OneDnnPacker(terms)
         model, product = build_llama(reader, config, tables, packer, read), packer.describe()
         # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
         bits_depend_on = "" if dtype == torch.float32 else BATCH
@@ -129,13 +130,18 @@ def _gpu_elementwise(
 
 
 def _load_compiled(
-    reader: WeightReader, config: LlamaConfig, tables: Tables, settings: Settings, read: ReadWeights
+    reader: WeightReader,
+    config: LlamaConfig,
+    tables: Tables,
+    settings: Settings,
+    terms: ActivationTerms,
+    read: ReadWeights,
 ) -> CompiledLlama | None:
     """Load the model packed for the compiled kernels; return None if they can't be used."""
     if settings.kernels == "stock":
         return None
     dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
-    return build_compiled_llama(reader, config, tables, settings.int8_terms, dtype, read)
+    return build_compiled_llama(reader, config, tables, terms, dtype, read)
 
 
 def _return_freed_memory() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of, slot_starts
+from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import PromptChunk
@@ -114,6 +115,10 @@ class TorchRunner:
         return self.model.logits(hidden)
 
     @torch.inference_mode()
+    def take_term_counts(self) -> TermCounts:
+        """Return nothing: only the compiled kernels count terms."""
+        return {}
+
     def warm_up(self) -> None:
         """Run decode steps of several sizes, so that libraries load their kernels before requests arrive.
 

@@ -82,6 +82,28 @@ STEP_PREFILL_TOKENS = Metric(
     "Prompt tokens prefilled in a step, for steps with a prefill.",
     (*_POWERS, 2048.0, 4096.0, 8192.0),
 )
+LINEAR_LAYERS = ("query_key_value", "attention_output", "gate_up", "down", "head")
+INT8_ROWS = Metric(
+    "llama_int8_rows_total",
+    "counter",
+    "Input rows of the compiled kernels' INT8 products by linear layer, of all decoder layers together.",
+    label="linear",
+    values=LINEAR_LAYERS,
+)
+INT8_OUTLIER_ROWS = Metric(
+    "llama_int8_outlier_rows_total",
+    "counter",
+    "Rows of llama_int8_rows_total with two 8-bit terms, under int8_terms auto those with outliers.",
+    label="linear",
+    values=LINEAR_LAYERS,
+)
+INT8_PRODUCTS = Metric(
+    "llama_int8_products_total",
+    "counter",
+    "Products of a weight and an 8-bit term, by linear layer: rows times weights, twice for rows with two terms.",
+    label="linear",
+    values=LINEAR_LAYERS,
+)
 SLOTS = Metric("llama_slots", "gauge", "Rows that can be decoded together.")
 SLOTS_IN_USE = Metric("llama_slots_in_use", "gauge", "Rows that have a slot.")
 WAITING = Metric("llama_waiting_rows", "gauge", "Rows in the model that have no slot yet.")
@@ -112,7 +134,7 @@ MODEL_INFO = Metric(
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, STEPS, STEP_ERRORS, CANCELLATIONS,
-    LAST_STEP, SERVER_RESTARTS, MODEL_INFO,
+    LAST_STEP, SERVER_RESTARTS, INT8_ROWS, INT8_OUTLIER_ROWS, INT8_PRODUCTS, MODEL_INFO,
 )  # fmt: skip
 
 

@@ -18,6 +18,9 @@ from llama_engine.events import Completion, finish_reason
 from llama_engine.observability.metrics import (
     CANCELLATIONS,
     GENERATED_TOKENS,
+    INT8_OUTLIER_ROWS,
+    INT8_PRODUCTS,
+    INT8_ROWS,
     INTER_TOKEN_LATENCY,
     LAST_STEP,
     LATENCY,
@@ -88,6 +91,10 @@ class Stats:
             if step.decoded:
                 # A decoding sequence got its previous token in the previous step.
                 self._observations.append((INTER_TOKEN_LATENCY, now - self._last_step))
+            for linear, count in step.terms.items():
+                self._counts[INT8_ROWS, linear] += count.rows
+                self._counts[INT8_OUTLIER_ROWS, linear] += count.two_terms
+                self._counts[INT8_PRODUCTS, linear] += (count.rows + count.two_terms) * count.weights
             self._last_step = now
             self._gauges |= {SLOTS_IN_USE: running, WAITING: waiting}
             # After a failure, steps that only prefill must not update LAST_STEP: sampling may still fail.

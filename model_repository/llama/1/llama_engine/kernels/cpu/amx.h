@@ -11,7 +11,8 @@
 #include "byte_terms.h"
 
 struct Amx {
-    static constexpr int GROUP = 32;  // terms
+    static constexpr int GROUP = 32;
+    static constexpr int INTERLEAVED = 1;
     static constexpr int TILE_INPUTS = 64;
 
     // torch's own products may have configured this thread's tiles since the phase before.

@@ -1,13 +1,16 @@
 // The integer product with AVX2 alone: sums of pairs of 16-bit products.
 //
-// AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms.
+// AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms. So an
+// operand is a row's q, and a row with one term saves nothing.
 #pragma once
 #include "row_groups.h"
 
 struct Avx2 {
     static constexpr int ZERO = 0;
     static constexpr int INPUTS = 2;
+    static constexpr int BYTES = 2;
     static constexpr int GROUP = 6;               // two registers each, two for weights, one for a pair, one for products
+    static constexpr int INTERLEAVED = GROUP;
     static constexpr int64_t EXACT_INPUTS = 512;  // whose sums fit int32: 512 · 128 · 32,258 < 2³¹
 
     using Term = int16_t;
@@ -20,25 +23,30 @@ struct Avx2 {
         return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, terms));
     }
 
-    static int rows_at_once(int) { return GROUP; }
+    static int64_t operand(int64_t position, int64_t) { return position; }
+    static int64_t position(int64_t operand, int64_t) { return operand; }
     static void begin() {}
 
-    static void store_terms(const Quantized& to, int64_t row, int i, Lanes high, Lanes low) {
-        store_in_group<Avx2>(to, row, i, to.count == 2 ? fma(high, set(SPLIT), low) : high);
+    static void store_one(const Quantized& to, int64_t operand, int i, Lanes high) {
+        store_in_group<Avx2>(to, operand, i, high);
+    }
+    static void store_two(const Quantized& to, int64_t operand, int i, Lanes high, Lanes low) {
+        store_in_group<Avx2>(to, operand, i, fma(high, set(SPLIT), low));
     }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int rows, Prefetch next,
-                         Lanes (*result)[2]) {
-        const Term* group = reinterpret_cast<const Term*>(x.terms) + row * x.inputs;
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t, int64_t first, int64_t last,
+                         Prefetch next, Lanes (*result)[2]) {
+        const int rows = static_cast<int>(last - first);
+        const Term* group = reinterpret_cast<const Term*>(x.terms) + first * x.inputs;
         next.bytes /= 2;  // for each of the two blocks
         for (int b = 0; b < 2; b++) {
             const uint8_t* weight = m.weight + (block + b) * OUTPUTS * m.inputs;
             double total[GROUP][OUTPUTS] = {};
             for (int64_t k = 0; k < m.inputs; k += EXACT_INPUTS) {
-                const uint8_t* first = weight + k * OUTPUTS;  // a register holds half of a block
+                const uint8_t* half = weight + k * OUTPUTS;  // a register holds half of a block
                 alignas(32) int32_t sums[GROUP][OUTPUTS];
                 with_count<GROUP>(rows, [&](auto n) {
-                    sum_products<Avx2, decltype(n)::value>(first, first + OUTPUTS / 2 * INPUTS, group + k * GROUP,
+                    sum_products<Avx2, decltype(n)::value>(half, half + OUTPUTS / 2 * INPUTS, group + k * GROUP,
                                                            std::min(m.inputs - k, EXACT_INPUTS), next,
                                                            reinterpret_cast<Sums*>(sums));
                 });

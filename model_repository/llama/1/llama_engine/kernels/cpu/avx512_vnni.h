@@ -5,6 +5,7 @@
 
 struct Avx512Vnni {
     static constexpr int GROUP = 8;  // two registers each: divides the usual 8, 16, 32 and 64 terms, and hides latencies
+    static constexpr int INTERLEAVED = GROUP;
     static constexpr int INPUTS = 4;
 
     using Term = int8_t;

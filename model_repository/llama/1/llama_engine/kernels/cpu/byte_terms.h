@@ -1,11 +1,12 @@
 // Products of bytes of weights and bytes of terms: AVX512-VNNI's and AMX's.
 //
-// The rows of terms are those of all activation rows, high and low one after the other. The instructions multiply
+// An operand is a term: of rows with two, the high and the low one in turn. The instructions multiply
 // unsigned by signed bytes: a packed weight is w + 128, and 128 · Σ q is subtracted from the sums. These wrap around 2³²,
 // which the subtraction undoes.
 //
 // `Set` is an instruction set, a struct of
-//   GROUP                             terms that are multiplied at once
+//   GROUP                             terms that are multiplied at once, an even number
+//   INTERLEAVED                       terms that share cache lines
 //   begin()                           called by each thread before the products of a phase
 //   store_term(to, term, i, value)    store 16 inputs of a row of terms
 //   sums(m, weight, x, term, count, next, result)
@@ -21,28 +22,41 @@ struct ByteTerms {
     static constexpr int ZERO = 128;
     static constexpr int INPUTS = 4;
     static constexpr int GROUP = Set::GROUP;
+    static constexpr int INTERLEAVED = Set::INTERLEAVED;
+    static constexpr int BYTES = 1;
 
-    static int rows_at_once(int terms) { return GROUP / terms; }
+    static int64_t operand(int64_t position, int64_t two) { return position + std::min(position, two); }
+    static int64_t position(int64_t operand, int64_t two) { return operand < 2 * two ? operand / 2 : operand - two; }
     static void begin() { Set::begin(); }
 
-    static void store_terms(const Quantized& to, int64_t row, int i, Lanes high, Lanes low) {
-        Set::store_term(to, row * to.count, i, high);
-        if (to.count == 2) Set::store_term(to, row * 2 + 1, i, low);
+    static void store_one(const Quantized& to, int64_t operand, int i, Lanes high) {
+        Set::store_term(to, operand, i, high);
+    }
+    static void store_two(const Quantized& to, int64_t operand, int i, Lanes high, Lanes low) {
+        Set::store_term(to, operand, i, high);
+        Set::store_term(to, operand + 1, i, low);
     }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int rows, Prefetch next,
-                         Lanes (*result)[2]) {
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two, int64_t first, int64_t last,
+                         Prefetch next, Lanes (*result)[2]) {
         alignas(64) int32_t sums[GROUP][2][OUTPUTS];
-        Set::sums(m, m.weight + block * OUTPUTS * m.inputs, x, row * x.count, rows * x.count, next, sums);
-        auto sum_of = [&](int r, int term, int b) {
-            __m512i total = _mm512_load_si512(sums[r * x.count + term][b]);
-            return _mm512_sub_epi32(total, _mm512_set1_epi32(x.offset[2 * (row + r) + term]));
+        const int64_t begin = operand(first, two), count = operand(last, two) - begin;
+        Set::sums(m, m.weight + block * OUTPUTS * m.inputs, x, begin, static_cast<int>(count), next, sums);
+        const auto* term = sums;
+        auto sum_of = [&](int b, int32_t offset) {
+            return _mm512_sub_epi32(_mm512_load_si512(term[0][b]), _mm512_set1_epi32(offset));
         };
-        for (int r = 0; r < rows; r++)
-            for (int b = 0; b < 2; b++) {
-                __m512i high = sum_of(r, 0, b);
-                result[r][b] = x.count == 2 ? combine(high, sum_of(r, 1, b)) : Lanes{_mm512_cvtepi32_ps(high)};
+        for (int64_t at = first; at < last; at++, result++) {
+            const int32_t* offset = x.offset + 2 * x.row[at];
+            const __m512i high[2] = {sum_of(0, offset[0]), sum_of(1, offset[0])};
+            term++;
+            if (at < two) {
+                for (int b = 0; b < 2; b++) result[0][b] = combine(high[b], sum_of(b, offset[1]));
+                term++;
+            } else {
+                for (int b = 0; b < 2; b++) result[0][b] = {_mm512_cvtepi32_ps(high[b])};
             }
+        }
     }
 
 private:

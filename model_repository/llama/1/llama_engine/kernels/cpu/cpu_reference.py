@@ -6,24 +6,26 @@ import torch
 from torch.nn import functional
 
 from llama_engine.kernels.cpu.packing import Dimensions
+from llama_engine.model.activation_terms import ActivationTerms
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 SPLIT = 254
 """Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
 
 
-def quantize(x: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(x: torch.Tensor, terms: ActivationTerms) -> tuple[torch.Tensor, torch.Tensor]:
     """Return q [rows, inputs] int64 and scale [rows] float32 with x ≈ scale · q, with the same bits as the kernels."""
     amax = x.abs().amax(-1, keepdim=True)
     # Not `127 / amax`, which torch rounds twice, as 127 · (1 / amax).
     scaled = x * torch.where(amax > 1e-30, torch.full_like(amax, 127) / amax, 0)
     high = scaled.round()
-    if terms == 1:
-        return high.long(), (amax / 127)[:, 0]
-    return SPLIT * high.long() + ((scaled - high) * SPLIT).round().long(), (amax / 127 / SPLIT)[:, 0]
+    squares = high.long().pow(2).sum(-1, keepdim=True)
+    two = (squares > 0) & (squares.double() < terms.limit(x.shape[1]))
+    q = torch.where(two, SPLIT * high.long() + ((scaled - high) * SPLIT).round().long(), high.long())
+    return q, (amax / 127 / torch.where(two, SPLIT, 1))[:, 0]
 
 
-def linear(x: torch.Tensor, layer: LinearWeight, terms: int) -> torch.Tensor:
+def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
     """Return a linear layer's exact INT8 product with x [rows, inputs] float32, with the same bits as the kernels."""
     assert layer.scales is not None
     q, scale = quantize(x, terms)

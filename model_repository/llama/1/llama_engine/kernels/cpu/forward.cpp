@@ -15,6 +15,13 @@ struct Layer {
 
 enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
 
+enum LinearLayer { QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN, HEAD };
+
+// Input rows of a linear layer, and those with two terms.
+struct TermCounts {
+    int64_t rows, two_terms;
+};
+
 struct Model {
     int32_t layers, hidden, heads, kv_heads;
     int32_t head_dim, rotary;  // head_dim: padded to a multiple of 16; rotary: without the padding
@@ -27,6 +34,7 @@ struct Model {
     const Layer* layer;
     float *qkv, *attended, *gated;  // [room][width of each]
     Quantized hidden_terms, attended_terms, gated_terms;
+    TermCounts* counts;  // [linear layers], since the start, of all decoder layers
     float* scratch;  // [threads][scratch_stride]
     int64_t scratch_stride;
 };
@@ -36,45 +44,70 @@ struct Tokens {
     int64_t rows;
 };
 
-// Rows that are multiplied at once are quantized by one thread: their terms share cache lines.
-template <class Body>
-static void each_row(Worker& worker, const Quantized& to, int64_t rows, const Body& body) {
-    const int64_t group = Product::rows_at_once(to.count);
-    worker.each((rows + group - 1) / group, 1, [&](int64_t at, int64_t) {
-        for (int64_t r = at * group; r < std::min((at + 1) * group, rows); r++) body(r);
+// The number of the first rows that have two terms.
+static int64_t count_two(const Quantized& q, int64_t rows) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < rows; r++) count += q.two[r];
+    return count;
+}
+
+// Quantize factor(row) · row · gain of each row; gain may be null.
+template <class Factor>
+static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Quantized& to,
+                     int64_t rows, TermCounts* counts) {
+    worker.each(rows, 4, [&](int64_t from, int64_t end) {
+        for (int64_t r = from; r < end; r++) {
+            const float* row = x + r * to.inputs;
+            choose_terms(row, gain, factor(row), to, r);
+        }
+    });
+    worker.wait();
+    const int64_t two = count_two(to, rows);
+    // Operands that share cache lines are mostly stored by one thread.
+    constexpr int64_t GROUP = Product::INTERLEAVED;
+    worker.each((rows + GROUP - 1) / GROUP, 1, [&](int64_t group, int64_t) {
+        const int64_t from = group * GROUP, end = std::min(from + GROUP, rows);
+        int64_t next_two = count_two(to, from), next_one = two + from - next_two;
+        for (int64_t r = from; r < end; r++)
+            store_terms(x + r * to.inputs, gain, to, r, to.two[r] ? next_two++ : next_one++, two);
+        if (from > 0) return;
+        counts->rows += rows;
+        counts->two_terms += two;
     });
 }
 
-static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain, int64_t rows) {
+static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain, int64_t rows,
+                                   TermCounts* counts) {
     const int width = m.hidden_terms.inputs;
-    each_row(worker, m.hidden_terms, rows, [&](int64_t r) {
-        const float* row = x + r * width;
+    auto factor = [&](const float* row) {
         Lanes squares = set(0.0f);
         for (int i = 0; i < width; i += LANES) squares = fma(load(row + i), load(row + i), squares);
-        const float factor = 1.0f / std::sqrt(sum(squares) / static_cast<float>(m.hidden) + m.epsilon);
-        quantize_row(row, gain, factor, m.hidden_terms, r);
-    });
+        return 1.0f / std::sqrt(sum(squares) / static_cast<float>(m.hidden) + m.epsilon);
+    };
+    quantize(worker, x, gain, factor, m.hidden_terms, rows, counts);
 }
 
-static void quantize(Worker& worker, const float* x, const Quantized& to, int64_t rows) {
-    each_row(worker, to, rows, [&](int64_t r) { quantize_row(x + r * to.inputs, nullptr, 1.0f, to, r); });
+static void quantize(Worker& worker, const float* x, const Quantized& to, int64_t rows, TermCounts* counts) {
+    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, to, rows, counts);
 }
 
 // finish(row, block, Lanes[2]) takes each row's product with two blocks.
 template <class Finish>
 static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
-    constexpr int64_t L2_BYTES = 1 << 19;      // for the terms of a stripe of rows
+    constexpr int64_t L2_BYTES = 1 << 19;      // for the operands of a stripe
     constexpr int64_t CHUNK_BYTES = 1 << 16;   // of weights
-    constexpr int64_t UNIT = 96;               // a multiple of every Product::rows_at_once
-    const int64_t stripe = std::max(L2_BYTES / (2 * m.inputs) / UNIT * UNIT, UNIT);
-    const int64_t stripes = (rows + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
+    constexpr int64_t UNIT = 96;               // a multiple of every Product::GROUP
+    worker.wait();
+    const int64_t two = count_two(q, rows), operands = Product::operand(rows, two);
+    const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
+    const int64_t stripes = (operands + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
     Product::begin();
-    worker.each(stripes * pairs, rows > Product::rows_at_once(q.count) ? 1 : grain, [&](int64_t from, int64_t to) {
+    worker.each(stripes * pairs, operands > Product::GROUP ? 1 : grain, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
-            const int64_t row = i / pairs * stripe;
+            const int64_t first = i / pairs * stripe;
             const int64_t next = (i + worker.threads) % pairs;  // of this thread, if the others keep pace
-            tile(m, i % pairs * 2, next * 2, q, row, std::min(row + stripe, rows), finish);
+            tile(m, i % pairs * 2, next * 2, q, two, first, std::min(first + stripe, operands), finish);
         }
     });
 }
@@ -168,14 +201,14 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
     parallel(threads, [&](Worker& worker) {
         for (int l = 0; l < m.layers; l++) {
             const Layer& layer = m.layer[l];
-            normalize_and_quantize(worker, m, x, layer.attention_norm, rows);
+            normalize_and_quantize(worker, m, x, layer.attention_norm, rows, m.counts + QUERY_KEY_VALUE);
             multiply(worker, layer.query_key_value, m.hidden_terms, rows, m.qkv, false);
             attend_from_cache(worker, m, layer, tokens);
-            quantize(worker, m.attended, m.attended_terms, rows);
+            quantize(worker, m.attended, m.attended_terms, rows, m.counts + ATTENTION_OUTPUT);
             multiply(worker, layer.attention_output, m.attended_terms, rows, x, true);
-            normalize_and_quantize(worker, m, x, layer.mlp_norm, rows);
+            normalize_and_quantize(worker, m, x, layer.mlp_norm, rows, m.counts + GATE_UP);
             multiply_gated(worker, layer.gate_up, m.hidden_terms, rows, m.gated);
-            quantize(worker, m.gated, m.gated_terms, rows);
+            quantize(worker, m.gated, m.gated_terms, rows, m.counts + DOWN);
             multiply(worker, layer.down, m.gated_terms, rows, x, true);
         }
     });
@@ -185,15 +218,16 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
 extern "C" void logits(const Model* model, const float* x, int64_t rows, float* result, int threads) {
     const Model& m = *model;
     parallel(threads, [&](Worker& worker) {
-        normalize_and_quantize(worker, m, x, m.norm, rows);
+        normalize_and_quantize(worker, m, x, m.norm, rows, m.counts + HEAD);
         multiply(worker, m.head, m.hidden_terms, rows, result, false);
     });
 }
 
 // One linear layer: x [rows][inputs] → y [rows][outputs]. q: room for the quantized rows.
 extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t rows, float* y, int threads) {
+    TermCounts counts{};
     parallel(threads, [&](Worker& worker) {
-        quantize(worker, x, *q, rows);
+        quantize(worker, x, *q, rows, &counts);
         multiply(worker, *matrix, *q, rows, y, false);
     });
 }

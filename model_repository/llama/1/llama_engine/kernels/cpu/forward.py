@@ -18,6 +18,7 @@ from llama_engine.kernels.cpu.packing import (
     padded,
 )
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model
+from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
 from llama_engine.model.kv_cache import BLOCK, KVCacheShape
 
 ROOM = 512
@@ -31,8 +32,8 @@ CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 class CpuLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    norm: [hidden], the final norm's gain. cosine, sine: [positions, head_dim / 2], tables of RoPE. terms: INT8 terms
-    per activation, 1 or 2.
+    norm: [hidden], the final norm's gain. cosine, sine: [positions, head_dim / 2], tables of RoPE. terms: which
+    activation rows have two INT8 terms.
     """
 
     kernels: CpuKernels
@@ -42,7 +43,7 @@ class CpuLlama:
     head: PackedLinear
     cosine: torch.Tensor
     sine: torch.Tensor
-    terms: int = 2
+    terms: ActivationTerms = TWO_TERMS
 
 
 def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
@@ -52,7 +53,7 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     attended = padded(dimensions.heads * dimensions.padded_head_dim)
     qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
     floats = 4 * (qkv + attended + intermediate) * room
-    terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, ROWS)
+    terms = (2 * (hidden + attended + intermediate) + 3 * 25) * padded(room, ROWS)
     stride = llama.kernels.scratch_stride(positions, dimensions.padded_head_dim)
     norm = 4 * hidden
     return floats + terms + 4 * stride * torch.get_num_threads() + norm
@@ -85,10 +86,15 @@ class CpuForward:
         self._qkv = torch.zeros(room, len(qkv.weight))
         self._attended = torch.zeros(room, attended.weight.shape[1])
         self._gated = torch.zeros(room, padded(dimensions.intermediate))
-        self.quantized = [
-            QuantizedRows(room, width, llama.terms)
-            for width in (self._width, self._attended.shape[1], self._gated.shape[1])
-        ]
+        widths = (
+            (self._width, dimensions.hidden),
+            (self._attended.shape[1], dimensions.heads * dimensions.head_dim),
+            (self._gated.shape[1], dimensions.intermediate),
+        )
+        self.quantized = [QuantizedRows(room, width, llama.terms.limit(inputs)) for width, inputs in widths]
+        # In the order of the kernels' enumeration of linear layers.
+        self._shapes = dimensions.linear_shapes
+        self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
         stride = llama.kernels.scratch_stride(cache.positions, dimensions.padded_head_dim)
         self._threads = torch.get_num_threads()
         self._scratch = torch.zeros(self._threads, stride)
@@ -152,6 +158,13 @@ class CpuForward:
         attended = self._attended[:tokens, : dimensions.heads * dimensions.padded_head_dim]
         return attended.view(tokens, dimensions.heads, -1)[:, :, :dim].clone()
 
+    def take_term_counts(self) -> TermCounts:
+        """Return the counts since the last call."""
+        counts = zip(self._shapes.items(), self._counts.tolist(), strict=True)
+        result = {name: TermCount(rows, two, outputs * inputs) for (name, (outputs, inputs)), (rows, two) in counts}
+        self._counts.zero_()
+        return result
+
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
         padding = self._width - x.shape[1]
         return (functional.pad(x, (0, padding)) if padding else x).contiguous()
@@ -213,6 +226,7 @@ class CpuForward:
             hidden_terms=self.quantized[0].structure,
             attended_terms=self.quantized[1].structure,
             gated_terms=self.quantized[2].structure,
+            counts=self._counts.data_ptr(),
             scratch=self._scratch.data_ptr(),
             scratch_stride=self._scratch.shape[1],
         )

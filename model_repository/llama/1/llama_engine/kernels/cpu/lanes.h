@@ -179,10 +179,13 @@ struct Range {
             top = max(top, abs(v));
             poison = fma(v, set(0.0f), poison);
         }
-        largest = largest_lane(top);
-        finite = sum(poison) == 0.0f;
+        *this = Range(sum(poison) == 0.0f ? largest_lane(top) : NAN);
+    }
+
+    // largest: NaN if a value isn't finite.
+    explicit Range(float largest) : largest(largest), finite(!std::isnan(largest)) {
         // Above the smallest normal number's inverse, so that 127 / largest is finite.
-        inverse = set(finite && largest > 1e-30f ? 127.0f / largest : 0.0f);
+        inverse = set(largest > 1e-30f ? 127.0f / largest : 0.0f);
     }
 
     // Values scaled to -127 … 127; 0 unless all are finite.

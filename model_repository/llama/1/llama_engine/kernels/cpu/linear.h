@@ -16,52 +16,95 @@ using Product = Avx2;
 
 // Product, of the instruction set that is compiled for, has
 //   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
-//   rows_at_once(terms)                rows of a group, for one call of `products`; at most 32, a divisor of 96
-//   store_terms(x, row, i, high, low)  store the terms of 16 inputs
+//   BYTES                              of an operand and an input
+//   GROUP                              operands that one call of `products` multiplies; at most 32, a divisor of 96
+//   INTERLEAVED                        operands that share cache lines
+//   operand(position, two)             the first operand of the row at a position, if `two` rows have two terms
+//   position(operand, two)             its inverse
+//   store_one(x, operand, i, high), store_two(x, operand, i, high, low)  store the terms of 16 inputs of a row
 //   begin()                            called by each thread before the products of a phase
-//   products(m, block, x, row, rows, next, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float,
-//                                      of `rows` rows from `row` with the blocks `block` and `block + 1`
+//   products(m, block, x, two, first, last, next, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded
+//                                      to float, of the rows at positions from `first` to `last` with two blocks
 constexpr int INPUTS = Product::INPUTS, ZERO = Product::ZERO;
 
 constexpr int MAX_ROWS_AT_ONCE = 32;
 
-// Quantize `factor · x · gain`; gain may be null. A row that isn't finite has the scale NaN and terms of 0.
-inline void quantize_row(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
+// Σ high² of a row, exact: lanes are added as integers before they exceed 2²⁴.
+template <class Values>
+inline int64_t sum_of_squares(int inputs, const Range& range, const Values& values) {
+    constexpr int EXACT = (1 << 24) / (127 * 127) * LANES;
+    int64_t total = 0;
+    for (int from = 0; from < inputs; from += EXACT) {
+        Lanes squares = set(0.0f);
+        for (int i = from; i < std::min(from + EXACT, inputs); i += LANES) {
+            const Lanes high = round(range.scaled(values(i)));
+            squares = fma(high, high, squares);
+        }
+        float lane[LANES];
+        store(lane, squares);
+        for (float value : lane) total += static_cast<int64_t>(value);
+    }
+    return total;
+}
+
+// How `factor · x · gain` is quantized; gain may be null. The scale of a row that isn't finite is NaN.
+inline void choose_terms(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
     auto values = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
     const Range range(to.inputs, factor, values);
+    bool two = to.limit == INFINITY;
+    if (!two && to.limit > 0) {
+        const int64_t squares = sum_of_squares(to.inputs, range, values);
+        two = squares > 0 && static_cast<double>(squares) < to.limit;
+    }
+    to.two[row] = two;
+    to.largest[row] = range.finite ? range.largest : NAN;
+    to.scale[row] = range.finite ? range.largest / 127.0f * factor / (two ? SPLIT : 1) : NAN;
+}
+
+// Store the terms of `x · gain`, the row at this position. `two`: number of rows with two terms.
+inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t row, int64_t position,
+                        int64_t two) {
+    const Range range(to.largest[row]);
+    const int64_t operand = Product::operand(position, two);
     Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
     for (int i = 0; i < to.inputs; i += LANES) {
-        Lanes v = range.scaled(values(i));
-        Lanes high = round(v), low = round((v - high) * set(SPLIT));
-        Product::store_terms(to, row, i, high, low);
+        const Lanes v = range.scaled(gain ? load(x + i) * load(gain + i) : load(x + i)), high = round(v);
         sum_high = sum_high + high;
-        sum_low = sum_low + low;
+        if (position < two) {
+            const Lanes low = round((v - high) * set(SPLIT));
+            sum_low = sum_low + low;
+            Product::store_two(to, operand, i, high, low);
+        } else {
+            Product::store_one(to, operand, i, high);
+        }
     }
-    to.scale[row] = range.finite ? range.largest / 127.0f * factor / (to.count == 2 ? SPLIT : 1) : NAN;
+    to.row[position] = static_cast<int32_t>(row);
     to.offset[2 * row] = ZERO * static_cast<int32_t>(sum(sum_high));
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
-// The scaled products of the rows [row, end) with two blocks; finish(row, block, Lanes[2]). `next`: this
-// thread's next two blocks.
+// The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two`: number of rows
+// with two terms. `next`: this thread's next two blocks.
 template <class Finish>
-inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t row, int64_t end,
-                 const Finish& finish) {
-    const int step = Product::rows_at_once(x.count);
-    const int64_t calls = (end - row + step - 1) / step, bytes = calls > 1 ? 2 * OUTPUTS * INPUTS / calls : 0;
+inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two, int64_t operand,
+                 int64_t end, const Finish& finish) {
+    constexpr int64_t GROUP = Product::GROUP;
+    const int64_t calls = (end - operand + GROUP - 1) / GROUP, bytes = calls > 1 ? 2 * OUTPUTS * INPUTS / calls : 0;
     // A single call waits for its own weights: prefetching others would delay them.
     Prefetch prefetch{m.weight + (calls > 1 ? next : block) * OUTPUTS * m.inputs, bytes};
-    for (; row < end; row += step, prefetch.advance(m.inputs / INPUTS)) {
-        const int rows = static_cast<int>(std::min<int64_t>(end - row, step));
-        Lanes value[MAX_ROWS_AT_ONCE][2];
-        Product::products(m, block, x, row, rows, prefetch, value);
-        for (int r = 0; r < rows; r++) {
+    for (; operand < end; operand += GROUP, prefetch.advance(m.inputs / INPUTS)) {
+        const int64_t first = Product::position(operand, two);
+        const int64_t last = Product::position(std::min(operand + GROUP, end), two);
+        Lanes values[MAX_ROWS_AT_ONCE][2], *value = values[0];
+        Product::products(m, block, x, two, first, last, prefetch, values);
+        for (int64_t position = first; position < last; position++, value += 2) {
+            const int64_t row = x.row[position];
             for (int b = 0; b < 2; b++) {
                 const int64_t output = (block + b) * OUTPUTS;
-                value[r][b] = value[r][b] * (set(x.scale[row + r]) * load(m.scale + output));
-                if (m.bias) value[r][b] = value[r][b] + load(m.bias + output);
+                value[b] = value[b] * (set(x.scale[row]) * load(m.scale + output));
+                if (m.bias) value[b] = value[b] + load(m.bias + output);
             }
-            finish(row + r, block, value[r]);
+            finish(row, block, value);
         }
     }
 }

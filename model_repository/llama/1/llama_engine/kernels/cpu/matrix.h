@@ -1,11 +1,12 @@
 // The operands of exact INT8 products: sums of integers, which no order of summation changes.
 //
 // An activation row x is scale · q. With two terms q = 254 · high + low, both from -127 to 127: 15 bits. With one term
-// q = high. A product is
+// q = high. A row has two terms if its largest value is an outlier, so that the other values' high terms are small:
+// 0 < Σ high² < limit. A product is
 //
 //     Σ x·w = scale · weight_scale · (254 · Σ high·w + Σ low·w)
 //
-// and both sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
+// and all sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
 //
 // Weights are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
 //
@@ -25,10 +26,14 @@ struct Matrix {
     int32_t outputs, inputs;
 };
 
-// Quantized rows. The form of `terms` is the instruction set's own.
+// Quantized rows. Their terms are sorted, rows with two terms first, so that no product computes a missing term.
 struct Quantized {
-    int8_t* terms;    // room for [rows, to a multiple of 12][2][inputs]: whole groups
-    float* scale;     // [rows]
-    int32_t* offset;  // [rows][2]: what the packed weights' zero adds to the sums of each term
-    int32_t inputs, count;  // count: of terms, 1 or 2
+    int8_t* terms;     // of the rows by position; room for [rows, to a multiple of 12][2][inputs]: whole groups
+    int32_t* row;      // [rows]: the row at each position
+    uint8_t* two;      // [rows]: whether a row has two terms
+    float* largest;    // [rows]: absolute value; NaN if a value isn't finite
+    float* scale;      // [rows]
+    int32_t* offset;   // [rows][2]: what the packed weights' zero adds to the sums of each term
+    double limit;      // of Σ high² of a row with two terms; 0: no row has two, infinity: all have
+    int32_t inputs;
 };

@@ -51,14 +51,14 @@ class Dimensions:
         return padded(self.head_dim, 16)
 
     @property
-    def linear_shapes(self) -> set[tuple[int, int]]:
-        """The distinct shapes (out, in) of all linear layers, including the head."""
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes (out, in) of the linear layers by name."""
         return {
-            ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
-            (self.hidden, self.heads * self.head_dim),
-            (2 * self.intermediate, self.hidden),
-            (self.hidden, self.intermediate),
-            (self.vocabulary, self.hidden),
+            "query_key_value": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            "attention_output": (self.hidden, self.heads * self.head_dim),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocabulary, self.hidden),
         }
 
 
@@ -91,16 +91,22 @@ class PackedLayer:
 
 @dataclass
 class QuantizedRows:
-    """Scratch memory for a linear layer's quantized input rows. terms: INT8 terms per activation, 1 or 2."""
+    """Scratch memory for a linear layer's quantized input rows.
+
+    inputs: padded. limit: of the sum of a row's squared high terms (`ActivationTerms.limit`).
+    """
 
     rows: int
     inputs: int
-    terms: int
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = field(init=False)
+    limit: float
+    tensors: tuple[torch.Tensor, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tensors = (
             torch.zeros(padded(self.rows, ROWS), 2, self.inputs, dtype=torch.int8),
+            torch.zeros(self.rows, dtype=torch.int32),
+            torch.zeros(self.rows, dtype=torch.uint8),
+            torch.zeros(self.rows),
             torch.zeros(self.rows),
             torch.zeros(self.rows, 2, dtype=torch.int32),
         )
@@ -108,7 +114,7 @@ class QuantizedRows:
     @property
     def structure(self) -> Quantized:
         """The C structure with pointers to the tensors, valid as long as this object exists."""
-        return Quantized(*(tensor.data_ptr() for tensor in self.tensors), self.inputs, self.terms)
+        return Quantized(*(tensor.data_ptr() for tensor in self.tensors), self.limit, self.inputs)
 
 
 def pad_gain(gain: torch.Tensor) -> torch.Tensor:

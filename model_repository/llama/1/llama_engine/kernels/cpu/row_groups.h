@@ -1,46 +1,47 @@
-// Quantized::terms in groups of rows, and their integer products in registers: AVX2's and AVX512-VNNI's.
+// Quantized::terms in groups of operands, and their integer products in registers: AVX2's and AVX512-VNNI's.
 //
 // The products of a group read it from beginning to end:
 //
-//     group of 8 rows            32 bytes: 8 rows × 4 inputs (AVX2: 24 bytes: 6 rows × 2 inputs of 16 bits)
-//       inputs 0…3      r0: k0 k1 k2 k3 | r1: k0 k1 k2 k3 | … | r7: k0 k1 k2 k3
-//       inputs 4…7      r0: k4 k5 k6 k7 | …
+//     group of 8 operands        32 bytes: 8 operands × 4 inputs (AVX2: 24 bytes: 6 operands × 2 inputs of 16 bits)
+//       inputs 0…3      o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | … | o7: k0 k1 k2 k3
+//       inputs 4…7      o0: k4 k5 k6 k7 | …
 //
 // `Set` is an instruction set, a struct of
-//   GROUP                               rows of a group, whose sums registers hold
-//   Term, INPUTS                        an integer of a row, and how many of them are four bytes
+//   GROUP                               operands of a group, whose sums registers hold
+//   Term, INPUTS                        an integer of an operand, and how many of them are four bytes
 //   Sums                                a register of int32
 //   load_weights(packed)                the weights of as many outputs
-//   broadcast(four)                     four bytes of a row's terms, for each output
+//   broadcast(four)                     four bytes of an operand, for each output
 //   add_products(sums, weights, terms)  the sums with the products of these added
 #pragma once
 #include "lanes.h"
 #include "matrix.h"
 #include "prefetch.h"
 
-// Store 16 inputs of a row.
+// Store 16 inputs of an operand.
 template <class Set>
-inline void store_in_group(const Quantized& to, int64_t row, int i, Lanes value) {
+inline void store_in_group(const Quantized& to, int64_t operand, int i, Lanes value) {
     using Term = typename Set::Term;
-    Term q[LANES], *target = reinterpret_cast<Term*>(to.terms) + row / Set::GROUP * Set::GROUP * to.inputs;
+    Term q[LANES], *target = reinterpret_cast<Term*>(to.terms) + operand / Set::GROUP * Set::GROUP * to.inputs;
     store(q, value);
     for (int k = 0; k < LANES; k += Set::INPUTS)
-        std::memcpy(target + (i + k) * Set::GROUP + row % Set::GROUP * Set::INPUTS, q + k, Set::INPUTS * sizeof(Term));
+        std::memcpy(target + (i + k) * Set::GROUP + operand % Set::GROUP * Set::INPUTS, q + k,
+                    Set::INPUTS * sizeof(Term));
 }
 
-// result [ROWS][2] = the sums of ROWS rows of a group over `inputs` inputs, with the outputs whose packed weights begin at
+// result [COUNT][2] = the sums of COUNT operands of a group over `inputs` inputs, with the outputs whose packed weights begin at
 // `first` and those at `second`. Not inlined: in `products` GCC keeps AVX2's sums in memory, which takes half as long again.
-template <class Set, int ROWS>
+template <class Set, int COUNT>
 __attribute__((noinline)) static void sum_products(const uint8_t* first, const uint8_t* second,
                                                    const typename Set::Term* group, int64_t inputs, Prefetch next,
                                                    typename Set::Sums* result) {
     using Sums = typename Set::Sums;
-    Sums sums[ROWS][2];
-    unrolled<ROWS>([&](auto r) { sums[r][0] = sums[r][1] = Sums{}; });
+    Sums sums[COUNT][2];
+    unrolled<COUNT>([&](auto r) { sums[r][0] = sums[r][1] = Sums{}; });
     for (int64_t k = 0; k < inputs; k += Set::INPUTS, group += Set::INPUTS * Set::GROUP, next.advance()) {
         next.fetch();
         const Sums w0 = Set::load_weights(first + k * OUTPUTS), w1 = Set::load_weights(second + k * OUTPUTS);
-        unrolled<ROWS>([&](auto r) {
+        unrolled<COUNT>([&](auto r) {
             int32_t four;
             std::memcpy(&four, group + r * Set::INPUTS, 4);
             const Sums terms = Set::broadcast(four);
@@ -48,7 +49,7 @@ __attribute__((noinline)) static void sum_products(const uint8_t* first, const u
             sums[r][1] = Set::add_products(sums[r][1], w1, terms);
         });
     }
-    unrolled<ROWS>([&](auto r) {
+    unrolled<COUNT>([&](auto r) {
         result[2 * r] = sums[r][0];
         result[2 * r + 1] = sums[r][1];
     });

@@ -22,10 +22,13 @@ class Quantized(ctypes.Structure):
 
     _fields_ = (
         ("terms", ctypes.c_void_p),
+        ("row", ctypes.c_void_p),
+        ("two", ctypes.c_void_p),
+        ("largest", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),
+        ("limit", ctypes.c_double),
         ("inputs", ctypes.c_int32),
-        ("count", ctypes.c_int32),
     )
 
 
@@ -79,6 +82,7 @@ class Model(ctypes.Structure):
         ("hidden_terms", Quantized),
         ("attended_terms", Quantized),
         ("gated_terms", Quantized),
+        ("counts", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64),
     )

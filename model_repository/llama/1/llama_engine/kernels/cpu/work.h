@@ -42,12 +42,7 @@ public:
         begin = end;
     }
 
-    const int thread, threads;
-
-private:
-    static constexpr int CHUNKS_PER_THREAD = 4;
-    static constexpr int SPINS = 2000;  // some 20 to 80 µs, more than a chunk takes on a core of its own
-
+    // Return after all earlier phases.
     void wait() const {
         for (int spins = 0; progress.done.load(std::memory_order_acquire) < begin; spins++) {
             if (spins < SPINS)
@@ -56,6 +51,12 @@ private:
                 sched_yield();
         }
     }
+
+    const int thread, threads;
+
+private:
+    static constexpr int CHUNKS_PER_THREAD = 4;
+    static constexpr int SPINS = 2000;  // some 20 to 80 µs, more than a chunk takes on a core of its own
 
     Progress& progress;
     int64_t begin = 0;  // chunks of all earlier phases

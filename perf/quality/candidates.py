@@ -1,7 +1,8 @@
 """The compared quantizations against the unquantized weights, each as the engine computes it.
 
 - weights only: products of floats with the INT8 weights; the head in floats (`int8_threshold_0`) or in INT8 too.
-- exact INT8, what a CPU serves: activations in one or two 8-bit terms, the head too, and the KV cache in each dtype.
+- exact INT8, what a CPU serves: activations in 8-bit terms, two, one, or by row; the head too, and the KV cache in each
+  dtype.
 - LLM.int8() (bitsandbytes): activations rounded to 8 bits, except outlier columns beyond a threshold of 6, which are
   computed in floats; or all of them, at a threshold that nothing reaches. On a GPU threshold 0 does that, too.
 
@@ -116,7 +117,9 @@ def measured(
     same_weights: INT8's weights alone, to compare with, too.
     """
     references = [Forward(checkpoint) for checkpoint in (reference, same_weights) if checkpoint is not None]
-    tokens, *others = distances(references, Forward(loaded, candidate.kv_cache_dtype), rows)
+    forward = Forward(loaded, candidate.kv_cache_dtype)
+    tokens, *others = distances(references, forward, rows)
+    products = forward.products()
     name = _WEIGHTS[reference.info.dtype]
     return {
         name.lower(): {
@@ -132,6 +135,7 @@ def measured(
             "threshold": loaded.info.threshold,
             **summary(tokens),
             **({"kl_from_weights_only_nats": kl_nats(others[0])} if others else {}),
+            **({} if products is None else {"products": round(products, 4)}),
         },
     }
 

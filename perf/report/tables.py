@@ -175,6 +175,7 @@ def quality(result: Result) -> str:
             Column("loss over the first row's, nats per token", "loss_difference", shown=loss),
             Column("KL divergence mean / p99, nats", "kl_nats", shown=divergence),
             Column("KL from weights only, head too", "kl_from_weights_only_nats", shown=divergence),
+            Column("products, one term = 1", "products", shown="{:.2f}".format),
             Column("same best token", "top1_agreement", shown=percent),
         ],
         rows,

@@ -20,6 +20,7 @@ from llama_engine.text.tokenizer import Tokenizer
 from perf.quality import candidates, divergence
 from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
 from perf.quality.divergence import Forward, Tokens, distances, joined, perplexity, summary
+from perf.quality.planted import plant
 from perf.quality.text import from_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,3 +109,26 @@ def test_the_summary_equals_the_one_by_hand() -> None:
         "top1_agreement": 0.666667,
         "loss_difference": {"mean": 0.5, "standard_error": 0.28868},
     }
+
+
+def test_planted_outliers_change_activations_and_no_prediction(
+    fp32: Checkpoint, rows: list[list[int]], tmp_path: Path
+) -> None:
+    plant(fp32, Path(fp32.name), tmp_path, 64.0, rows[-1])
+    planted = candidates.load(Settings(model=str(tmp_path)), torch.device("cpu"))
+    (tokens,) = distances([Forward(fp32)], Forward(planted), rows)
+    # The factor is a power of two: only the order of sums could change a bit.
+    assert tokens.divergence.max() < 1e-6
+
+    def products(model: str) -> float:
+        auto = candidates.load(
+            Settings(model=model), torch.device("cpu"), next(c for c in CANDIDATES if c.terms == "auto")
+        )
+        forward = Forward(auto, "float32")
+        forward.hidden(rows[-1])
+        shared = forward.products()
+        assert shared is not None
+        return shared
+
+    assert products(fp32.name) < 1.3
+    assert products(str(tmp_path)) > 1.7

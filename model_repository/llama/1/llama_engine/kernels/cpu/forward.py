@@ -53,7 +53,7 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     attended = padded(dimensions.heads * dimensions.padded_head_dim)
     qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
     floats = 4 * (qkv + attended + intermediate) * room
-    terms = (2 * (hidden + attended + intermediate) + 3 * 25) * padded(room, ROWS)
+    terms = (2 * (hidden + attended + intermediate) + 3 * 21) * padded(room, ROWS)
     stride = llama.kernels.scratch_stride(positions, dimensions.padded_head_dim)
     norm = 4 * hidden
     return floats + terms + 4 * stride * torch.get_num_threads() + norm

@@ -93,7 +93,10 @@ _SERVER_FAULT = re.compile(
 
 @contextmanager
 def grpc_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
-    """Translate gRPC's exceptions; `timeout`, in seconds, is for the message."""
+    """Raise gRPC's exceptions in the block as TritonLlamaErrors.
+
+    endpoint and timeout, in seconds, are for the message.
+    """
     try:
         yield
     except grpc.RpcError as error:

@@ -29,7 +29,10 @@ TokenLogprobs = dict[str, dict[str, object]]
 
 
 def text_and_logprob(token: TokenLogprobs) -> list[tuple[str, float]]:
-    """Return text and logprob of a token and its alternatives, in their order."""
+    """Return text and logprob of a token, then of its alternatives, likeliest first.
+
+    MIN_LOGPROB stands for a missing or lower logprob.
+    """
     entries = []
     for entry in token.values():
         logprob = entry.get("logprob")

@@ -107,7 +107,7 @@ def detokenize(checkpoint: Checkpoint, request: DetokenizeRequest) -> JsonObject
 
 
 def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
-    """Return the special tokens' texts and the chat template; null for those that the checkpoint lacks."""
+    """Return the special tokens' texts and the chat template, null where the checkpoint has none, and max_model_len."""
     special: JsonObject = {name: text or None for name, text in checkpoint.special_tokens.items()}
     template = None if checkpoint.template is None else checkpoint.template.source
     return special | {"chat_template": template, "max_model_len": checkpoint.context}

@@ -2,7 +2,8 @@
 
 Requests are greedy and ask for an exact number of tokens where the protocol allows it. Every request to a target has
 the same set of fields, because Triton batches only those together. Answers are read from (time, bytes) chunks after
-the run, so that parsing does not compete with receiving. An error in an answer is raised, never skipped.
+the run, so that parsing does not compete with receiving. An error in an answer goes into its record; it is never
+skipped.
 """
 
 from __future__ import annotations

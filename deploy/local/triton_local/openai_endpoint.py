@@ -84,7 +84,7 @@ class OpenAIEndpoint:
         threading.Thread(target=end, name="openai-endpoint-end", daemon=True).start()
 
     def kill(self) -> None:
-        """Kill it. Returns at once."""
+        """Kill the process, which is then not restarted. Returns at once; the port stays reserved."""
         with self._lock:
             self._ending = True
             if self._process is not None:

@@ -125,7 +125,10 @@ class Engine:
         self._prefill.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Free a sequence's slot without setting its result. If this raises, all sequences fail and are removed."""
+        """Remove a sequence without setting its result; `SlotBatch.release` frees its slot.
+
+        No effect on a sequence that is not in the engine. If this raises, all sequences fail and are removed.
+        """
         if self._prefill.remove(sequence) or sequence not in self._batch.sequences:
             return
         try:

@@ -83,7 +83,7 @@ class Settings:
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str], environment: Mapping[str, str]) -> Settings:
-        """Read the settings from a config's `parameters` and the process environment.
+        """Read the settings from a config's `parameters` and the environment, whose `LLAMA_<NAME>` override them.
 
         Raises InvalidSettings naming the key, the value, its source and the bound.
         """

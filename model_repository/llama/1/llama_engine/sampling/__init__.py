@@ -1,1 +1,3 @@
-"""Sampling: sampler, logits processors, counter-based random numbers."""
+"""Sampling: sampler, logits processors and their faster form on a CPU, guides, bias and masks of single rows, log
+probabilities, counter-based random numbers.
+"""

@@ -1,7 +1,8 @@
 """Samples the next token of every row, each with its own parameters.
 
-Penalties, sorting and noise are skipped if no sequence of the batch uses them. A row's token never depends on the
-features that other rows use.
+The formulas (temperature, min-p, top-k, top-p, penalties) are in `logits_processors`; `cpu_draw` has all but the
+penalties again, for CPUs. Penalties, sorting and noise are skipped if no sequence of the batch uses them. A row's token
+never depends on the features that other rows use.
 """
 
 from __future__ import annotations

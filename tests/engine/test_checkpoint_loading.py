@@ -11,9 +11,9 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load
 from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.errors import CheckpointError
+from llama_engine.errors import MAX_LINE, CheckpointError
 from llama_engine.model import onednn_int8
-from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.loader import EMBEDDED, Checkpoint, loading
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
 from llama_engine.text.tokenizer import Tokenizer
@@ -152,9 +152,14 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
     ("file", "content", "reason"),
     [
         ("config.json", "{}", "ValueError: Unrecognized model"),
-        ("config.json", None, "ValueError: Unrecognized model"),
+        ("config.json", None, "it has no config.json"),
         ("tokenizer.json", "{}", "KeyError: "),
-        ("tokenizer.json", None, "ValueError: Couldn't instantiate the backend tokenizer"),
+        (
+            "tokenizer.json",
+            None,
+            "it has no tokenizer.json; save the tokenizer as a fast one first (ValueError: Couldn't instantiate the "
+            "backend tokenizer from one of: (1) a `tokenizers` library serialization file, ",
+        ),
         ("generation_config.json", '{"temperature": ', "generation_config.json: it is not valid JSON"),
     ],
 )
@@ -165,6 +170,27 @@ def test_a_missing_or_malformed_file_is_refused_in_one_line(
     if content is not None:
         (folder / file).write_text(content)
     assert _refusal(folder).startswith(f"can't load {folder}: {reason}")
+
+
+def test_an_empty_folder_is_refused_by_its_missing_config(tmp_path: Path) -> None:
+    assert _refusal(tmp_path) == f"can't load {tmp_path}: it has no config.json"
+
+
+def test_a_tokenizer_in_another_format_is_converted(folder: Path) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    expected = load("none", model=str(folder)).tokenizer.encode("def the class")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, model["merges"])]))
+    _update_json(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    assert load("none", model=str(folder)).tokenizer.encode_inside("def the class") == expected[1:]
+
+
+def test_a_long_message_of_a_library_is_cut() -> None:
+    with pytest.raises(CheckpointError) as refused, loading("it"):
+        raise ValueError("a line\n" * 1000)
+    assert str(refused.value).startswith("can't load it: ValueError: a line a line ")
+    assert len(str(refused.value)) <= len("can't load it: ") + MAX_LINE
 
 
 def test_a_generation_config_out_of_bounds_is_refused(folder: Path) -> None:

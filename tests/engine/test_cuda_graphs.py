@@ -201,7 +201,7 @@ def _out_of_memory(action: Action) -> Action:
 @pytest.mark.parametrize(
     ("setting", "capture", "reason"),
     [
-        ("on", _out_of_memory, "OutOfMemoryError: CUDA out of memory."),
+        ("on", _out_of_memory, "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
         ("on", lambda action: lambda: None, "RuntimeError: replayed logits are wrong by 100.0% of the largest"),
         ("on", None, "the model is on the CPU"),
         # Without the setting nothing is captured, and nothing logged.

@@ -11,6 +11,11 @@ EngineError
     └── GenerationError    decoding failed; the client learns that it failed, the log has the reason
 """
 
+from textwrap import shorten
+
+MAX_LINE = 500
+"""Maximum characters of an error of a library in a message or a log line; some have pages."""
+
 
 class EngineError(Exception):
     """Base class of this package's errors."""
@@ -57,5 +62,5 @@ class GenerationError(RequestError):
 
 
 def one_line(error: Exception) -> str:
-    """Return the error's type and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
+    """Return the error's type and its message, with its lines joined, in at most MAX_LINE characters."""
+    return shorten(f"{type(error).__name__}: {str(error).strip() or repr(error)}", MAX_LINE, placeholder=" ...")

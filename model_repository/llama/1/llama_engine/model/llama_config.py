@@ -21,6 +21,8 @@ def read_config(folder: Path, name: str) -> "transformers.LlamaConfig":
 
     The result has the fields of transformers' LlamaConfig, but is not an instance of it.
     """
+    if not (folder / "config.json").exists():
+        raise CheckpointError(f"can't load {name}: it has no config.json")
     values, _ = PreTrainedConfig.get_config_dict(folder)
     if values.get("model_type") != LlamaConfig.model_type:
         # Imported here because the Auto classes are slow to import and a Llama doesn't need them.

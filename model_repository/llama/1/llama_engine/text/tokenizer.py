@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_engine.errors import CheckpointError
+from llama_engine.errors import CheckpointError, one_line
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedTokenizerBase
@@ -126,19 +126,34 @@ class Tokenizer:
 
 
 def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
-    """Return the checkpoint's tokenizer. Raises CheckpointError and exceptions of transformers and tokenizers."""
+    """Return the checkpoint's tokenizer: tokenizer.json, or another format that transformers can convert.
+
+    Raises CheckpointError and exceptions of transformers and tokenizers.
+    """
+    try:
+        pretrained = _from_files(folder, config)
+    except Exception as error:
+        if (folder / "tokenizer.json").exists():
+            raise
+        raise CheckpointError(
+            f"can't load {folder}: it has no tokenizer.json; save the tokenizer as a fast one first ({one_line(error)})"
+        ) from error
+    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, config.vocab_size))
+
+
+def _from_files(folder: Path, config: LlamaConfig) -> PreTrainedTokenizerBase:
     path = folder / "tokenizer_config.json"
     named = json.loads(path.read_bytes()).get("tokenizer_class") if path.exists() else None
     if named in GENERAL:
         # AutoTokenizer would choose the same class, but importing it takes 0.25 s.
         from transformers import PreTrainedTokenizerFast
 
-        pretrained = PreTrainedTokenizerFast.from_pretrained(folder)
+        pretrained: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
     else:
         from transformers import AutoTokenizer
 
         pretrained = AutoTokenizer.from_pretrained(folder, config=config)
-    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, config.vocab_size))
+    return pretrained
 
 
 def _decoder_kinds(decoder: dict[str, object] | None) -> Iterator[str]:

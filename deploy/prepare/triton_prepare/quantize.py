@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import llama_engine.libraries  # noqa: F401 - before anything that imports torch or bitsandbytes
 import torch
 from huggingface_hub import errors, get_local_safetensors_metadata
 from llama_engine.errors import one_line

@@ -1,9 +1,11 @@
-"""Imports torch and the modules of transformers that every start needs, with two optimizations.
+"""Imports torch and the modules of transformers that every start needs, with two optimizations and without a warning.
 
 - OpenMP threads spin for about 20 µs at the end of a parallel region instead of milliseconds: on shared cores a
   spinning thread delays the thread it waits for. GOMP_SPINCOUNT and OMP_WAIT_POLICY override this. It has no effect if
   torch was imported before.
 - Garbage collection is paused: it takes 0.2 s of the import and frees nothing. The imported objects are then frozen.
+- On CPUs with AVX512-BF16 bitsandbytes warns at its import that the optional package `kernels` (a faster 4-bit product)
+  is missing; the warning is dropped.
 
 Import this module before any other that imports torch. bitsandbytes and transformers' modelling code, which bring in
 TorchDynamo (2 s), are imported by `model.transformers_reader` alone: on a CPU, float and INT8 checkpoints need neither.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +50,10 @@ def _without_collecting() -> Iterator[None]:
 with _without_collecting(), _brief_spinning():
     import torch  # noqa: F401 - loads libgomp, which reads the environment
 
+# Before any import of bitsandbytes.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: "Failed to load CPU gemm_4bit_forward" not in str(record.msg)
+)
 
 with _without_collecting():
     # The modules of transformers that every start uses.

@@ -19,16 +19,10 @@ from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
 from llama_engine.settings import Settings
 
-
-def _drop(logger: str, text: str) -> None:
-    """Drop log records of a logger whose message contains the text."""
-    logging.getLogger(logger).addFilter(lambda record: text not in str(record.msg))
-
-
-# A warning on CPUs with AVX512-BF16 that the optional package `kernels` (a faster 4-bit product) is missing.
-_drop("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward")
-# A warning at every 8-bit product of a model that isn't in float16.
-_drop("bitsandbytes.autograd._functions", "inputs will be cast")
+# Drop a warning at every 8-bit product of a model that isn't in float16.
+logging.getLogger("bitsandbytes.autograd._functions").addFilter(
+    lambda record: "inputs will be cast" not in str(record.msg)
+)
 
 
 def load_with_transformers(

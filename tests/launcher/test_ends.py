@@ -17,6 +17,7 @@ from server.servers import until as patiently
 
 DRAINS = "SIGQUIT: at once"
 """In the line about the first signal."""
+ANSWERED = "triton_local: ended: Triton has answered every request that it accepted\n"
 
 
 def test_the_launcher_serves_what_its_ready_file_says(launch: Launch) -> None:
@@ -74,6 +75,13 @@ def test_an_accepted_request_is_answered_before_the_end(launch: Launch, stop: Ca
         assert launcher.ends()[0] == 0
 
 
+def test_the_last_line_says_that_every_request_is_answered(launch: Launch) -> None:
+    launcher = launch()
+    launcher.facts()
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.ends()[1].endswith(ANSWERED)
+
+
 def test_killing_the_launcher_ends_the_server_and_the_endpoint(launch: Launch) -> None:
     launcher = launch("--openai-port=0")
     launcher.facts()
@@ -98,7 +106,9 @@ def test_sigquit_kills_a_draining_server(launch: Launch) -> None:
         launcher.process.send_signal(signal.SIGTERM)
         launcher.line(DRAINS)
         launcher.process.send_signal(signal.SIGQUIT)
-        assert launcher.ends()[0] == 128 + signal.SIGKILL
+        code, output, _ = launcher.ends()
+        assert code == 128 + signal.SIGKILL
+        assert ANSWERED not in output
         assert isinstance(answer.exception(), httpx.TransportError)
 
 

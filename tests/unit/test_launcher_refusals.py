@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from triton_local.__main__ import main
 from triton_local.errors import InvalidSettingError
 from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.server import LocalTriton, resolve_model
@@ -27,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (lambda: LocalTriton(model_repository="", variant="third"), "third is unknown; known: default second"),
+        (lambda: LocalTriton(model_repository="", variant="third"), "'third' .* unknown; known: default second"),
         (lambda: LocalTriton(model_repository="models"), r"llama/config\.pbtxt is missing"),
         (lambda: LocalTriton(model_repository="", ready_timeout=0), "ready timeout 0 is out of bounds"),
         (lambda: LocalTriton(model_repository="", environment={"TRITON_RESTARTS": "x"}), "TRITON_RESTARTS is 'x'"),
@@ -42,6 +44,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_setting_that_cannot_be_used_is_refused(refused: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidSettingError, match=message):
         refused()
+
+
+def test_a_port_that_is_no_number_is_refused_with_the_bounds() -> None:
+    result = CliRunner().invoke(main, ["--http-port=abc"])
+    assert result.exit_code == 2
+    assert "'--http-port': 'abc' is no port; it must be 0 ... 65535" in result.output
 
 
 def test_a_model_folder_becomes_absolute(folder: Path) -> None:

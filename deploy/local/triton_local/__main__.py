@@ -15,15 +15,23 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from triton_supervisor.settings import RefusedError, whole_number
 
 from triton_local.errors import InterruptedStartError, InvalidSettingError, LauncherError
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.server import LocalTriton
 
-_PORT = click.IntRange(0, 65535)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.25
+
+
+def port(value: object) -> int:
+    """Parse a port. Raises click.BadParameter, with the bounds also for a word, unlike click's IntRange."""
+    try:
+        return whole_number("port", str(value), 0, 65535)
+    except RefusedError:
+        raise click.BadParameter(f"{value!r} is no port; it must be 0 ... 65535") from None
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
@@ -32,10 +40,10 @@ _POLL_S = 0.25
     help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
 )
 @click.option("--model", help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
-@click.option("--http-port", type=_PORT, default=8000, help="0: any free port, which is printed.")
-@click.option("--grpc-port", type=_PORT, default=8001, help="0: any free port, which is printed.")
-@click.option("--metrics-port", type=_PORT, default=8002, help="0: any free port, which is printed.")
-@click.option("--openai-port", type=_PORT, help="Starts the OpenAI endpoint; 0: any free port.  [default: off]")
+@click.option("--http-port", type=port, default=8000, help="0: any free port, which is printed.")
+@click.option("--grpc-port", type=port, default=8001, help="0: any free port, which is printed.")
+@click.option("--metrics-port", type=port, default=8002, help="0: any free port, which is printed.")
+@click.option("--openai-port", type=port, help="Starts the OpenAI endpoint; 0: any free port.  [default: off]")
 @click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
 @click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready.")
@@ -116,7 +124,10 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
                     _write_ready_file(ready_file, facts)
                     shown = facts
                 time.sleep(_POLL_S)
-            return server.wait()
+            code = server.wait()
+            if server.drained:
+                _say("ended: Triton has answered every request that it accepted")
+            return code
     finally:
         _write_ready_file(ready_file, None)
 
@@ -138,7 +149,8 @@ def _write_ready_file(path: Path | None, facts: Mapping[str, object] | None) -> 
 
 def _example(endpoint: OpenAIEndpoint) -> str:
     """Return a command that asks the endpoint, as a shell takes it."""
-    body = {"model": endpoint.served_name, "messages": [{"role": "user", "content": "What does textwrap.wrap do?"}]}
+    messages = [{"role": "user", "content": "What does textwrap.wrap do?"}]
+    body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60}
     return f"curl -s {endpoint.url}/chat/completions -d {shlex.quote(json.dumps(body))}"
 
 

@@ -26,7 +26,7 @@ from types import TracebackType
 
 from triton_supervisor.command import Options, refuse_reserved, served_models
 from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
-from triton_supervisor.state import State, read_state
+from triton_supervisor.state import ANSWERED, State, read_state
 from triton_supervisor.triton import MODEL
 
 from triton_local.errors import InvalidSettingError, StartFailedError
@@ -147,6 +147,12 @@ class LocalTriton:
         """Whether it is ready; not while it drains, or is started again."""
         state = self._state()
         return state is not None and state.state == "serving"
+
+    @property
+    def drained(self) -> bool:
+        """Whether it has ended after a drain in which Triton answered every request that it had accepted."""
+        state = self._state()
+        return self.exit_code == 0 and state is not None and state.reason == ANSWERED
 
     @property
     def exit_code(self) -> int | None:

@@ -23,6 +23,9 @@ from triton_supervisor.settings import RefusedError
 
 Name = Literal["starting", "serving", "draining", "failed", "unreadable"]
 
+ANSWERED = "everything that was accepted is answered"
+"""The reason of "draining" once only tritonserver's own end is left."""
+
 
 @dataclass(frozen=True)
 class State:

@@ -32,7 +32,7 @@ from triton_supervisor.process import (
 )
 from triton_supervisor.settings import UNLOAD_S, RefusedError, Settings
 from triton_supervisor.signals import END, KILL, wait_for_signal
-from triton_supervisor.state import StateFile
+from triton_supervisor.state import ANSWERED, StateFile
 from triton_supervisor.triton import ApiError, RepositoryApi, read_load
 from triton_supervisor.watch import Watch, live_probe
 
@@ -316,7 +316,7 @@ class Supervisor:
                 self._to_unload.pop()
                 self._idle_since = None
                 if not self._to_unload:
-                    self._state.enter("draining", "everything that was accepted is answered")
+                    self._state.enter("draining", ANSWERED)
                     self._end_server(DRAINED, flush=FLUSH_S, wait=END_S)
                     return
                 self._api.unload(self._to_unload[-1])

@@ -2,6 +2,7 @@
 
 Not on its clients: these allow one stream each and mix the responses of all requests on it. Here each request has its
 own call, which ends and can be cancelled for itself; gRPC carries any number of them on one connection.
+Timeouts are arguments; their defaults are in `client`.
 """
 
 from __future__ import annotations

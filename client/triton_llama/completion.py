@@ -19,7 +19,7 @@ class Completion:
     text: str
     """The completion alone, or prompt and completion with `exclude_input_in_output=False`."""
     finish_reason: str
-    """`stop` (end token or stop string) or `length` (`max_tokens` reached)."""
+    """`stop` (end token, stop token or stop string) or `length` (`max_tokens` reached)."""
     num_input_tokens: int
     """Tokens of the prompt."""
     num_output_tokens: int
@@ -37,7 +37,7 @@ class Chunk:
     text: str
     """The text of one or several tokens; whole characters only, possibly empty in the last chunk."""
     finish_reason: str
-    """Empty until the last chunk, which has `stop` (end token or stop string) or `length` (`max_tokens` reached)."""
+    """Empty until the last chunk; then as in `Completion`."""
     num_input_tokens: int
     """Tokens of the prompt, the same in every chunk."""
     num_output_tokens: int

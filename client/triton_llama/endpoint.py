@@ -30,7 +30,8 @@ class Endpoint:
         The default port is Triton's: 8000 for HTTP, 8001 for gRPC. The `s` schemes encrypt.
 
         Raises:
-            ValueError: no host, a port outside 1 ... 65535, or a scheme of another protocol.
+            ValueError: an unknown protocol, another form of URL, a port outside 1 ... 65535, or a scheme of another
+                protocol.
         """
         if protocol not in get_args(Protocol):
             raise ValueError(f"protocol is {protocol!r}, must be 'http' or 'grpc'")

@@ -1,7 +1,7 @@
 """HTTP transports on httpx: Triton's requests and responses in JSON, and streams of server-sent events.
 
-Only /generate_stream takes a streaming (decoupled) model. Numbers survive JSON: Triton reads 64-bit seeds as integers,
-and a 32-bit float is written with all digits of the double that equals it.
+A streaming (decoupled) model takes /generate_stream and refuses /infer. Numbers survive JSON: Triton reads 64-bit seeds
+as integers, and a 32-bit float is written with all digits of the double that equals it.
 """
 
 from __future__ import annotations

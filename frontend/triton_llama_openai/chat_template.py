@@ -52,7 +52,11 @@ class InvalidTemplateError(Exception):
 
 
 class ChatTemplate:
-    """One compiled template. special_tokens: variables such as bos_token. takes_tools: it reads `tools`."""
+    """One compiled template. special_tokens: variables such as bos_token. takes_tools: it reads `tools`.
+
+    Raises:
+        InvalidTemplateError: the source isn't a template.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -98,7 +102,11 @@ class ChatTemplate:
             raise ApiError(400, message, "messages", "invalid_value") from error
 
     def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
-        """Return the prompt that ends with the last message's content, for the model to continue it."""
+        """Return the prompt that ends with the last message's content, for the model to continue it.
+
+        Raises:
+            ApiError: as `render`, and for a template that doesn't show the last message.
+        """
         last = {**turns[-1], "content": f"{turns[-1]['content']}{_END}"}
         prompt = self.render([*turns[:-1], last], tools, add_generation_prompt=False, variables=variables)
         end = prompt.rfind(_END)

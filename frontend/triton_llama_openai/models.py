@@ -90,7 +90,7 @@ class Models:
         """Load every model's tokenizer side, without a request to Triton.
 
         Raises:
-            InvalidSettingsError: a file is missing or unusable.
+            InvalidSettingsError: a file is missing or unusable, an address is malformed, or two models have one name.
         """
         return cls([_load(model) for model in _model_settings(settings)])
 

@@ -38,7 +38,7 @@ class Guide:
 
 
 def guide_of(request: SamplingRequest) -> Guide | None:
-    """Return a request's guide, None for free text. Raises ApiError if the request has two."""
+    """Return a request's guide, None for free text. Raises ApiError for two, or for malformed ones."""
     guides = [guide for guide in (_response_format(request), *_vllm_fields(request)) if guide is not None]
     if len(guides) > 1:
         names = f"{guides[0].field} and {guides[1].field}"

@@ -40,7 +40,7 @@ class Checkpoint:
     digest: bytes
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return a text's tokens, as the server's: the BOS that a template writes isn't doubled."""
+        """Return a text's tokens. With special tokens, a BOS in the text is doubled, which the server undoes."""
         # Of a batch: only these calls release Python's lock, so that in a thread they stop no event loop.
         (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)

@@ -237,7 +237,7 @@ class ToolUse:
 
 
 def tool_use(request: ChatRequest, form: Form) -> ToolUse:
-    """Return how a request uses its tools. Raises ApiError for a choice that its tools don't offer."""
+    """Return how a request uses its tools. Raises ApiError if tools, tool_choice and guides don't agree."""
     tools = request.tools or []
     choice = request.tool_choice or ("auto" if tools else "none")
     guide = guide_of(request)

@@ -1,4 +1,4 @@
-"""The perf_analyzer of the benchmarks: in the launcher's cache, fetched with pip on first use, or by this module.
+"""The perf_analyzer of the benchmarks: in the user's cache, fetched with pip on first use, or by this module.
 
 The package index's `perf-analyzer` is an empty placeholder; the binary is in wheels of `tritonclient`, up to 2.60. This
 one is as old as the server of nvidia-pytriton and runs wherever that does; later ones need a newer glibc. It was linked

@@ -28,7 +28,7 @@ def drive(target: Target, requests: Sequence[Request], concurrency: int, warmup:
 
     For the throughput the warm-up should be at least the concurrency (`load.records` explains why).
     `timeout`: seconds for all requests together, warm-up included. Requests not answered by then, or never sent, are
-    recorded as errors, as is everything else that fails.
+    recorded as errors, as is everything else that fails. Raises ValueError unless the warm-up leaves a request.
     """
     if not 0 <= warmup < len(requests):
         raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")

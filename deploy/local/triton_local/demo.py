@@ -1,8 +1,8 @@
 """`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, their completions, and one chat answer.
 
 Every figure is read back: the texts from the responses, the batch sizes from Triton's statistics, the steps from the
-model's metrics, what was loaded from its log line. Exits with 1 if a prompt failed, if no sequences were decoded
-together, if the weights aren't INT8, or if the chat has no answer.
+model's metrics, what was loaded from its log line. Exits with 1 if Triton doesn't start, if a prompt failed, if no
+sequences were decoded together, if the weights aren't INT8, or if the chat has no answer.
 """
 
 from __future__ import annotations

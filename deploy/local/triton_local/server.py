@@ -156,7 +156,7 @@ class LocalTriton:
 
     @property
     def exit_code(self) -> int | None:
-        """0 drained, 70 the model died too often, else tritonserver's own; None while it runs."""
+        """0 drained, 1 not drained in time, 70 died too often, else tritonserver's own; None while it runs."""
         code = self._running().poll()
         return 128 - code if code is not None and code < 0 else code
 

@@ -63,7 +63,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"llama: {error}") from error
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
-        """Decode Triton's batch, schedule its sequences, and return when each is guaranteed a slot or finished.
+        """Decode Triton's batch and schedule its sequences; return as `Scheduler.wait_until_admitted` does.
 
         Under `scheduling: inflight` responses go out through response senders and None is returned. Under
         `scheduling: batch` the responses are returned together, when the last sequence has finished.

@@ -9,7 +9,8 @@ events             the engine's output: chunks and results
 scheduler          the waiting queue, admission, cancellation, deadlines, shutdown
 engine             the step: prefill, decode, append, remove
 prefill            the prompts of a step
-slot_batch         the sequences that decode: all state per slot, and the decode step
+slot_batch         the sequences that decode: all state per row
+decode_step        the forward pass and the sampling of a step
 cuda_graphs        captured decode steps, replayed
 isolation          retrying a failed batch in halves
 response_dispatcher  the thread that sends responses
@@ -17,7 +18,7 @@ api/               requests: parsing, bounds, the checkpoint's defaults
 text/              tokenizer, stop strings, bad words
 model/             checkpoint loading, the Llama forward pass, KV cache, memory plan
 kernels/           8-bit matrix product, attention and fused elementwise operations, with their references
-sampling/          logits processors, sampler, random numbers
+sampling/          logits processors, sampler, guides, log probabilities, random numbers
 observability/     metrics, stats, log, health, readiness
 triton/            adapters to Triton: config, requests and responses, metrics
 """

@@ -143,7 +143,8 @@ class Manifest:
 def verified_manifest(folder: Path, revision: str | None) -> Manifest | None:
     """Return the folder's manifest after checking revision and file sizes; None for an ordinary checkpoint.
 
-    Raises CheckpointError if the revision differs, or if a file is missing or has a different size.
+    Raises CheckpointError if the manifest is unreadable, the revision differs, or a file is missing or has a different
+    size.
     """
     manifest = Manifest.read(folder)
     if manifest is not None:

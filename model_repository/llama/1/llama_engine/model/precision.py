@@ -47,7 +47,10 @@ def choose_device(setting: str, gpu: int | None) -> torch.device:
 
 
 def choose_quantization(name: str, config: LlamaConfig, settings: Settings) -> tuple[str, float | None]:
-    """Return the quantization to serve (none, int8, nf4 or another method) and LLM.int8()'s outlier threshold."""
+    """Return the quantization to serve (none, int8, nf4 or another method) and LLM.int8()'s outlier threshold.
+
+    Raises CheckpointError if the checkpoint is saved in another quantization than the setting's.
+    """
     saved, saved_threshold = saved_quantization(config)
     if settings.quantization not in ("checkpoint", saved) and saved != "none":
         raise CheckpointError(

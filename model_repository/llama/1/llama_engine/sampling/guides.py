@@ -40,8 +40,9 @@ class Guides:
         """Start compiling a guide; the future returns its state at the beginning of a completion.
 
         kind, text: guided_decoding_guide_type and guided_decoding_guide; the text is ignored for the kind `json`. The
-        future raises InvalidRequest with the guide's error or the missing package, and GenerationError if the checking
-        process doesn't start. Most guides compile in milliseconds; COMPILE_SECONDS is the limit.
+        future raises InvalidRequest for a refused guide, a missing package or a checkpoint without end tokens, and
+        GenerationError if the checking process doesn't start. Most guides compile in milliseconds; COMPILE_SECONDS is
+        the limit.
         """
         return self._thread.submit(self._compile, kind, "" if kind == "json" else text)
 

@@ -27,6 +27,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "article-avx2": ("bench-avx2", tables.article),
     "users-avx2": ("bench-avx2", tables.by_users),
     "quality": ("quality", tables.quality),
+    "quality-planted": ("quality-planted", tables.quality),
 }
 """For each table's name in the page: its results file, and the function that makes the table."""
 

@@ -15,9 +15,8 @@ weights; that is why batching pays until operations are the bound. Over a whole 
     operations >= 2 x parameters x (prompt tokens + decoded tokens), the head once per output token, and attention
     seconds    >= the larger of bytes / bandwidth and operations / matrix rate
 
-In INT8 an operation multiplies or adds 8-bit values, and a weight costs two for each row, as in W8A8. Exact INT8 with
-two terms makes four, so that it reaches at most half of a limit that is set by the operations of matrices. Rates are in
-the same operations: the compiled kernels' rate counts both terms (`device`).
+In INT8 an operation multiplies or adds 8-bit values, and a weight costs two for each row, as in W8A8. Exact INT8 makes
+four for a row with two terms. Rates are in the same operations: the compiled kernels' rate counts both terms.
 
 So prefill costs its operations here, and no reading of weights that steps could not share: a server that mixes both in
 one pass can't exceed this bound either. What never counts: Python, launching kernels, padding, sampling, text, network;

@@ -1,4 +1,5 @@
-"""All servers under one load: ours in INT8, FP32 and BF16, and the baselines, each in its best honest settings.
+"""All servers under one load: ours in INT8 (with one term, too), FP32 and BF16, and the baselines, each in its best
+honest settings.
 
 The article's FastAPI servers run in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM
 and `transformers serve` in BF16 on a CPU whose flags have a product of it; all in FP16 on a GPU. On a CPU vLLM also
@@ -54,6 +55,7 @@ def servers() -> list[Server]:
         baselines.append(("vllm_int8", "vLLM INT8 W8A8", "int8", _vllm_int8))
     return [
         *map(_ours, ("int8", *floats)),
+        *([_ours("int8", one_term=True)] if on_cpu else []),
         *(
             Server(key, title, kind, partial(_baseline, key, kind, launch), best if kind == "int8" else None)
             for key, title, kind, launch in baselines
@@ -61,11 +63,16 @@ def servers() -> list[Server]:
     ]
 
 
-def _ours(weights: Weights) -> Server:
+def _ours(weights: Weights, one_term: bool = False) -> Server:
+    """one_term: INT8 with one 8-bit term per activation, which multiplies as often as W8A8."""
+    key, title = f"triton_llama_{weights}", f"triton-llama {weights.upper()}"
     environment = {"LLAMA_QUANTIZATION": "int8"}
     if weights != "int8":
         environment = {"LLAMA_QUANTIZATION": "none", "LLAMA_DTYPE": DTYPES[weights]}
-    return our_server(f"triton_llama_{weights}", f"triton-llama {weights.upper()}", "streaming", weights, environment)
+    elif one_term:
+        key, title = f"{key}_one_term", f"{title}, one term"
+        environment["LLAMA_INT8_TERMS"] = "1"
+    return our_server(key, title, "streaming", weights, environment)
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,11 @@ inline void rotate(float* __restrict head, const float* __restrict cosine, const
 }
 
 #ifdef __AVX512F__
-constexpr int MAX_QUERIES = 4;  // of one call of `attend`; bounded by the registers
-constexpr int MAX_PARTS = 4;    // lanes of a value at a time
+constexpr int MAX_QUERIES = 8;  // of one call of `attend`; bounded by the registers
+constexpr int MAX_SUMS = 16;    // lanes
 #else
 constexpr int MAX_QUERIES = 2;
-constexpr int MAX_PARTS = 2;
+constexpr int MAX_SUMS = 4;
 #endif
 
 // A query head of a token: attends positions 0 … length - 1.
@@ -114,6 +114,9 @@ public:
     }
 
 private:
+    // Lanes of a value at a time.
+    static constexpr int MAX_PARTS = std::clamp(MAX_SUMS / QUERIES, 1, 4);
+
     // scores [blocks][QUERIES][16]; of positions beyond a query's length, -inf.
     static void score(const Head<Element>& head, const Query* queries, const float* interleaved, int64_t longest,
                       float* scores) {

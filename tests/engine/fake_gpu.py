@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-DEVICE = torch.device("cuda", 0)
+CPU, DEVICE = torch.device("cpu"), torch.device("cuda", 0)
 FREE = 80 << 30
-TOKEN = 5
-"""The token that every row samples."""
+TOKEN = 20
+"""The token that every row samples, and every other integer that is read: "1" in the embedded vocabulary."""
 
 aten = torch.ops.aten
 Function = Callable[..., object]
@@ -66,8 +66,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
             self.waits += 1
             return 0.5 if tensors[0].is_floating_point() else TOKEN
         kwargs = kwargs or {}
-        if func in _COPIES and kwargs.get("device") == DEVICE and tensors[0].device != DEVICE:
+        source, target = getattr(args[0], "device", None) if args else None, kwargs.get("device")
+        if func in _COPIES and target == DEVICE and source != DEVICE:
             self.blocking_copies += not (kwargs.get("non_blocking") or any(value is True for value in args))
+        if func in _COPIES and target == CPU and source == DEVICE:
+            self.waits += 1
         result = func(*args, **kwargs)
         if func not in _NO_LAUNCH and (_mutates(func) or _allocates(result, tensors)):
             self.launches.append(str(func))
@@ -132,6 +135,9 @@ def _index(tensor: torch.Tensor, key: object) -> tuple[torch.Tensor, list[torch.
         elif isinstance(part, slice):
             stop = tensor.shape[dim] if part.stop is None else part.stop
             tensor = aten.slice.Tensor(tensor, dim, part.start or 0, stop)
+        elif isinstance(part, list):
+            # PyTorch makes a tensor of it and waits for its copy.
+            part = torch.tensor(part).to(DEVICE)
         elif part is Ellipsis:
             assert not indices, "an ellipsis is the first key, before None"
             indices += [None] * (tensor.dim() - 1)
@@ -160,7 +166,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
 
     def tolist(tensor: FakeTensor) -> object:
-        recorder.waits += 1
+        recorder.waits += tensor.device == DEVICE
         return _constants(tensor.shape)
 
     stubs: dict[str, Function] = {

@@ -89,9 +89,19 @@ def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> N
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)
 
 
-@pytest.mark.parametrize("values", [{"num_logprobs": 2, "prompt_logprobs": 1, "return_log_probs": True}, {"n": 2}])
-def test_a_request_for_more_is_generated(gpu: Gpu, values: dict[str, object]) -> None:
-    results = gpu.engine.generate(_requests(**values))
+def test_log_probabilities_are_read_at_once(gpu: Gpu) -> None:
+    sequences = add_all(gpu.engine, _requests(num_logprobs=2, prompt_logprobs=1, return_log_probs=True))
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        prefilled = gpu.engine.step().prefill_tokens
+        # Of the tokens, of their log probabilities, and of those of all prompts in the pass.
+        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (2 + bool(prefilled), 0)
+    assert [len(sequence.prompt_log_probs) for sequence in sequences] == [0, 8, 39]
+    assert [len(sequence.log_probs) for sequence in sequences] == [3, 3, 3]
+
+
+def test_choices_are_generated(gpu: Gpu) -> None:
+    results = gpu.engine.generate(_requests(n=2))
     assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
 
 

@@ -22,6 +22,7 @@ from llama_engine.prompt_log_probs import prompt_log_probs
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
+from llama_engine.transfer import to_device
 
 COPIED_BUDGETS = 16
 """Limit of copied tokens per pass, as a multiple of the prefill budget. Copying a token takes less than 1/16 of the
@@ -159,14 +160,10 @@ class Prefill:
         log_probs: list[list[TokenLogProbs]] = [[] for _ in part]
         if any(sequence.request.prompt_logprobs is not None for sequence in part):
             states = self._model.prefill(chunks, every=True)
-            lengths = [len(chunk.tokens) for chunk in chunks]
             # The logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
-            rows = self._batch.slots
-            log_probs = [
-                prompt_log_probs(self._model, sequence, chunk, its_states, rows)
-                for sequence, chunk, its_states in zip(part, chunks, torch.split(states, lengths), strict=True)
-            ]
-            hidden = states[[end - 1 for end in accumulate(lengths)]]
+            log_probs = prompt_log_probs(self._model, part, chunks, states, self._batch.slots)
+            ends = accumulate(len(chunk.tokens) for chunk in chunks)
+            hidden = states[to_device([end - 1 for end in ends], states.device)]
         else:
             hidden = self._model.prefill(chunks)
         for row, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):

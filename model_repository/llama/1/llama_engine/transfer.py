@@ -1,4 +1,4 @@
-"""Host-to-GPU copies that don't synchronize with the GPU."""
+"""Copies to a GPU, which don't synchronize with it, and from it, which wait for all work queued on it."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def lists_to_device(
     """Return each list of integers as a tensor on the device, by a single copy."""
     together = torch.tensor(list(chain.from_iterable(lists)), dtype=dtype)
     return torch.split(to_device(together, device), [len(values) for values in lists])
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return tensors of one dtype as tensors of the host, by a single copy."""
+    together = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    parts = torch.split(together, [tensor.numel() for tensor in tensors])
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from llama_engine.transfer import to_device
+
 
 @dataclass(frozen=True)
 class TokenLogProbs:
@@ -22,20 +24,39 @@ class TokenLogProbs:
 
 
 def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
-    """Return the log probabilities of tokens [rows], given logits [rows, vocabulary], float32.
+    """Return the log probabilities of tokens [rows], given logits [rows, vocabulary], float32; one read of the device.
 
     top: number of most likely tokens to return for each row.
     """
+    return unpack(pack(logits, tokens, top), top)
+
+
+def pack(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> torch.Tensor:
+    """Return what `unpack` reads, on the device: [rows, 3 + 2 · largest top], float64, which holds every id exactly.
+
+    Columns: token, log probability, rank, ids of the most likely tokens, their log probabilities. Arguments are those
+    of `log_probs_of`.
+    """
     chosen = logits.gather(1, tokens[:, None])
-    total = logits.double().logsumexp(-1)
-    chosen_log_probs = (chosen[:, 0].double() - total).float().tolist()
-    ranks = ((logits > chosen).sum(-1) + 1).tolist()
-    best: list[tuple[tuple[int, float], ...]] = [()] * len(top)
+    total = logits.double().logsumexp(-1, keepdim=True)
+    log_probs = (chosen.double() - total).float()
+    ranks = (logits > chosen).sum(-1, keepdim=True) + 1
+    counts = [min(count, logits.shape[1]) for count in top]
+    ids, values = torch.zeros(2, len(top), max(counts), dtype=torch.float64, device=logits.device)
     # One topk call per count: the order of equal logits depends on the count, which must be the row's.
-    for count in sorted(set(top) - {0}):
-        rows = [row for row, requested in enumerate(top) if requested == count]
-        values, ids = logits[rows].topk(min(count, logits.shape[1]))
-        values = (values.double() - total[rows, None]).float()
-        for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
-            best[row] = tuple(zip(row_ids, row_values, strict=True))
-    return [TokenLogProbs(*values) for values in zip(tokens.tolist(), chosen_log_probs, ranks, best, strict=True)]
+    for count in sorted(set(counts) - {0}):
+        rows = to_device([row for row, requested in enumerate(counts) if requested == count], logits.device)
+        best, indices = logits[rows].topk(count)
+        ids[rows, :count] = indices.double()
+        values[rows, :count] = (best.double() - total[rows]).float().double()
+    return torch.cat((tokens[:, None].double(), log_probs.double(), ranks.double(), ids, values), dim=1)
+
+
+def unpack(packed: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
+    """Return the log probabilities in the result of `pack`, which may have been copied. top: as for `pack`."""
+    log_probs = []
+    for (token, log_prob, rank, *best), count in zip(packed.tolist(), top, strict=True):
+        ids, values = best[: len(best) // 2], best[len(best) // 2 :]
+        likeliest = tuple(zip(map(int, ids[:count]), values[:count], strict=True))
+        log_probs.append(TokenLogProbs(int(token), log_prob, int(rank), likeliest))
+    return log_probs

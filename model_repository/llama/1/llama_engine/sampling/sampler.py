@@ -228,7 +228,8 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
     rows = [row for row, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
     if rows:
         top = [sequences[row].request.num_logprobs or 0 for row in rows]
-        for row, log_probs in zip(rows, log_probs_of(logits[rows], tokens[rows], top), strict=True):
+        indices = to_device(rows, logits.device)
+        for row, log_probs in zip(rows, log_probs_of(logits[indices], tokens[indices], top), strict=True):
             sequences[row].next_log_probs = log_probs
 
 

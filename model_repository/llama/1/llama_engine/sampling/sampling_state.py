@@ -82,7 +82,7 @@ class SamplingState:
         self.in_prompt[first:last] = False
         for row, request in enumerate(requests, first):
             if request.repetition_penalty != 1.0:
-                self.in_prompt[row, list(request.prompt_tokens)] = True
+                self.in_prompt[row, to_device(request.prompt_tokens, device, torch.long)] = True
 
     def copy(self, source: int, target: int) -> None:
         """Copy the state of row `source` to row `target`."""

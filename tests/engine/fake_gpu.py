@@ -14,6 +14,7 @@ import bitsandbytes  # noqa: F401 - imported before PyTorch seems to have a GPU,
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,6 +25,10 @@ TOKEN = 20
 """The token that every row samples, and every other integer that is read: "1" in the embedded vocabulary."""
 
 aten = torch.ops.aten
+QUANTIZE_ROWS = torch.ops.bitsandbytes.int8_vectorwise_quant.default
+OUTLIER_WAITS = 2
+"""Reads of one quantization by bitsandbytes with an outlier threshold: whether there are outliers, and how many columns
+have one. Without outliers it is the first one alone."""
 Function = Callable[..., object]
 Arguments = tuple[object, ...]
 Keywords = Mapping[str, object]
@@ -58,10 +63,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
     def __torch_dispatch__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [tensor for tensor in inputs if isinstance(tensor, FakeTensor)]
         for tensor in tensors:
             # Otherwise a tensor made of numbers remembers them, and a read of it would not count.
             tensor.constant = None
+        assert isinstance(func, torch._ops.OpOverload)
+        # Its kernels take addresses, and FakeTensorMode doesn't check them.
+        assert func.namespace != "bitsandbytes" or all(tensor.device == DEVICE for tensor in inputs), str(func)
         if func in (aten.item.default, aten._local_scalar_dense.default):
             self.waits += 1
             return 0.5 if tensors[0].is_floating_point() else TOKEN
@@ -69,17 +78,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         source, target = getattr(args[0], "device", None) if args else None, kwargs.get("device")
         if func in _COPIES and target == DEVICE and source != DEVICE:
             self.blocking_copies += not (kwargs.get("non_blocking") or any(value is True for value in args))
+            if isinstance(args[0], torch.Tensor) and not isinstance(args[0], FakeTensor):
+                # FakeTensorMode would copy the values of a tensor made outside of it.
+                dtype = kwargs.get("dtype")
+                return torch.empty_like(
+                    args[0], device=DEVICE, dtype=dtype if isinstance(dtype, torch.dtype) else args[0].dtype
+                )
         if func in _COPIES and target == CPU and source == DEVICE:
             self.waits += 1
+        if func is QUANTIZE_ROWS and kwargs.get("threshold", args[1] if len(args) > 1 else 0):
+            self.waits += OUTLIER_WAITS
         result = func(*args, **kwargs)
-        if func not in _NO_LAUNCH and (_mutates(func) or _allocates(result, tensors)):
+        if func not in _NO_LAUNCH and (func._schema.is_mutable or _allocates(result, tensors)):
             self.launches.append(str(func))
         return result
-
-
-def _mutates(func: Function) -> bool:
-    assert isinstance(func, torch._ops.OpOverload)
-    return func._schema.is_mutable
 
 
 def _allocates(result: object, inputs: Sequence[FakeTensor]) -> bool:
@@ -104,6 +116,8 @@ class Indexing(TorchFunctionMode):
         tensor = args[0] if args else None
         if func is torch.Tensor.pin_memory:
             return tensor
+        if func is torch.Tensor.data_ptr and isinstance(tensor, FakeTensor):
+            return tensor.untyped_storage()._cdata
         if not (isinstance(tensor, torch.Tensor) and tensor.device == DEVICE):
             return func(*args, **kwargs)
         if func is torch.Tensor.__getitem__:
@@ -183,7 +197,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     torch._C._ensureCUDADeviceGuardSet()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), recorder, Indexing():
+        # The environment has a symbol for the number of outlier columns, which bitsandbytes finds on the GPU.
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+        with mode, recorder, Indexing():
             yield recorder
     finally:
         torch._C._set_only_lift_cpu_tensors(False)

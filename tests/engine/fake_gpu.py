@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 import bitsandbytes  # noqa: F401 - imported before PyTorch seems to have a GPU, whose functions it would look for
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -80,10 +80,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
             self.blocking_copies += not (kwargs.get("non_blocking") or any(value is True for value in args))
             if isinstance(args[0], torch.Tensor) and not isinstance(args[0], FakeTensor):
                 # FakeTensorMode would copy the values of a tensor made outside of it.
-                dtype = kwargs.get("dtype")
-                return torch.empty_like(
-                    args[0], device=DEVICE, dtype=dtype if isinstance(dtype, torch.dtype) else args[0].dtype
-                )
+                dtype = kwargs.get("dtype") or args[0].dtype
+                assert isinstance(dtype, torch.dtype)
+                return torch.empty(args[0].shape, dtype=dtype, device=DEVICE)
         if func in _COPIES and target == CPU and source == DEVICE:
             self.waits += 1
         if func is QUANTIZE_ROWS and kwargs.get("threshold", args[1] if len(args) > 1 else 0):
@@ -105,6 +104,9 @@ _NO_LAUNCH = (aten.empty.memory_format, aten.empty_like.default, aten.detach_.de
 _COPIES = (aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 
 
+_OF_THE_HOST: tuple[Function, ...] = (torch.Tensor.__getitem__, torch.Tensor.numpy)
+
+
 class Indexing(TorchFunctionMode):
     """Replaces methods that ask for a device which PyTorch's CPU build doesn't have by their operators."""
 
@@ -112,8 +114,14 @@ class Indexing(TorchFunctionMode):
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
         # The CPU build has no pinned memory.
+        pinned = bool(kwargs and kwargs.get("pin_memory"))
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         tensor = args[0] if args else None
+        written = isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
+        if (func is torch.empty and pinned) or (func in _OF_THE_HOST and written):
+            # The host writes values into pinned memory, through views of it.
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
         if func is torch.Tensor.pin_memory:
             return tensor
         if func is torch.Tensor.data_ptr and isinstance(tensor, FakeTensor):

@@ -68,7 +68,9 @@ def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
         monkeypatch.setattr(products, "choose_attention", lambda *_: varlen_attention)
         fused = Elementwise(recorder.fuse(quantize), recorder.fuse(dequantize), recorder.fuse(rotate))
         monkeypatch.setattr(products, "choose_elementwise", lambda *_: fused)
-        yield Gpu(Engine(load_checkpoint(settings, DEVICE), settings, SLOTS), recorder)
+        engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
+        yield Gpu(engine, recorder)
+        engine.guides.close()
 
 
 def _requests(**values: object) -> list[GenerationRequest]:
@@ -87,6 +89,25 @@ def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> N
         gpu.engine.step()
         assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)
+
+
+def test_a_step_with_guides_waits_once(gpu: Gpu) -> None:
+    guides = [("regex", "1{5}|2"), ("json_schema", '{"type": "integer"}'), ("ebnf_grammar", 'root ::= "1"+'), ("", "")]
+    requests = [
+        GenerationRequest("", (TOKEN,) * 9, max_tokens=3, guided_decoding_guide_type=kind, guided_decoding_guide=guide)
+        for kind, guide in guides
+    ]
+    sequences = [gpu.engine.builder.build(request) for request in requests]
+    for sequence, (kind, guide) in zip(sequences, guides, strict=True):
+        if kind:
+            sequence.follow_guide(gpu.engine.guides.start(kind, guide).result())
+        gpu.engine.add(sequence)
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        gpu.engine.step()
+        # As without guides: their masks are filled on the host, and copied without waiting.
+        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    assert [sequence.result.text for sequence in sequences if isinstance(sequence.result, Completion)] == ["111"] * 4
 
 
 def test_log_probabilities_are_read_at_once(gpu: Gpu) -> None:

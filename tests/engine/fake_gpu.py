@@ -108,7 +108,10 @@ _OF_THE_HOST: tuple[Function, ...] = (torch.Tensor.__getitem__, torch.Tensor.num
 
 
 class Indexing(TorchFunctionMode):
-    """Replaces methods that ask for a device which PyTorch's CPU build doesn't have by their operators."""
+    """Replaces methods that ask for a device which PyTorch's CPU build doesn't have by their operators.
+
+    Pinned memory is the host's, with values.
+    """
 
     def __torch_function__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None

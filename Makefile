@@ -100,7 +100,7 @@ soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINU
 report: $(READY_PERF) ## write the tables and the plot of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
 
-bench-gpu: $(READY_PERF) ## on a GPU: tokens against generate(), memory plan, distance from the limit (GPU options, such as --device cpu)
+bench-gpu: $(READY_PERF) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
 check: $(READY_PERF) ## ruff, mypy --strict, and whether make configs is due

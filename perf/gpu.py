@@ -1,56 +1,65 @@
 """On a GPU: is the engine right, does it stay within its memory plan, and how far is it from the device's limit?
 
-1. Greedy FP32 tokens of the embedded checkpoint against transformers' generate() on each prompt alone.
-2. KL divergence of INT8's and FP16's next-token distributions from FP32's, on the embedded checkpoint's held-out text.
-3. Llama-2-7B's shape with random weights, FP16 and INT8: tokens/s of 1, 8 and 32 rows beside the limit, and the peak
-   of the memory beside the plan.
+- checks: bits of exact INT8 products of Llama-2-7B's shapes against the CPU's reference; greedy tokens of the embedded
+  checkpoint against transformers' generate(), where FP32's must agree; requests in random mixes and cuts of their
+  prompts against each alone; KL divergence of INT8 and FP16 from FP32 on the held-out text.
+- fp16, int8: Llama-2-7B's shape with random weights: tokens/s of 1, 8 and 32 rows beside the limit, the peak of the
+  memory beside the plan, mixes as above; equal and mixed lengths, one request at a time, in batches of 8 that wait for
+  their longest, and 32 in flight.
+- stock: transformers' generate() with bitsandbytes' LLM.int8() on a padded batch of the same prompts.
 
-`--device cpu` runs the same program with the small random model: its figures say nothing about a GPU.
+Each measurement is written as soon as it is made; `--only` splits the run. `--device cpu` runs the same program with
+the small random model (float32 for FP16): its figures say nothing about a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.settings import Settings
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from perf.checkpoint import LLAMA_2_7B, SMALL, described, random_checkpoint
 from perf.command import CORES, count, make_command
-from perf.quality import text
-from perf.quality.divergence import Forward, distances, summary
+from perf.gpu_checks import divergence, exactness, generate, mixes, products, requests
 from perf.results_file import Results
 from perf.roofline.device import measure_rates
 from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates, Weights
-from perf.workload import PROMPT_TOKENS, prompts
+from perf.workload import MEAN_OUTPUT, PROMPT_TOKENS, Mix, lengths, prompts
 
+PARTS = ("checks", "fp16", "int8", "stock")
 ROWS = (1, 8, 32)
-TEXTS = 32
-"""Rows of the held-out text that KL divergence is taken over."""
+MODES = {1: "one at a time", 8: "batched", 32: "in flight"}
+"""How a load is served, by the engine's slots; a batch has the size of `batched_int8` and `batched_fp16`."""
+
+Note = Callable[[str, dict[str, object]], None]
 
 
 def main() -> int:
-    """Measure, write the result and print each figure. Returns 1 if a token of FP32 is wrong, else 0."""
+    """Measure, write the result and print each figure. Returns 1 if an FP32 token or an INT8 bit is wrong, else 0."""
     parser = argparse.ArgumentParser(prog="python -m perf.gpu", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tokens", type=count, default=200, help="of each completion (default 200)")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts of the run (default all)")
+    parser.add_argument("--tokens", type=count, default=MEAN_OUTPUT, help="mean of each completion (default 200)")
+    parser.add_argument("--mixes", type=count, default=30, help="random mixes of each model (default 30)")
     parser.add_argument("--output", type=Path, default=Path("perf/results/gpu.json"), metavar="FILE")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda, and there is no GPU; --device cpu tests the program")
     device = torch.device(options.device)
-    large = random_checkpoint(LLAMA_2_7B if device.type == "cuda" else SMALL)
+    shape = LLAMA_2_7B if device.type == "cuda" else SMALL
+    large = random_checkpoint(shape)
     facts = {"model": described(large), "threads": CORES}
     results = Results(options.output, "gpu", facts, make_command("bench-gpu"))
     rates = measure_rates(CORES)
@@ -61,60 +70,56 @@ def main() -> int:
         results.add(key, measurement)
         print(f"{key}: {measurement}", flush=True)
 
-    exact = exactness(device)
-    note("exactness", exact)
-    for quantization, dtype in (("none", "float16"), ("int8", "auto")):
-        note(f"divergence/{quantization}/{dtype}", divergence(device, quantization, dtype))
+    wrong = "checks" in options.only and check(device, shape, options.mixes, note)
     half: Weights = "fp16" if device.type == "cuda" else "fp32"
-    for weights, quantization in ((half, "none"), ("int8", "int8")):
-        settings = Settings(model=str(large), quantization=quantization, max_model_len=PROMPT_TOKENS + options.tokens)
-        checkpoint = load_checkpoint(settings, device)
-        for rows in ROWS:
-            note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, options.tokens))
-        # Freed before the next one is loaded.
-        del checkpoint
+    for part, weights in (("fp16", half), ("int8", "int8")):
+        if part in options.only:
+            measure(large, device, weights, rates, options.tokens, options.mixes, note)
+    if "stock" in options.only:
+        stock(large, device, options.tokens, note)
     results.finish()
     print(f"written to {options.output}")
-    return 1 if exact["different"] else 0
+    return int(wrong)
 
 
-def requests(checkpoint: Checkpoint, amount: int, tokens: int) -> list[GenerationRequest]:
-    """Return greedy requests of PROMPT_TOKENS tokens each, which end at `tokens`."""
-    texts = prompts(Path(checkpoint.name), amount)
-    encoded = [tuple(checkpoint.tokenizer.encode(prompt)) for prompt in texts]
-    return [
-        GenerationRequest(prompt, tuple(ids), max_tokens=tokens, min_tokens=tokens)
-        for prompt, ids in zip(texts, encoded, strict=True)
-    ]
+def check(device: torch.device, shape: LlamaConfig, rounds: int, note: Note) -> bool:
+    """Note all checks; return whether an FP32 token or an INT8 bit is wrong."""
+    wrong = False
+    for key, compare in (
+        ("products/2", partial(products, device, shape, 2)),
+        ("products/1", partial(products, device, shape, 1)),
+        ("exactness/float32", partial(exactness, device)),
+    ):
+        result = compare()
+        note(key, result)
+        wrong |= bool(result["different"])
+    note("exactness/float16", exactness(device, "float16"))
+    for quantization, dtype in (("none", "float16"), ("int8", "auto")):
+        settings = Settings(quantization=quantization, dtype=dtype)
+        note(f"mixes/embedded/{quantization}", mixes(load_checkpoint(settings, device), settings, rounds))
+        note(f"divergence/{quantization}/{dtype}", divergence(device, quantization, dtype))
+    return wrong
 
 
-def exactness(device: torch.device, amount: int = 16, tokens: int = 64) -> dict[str, object]:
-    """Compare the engine's greedy FP32 texts, all rows at once, with generate()'s, each prompt alone."""
-    settings = Settings(quantization="none", dtype="float32")
+def measure(
+    large: Path, device: torch.device, weights: Weights, rates: DeviceRates, tokens: int, rounds: int, note: Note
+) -> None:
+    """Note the rates, the memory and the mixes of the large model in these weights."""
+    quantization = "int8" if weights == "int8" else "none"
+    # Mixed lengths are up to 1.9 times the mean.
+    settings = Settings(model=str(large), quantization=quantization, max_model_len=PROMPT_TOKENS + 2 * tokens)
     checkpoint = load_checkpoint(settings, device)
-    load = requests(checkpoint, amount, tokens)
-    results = Engine(checkpoint, settings, amount).generate(load)
-    model = LlamaForCausalLM.from_pretrained(checkpoint.name, dtype=torch.float32)
-    different = 0
-    for request, result in zip(load, results, strict=True):
-        ids = torch.tensor([request.prompt_tokens])
-        # On the CPU: the reference is the same on every device.
-        output: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
-            ids, do_sample=False, repetition_penalty=1.0, max_new_tokens=tokens, min_new_tokens=tokens
-        )
-        expected = str(checkpoint.tokenizer.pretrained.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
-        different += not isinstance(result, Completion) or result.text.strip() != expected.strip()
-    return {"requests": amount, "tokens": amount * tokens, "different": different}
-
-
-def divergence(device: torch.device, quantization: str, dtype: str) -> dict[str, object]:
-    """Compare a precision's next-token distributions with FP32's."""
-    base = Settings(quantization="none", dtype="float32")
-    reference = load_checkpoint(base, device)
-    candidate = load_checkpoint(replace(base, quantization=quantization, dtype=dtype), device)
-    rows, _ = text.held_out(reference.max_model_len)
-    (tokens,) = distances([Forward(reference)], Forward(candidate), rows[:TEXTS])
-    return {"loaded": candidate.info.describe(), **summary(tokens)}
+    for rows in ROWS:
+        note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, tokens))
+    for slots, mode in MODES.items():
+        engine = Engine(checkpoint, settings, slots)
+        engine.warm_up()
+        mixed: tuple[Mix, ...] = ("equal", "uniform")
+        for mix in mixed:
+            note(f"serving/{mode}/{weights}/{mix}", serving(engine, checkpoint, mix, tokens))
+        # Freed before the next one is allocated.
+        del engine
+    note(f"mixes/large/{weights}", mixes(checkpoint, settings, rounds))
 
 
 def decode(
@@ -123,24 +128,83 @@ def decode(
     """Generate in `rows` rows at once. Returns tokens/s, the limit, and the memory's peak and plan in MiB."""
     device = checkpoint.info.device
     plan = plan_memory(checkpoint, settings, rows)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    reset_peak(device)
     engine = Engine(checkpoint, settings, rows)
     engine.warm_up()
-    load = requests(checkpoint, rows, tokens)
+    load = requests(checkpoint, [tokens] * rows)
     began = time.perf_counter()
     engine.generate(load)
     rate = rows * tokens / (time.perf_counter() - began)
     config = LlamaConfig.from_pretrained(checkpoint.name)
     limit = roofline(config, weights, rates, rows, [tokens] * rows, PROMPT_TOKENS)
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     return {
         "decode_steps": engine.describe_decode(),
         "tokens_per_second": round(rate, 1),
         "limit": limit.beside(rate),
-        "peak_mib": peak,
+        "peak_mib": peak(device),
         "plan_mib": round(plan.total / 2**20),
     }
+
+
+def serving(engine: Engine, checkpoint: Checkpoint, mix: Mix, tokens: int) -> dict[str, object]:
+    """Serve a load in the mode of the engine's slots. Returns rates, p50 from admission on, and the memory's peak."""
+    in_flight, amount = MODES[engine.slots] == "in flight", 2 * engine.slots if engine.slots > 1 else 4
+    load = requests(checkpoint, lengths(mix, amount, tokens))
+    size = amount if in_flight else engine.slots
+    reset_peak(checkpoint.info.device)
+    began = time.monotonic()
+    batches = [generate(engine, load[first : first + size]) for first in range(0, amount, size)]
+    seconds = time.monotonic() - began
+    latencies = []
+    for batch in batches:
+        # A static batch is answered when its longest completion ends.
+        last = max(sequence.finished_at for sequence in batch)
+        latencies += [(each.finished_at if in_flight else last) - each.admitted_at for each in batch]
+    return {
+        "requests": amount,
+        "requests_per_second": round(amount / seconds, 3),
+        "tokens_per_second": round(sum(request.max_tokens for request in load) / seconds, 1),
+        "p50_s": round(statistics.median(latencies), 3),
+        "peak_mib": peak(checkpoint.info.device),
+    }
+
+
+def stock(folder: Path, device: torch.device, tokens: int, note: Note) -> None:
+    """Note the rates of transformers with bitsandbytes' LLM.int8(): one padded batch of the same prompts."""
+    quantization = BitsAndBytesConfig(load_in_8bit=True)
+    model = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float16, device_map={"": device}, quantization_config=quantization
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    for rows in ROWS:
+        inputs = tokenizer(prompts(folder, rows), return_tensors="pt", padding=True).to(device)
+        reset_peak(device)
+        # The first one loads kernels.
+        for length in (2, tokens):
+            began = time.monotonic()
+            output: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
+                **inputs, do_sample=False, max_new_tokens=length, min_new_tokens=length
+            )
+            # Waits for the device.
+            generated = output.cpu().shape[1] - inputs["input_ids"].shape[1]
+            seconds = time.monotonic() - began
+        rate = rows * generated / seconds
+        note(
+            f"stock/{rows}",
+            {"tokens_per_second": round(rate, 1), "p50_s": round(seconds, 3), "peak_mib": peak(device)},
+        )
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin to measure the peak of the GPU's memory."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> int | None:
+    """Return the peak of the GPU's memory in MiB; None on a CPU."""
+    return round(torch.cuda.max_memory_allocated(device) / 2**20) if device.type == "cuda" else None
 
 
 if __name__ == "__main__":

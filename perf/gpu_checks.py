@@ -16,6 +16,7 @@ from llama_engine.events import Completion
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.weights import LinearWeight
@@ -72,7 +73,8 @@ def products(device: torch.device, config: LlamaConfig, terms: int) -> dict[str,
         sample = torch.arange(0, outputs, -(-outputs // 256))
         for rows in (1, 32, 300):
             activations = torch.randn(rows, inputs, generator=generator).half()
-            expected = cpu_reference.linear(activations.float(), LinearWeight(weight[sample], scales[sample]), terms)
+            reference = LinearWeight(weight[sample], scales[sample])
+            expected = cpu_reference.linear(activations.float(), reference, ONE_TERM if terms == 1 else TWO_TERMS)
             with torch.inference_mode():
                 result = layer(activations.to(device)).cpu()[:, sample]
             values += result.numel()

@@ -4,10 +4,10 @@
 - exact INT8, what a CPU serves: activations in 8-bit terms, two, one, or by row; the head too, and the KV cache in each
   dtype.
 - LLM.int8() (bitsandbytes): activations rounded to 8 bits, except outlier columns beyond a threshold of 6, which are
-  computed in floats; or all of them, at a threshold that nothing reaches. On a GPU threshold 0 does that, too.
+  computed in floats; or all of them, at a threshold that nothing reaches.
 
-Reported facts are read back from the loaded models. On a GPU there is no exact INT8, and INT8's weights alone are not
-compared: FP32 products there are no candidate.
+Reported facts are read back from the loaded models. On a GPU INT8's weights alone are not compared: FP32 products there
+are no candidate.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ CANDIDATES = (
     *BITSANDBYTES,
 )
 """On a CPU."""
-GPU_CANDIDATES = (Candidate("int8_threshold_0", "INT8, threshold 0, activations rounded too"), *BITSANDBYTES)
+GPU_CANDIDATES = (
+    Candidate("int8_2_terms", "exact INT8, two terms", terms="2", kernels="auto"),
+    Candidate("int8_1_terms", "exact INT8, one term", terms="1", kernels="auto"),
+    *BITSANDBYTES,
+)
 
 
 def load(base: Settings, device: torch.device, candidate: Candidate | None = None) -> Checkpoint:

@@ -66,10 +66,9 @@ class Costs:
         """floats: of head and cache around INT8 weights, as W8A8 has them; None for the engine's own."""
         around, head = weights, weights
         if weights == "int8":
-            # The engine has an FP16 cache and head on a GPU; on a CPU a BF16 cache, and an INT8 head.
-            on_cpu = rates.device == "cpu"
-            around = floats or ("bf16" if on_cpu else "fp16")
-            head = weights if on_cpu and floats is None else around
+            # The engine's cache is in BF16 on a CPU and in FP16 on a GPU; its head is in INT8.
+            around = floats or ("bf16" if rates.device == "cpu" else "fp16")
+            head = weights if floats is None else around
         hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         queries, keys = (count * head_dim(config) for count in (config.num_attention_heads, key_value_heads(config)))
         # Per layer: queries and attention's output, keys and values; gate, up and down.

@@ -49,7 +49,11 @@ GENERATED_TOKENS = Metric(
 CANCELLATIONS = Metric(
     "llama_cancellations_total", "counter", "Rows aborted because their client cancelled or disconnected."
 )
-STEP_ERRORS = Metric("llama_step_errors_total", "counter", "Failed computations, including retries on fewer rows.")
+STEP_ERRORS = Metric(
+    "llama_step_errors_total",
+    "counter",
+    "Failed computations, including retries on fewer rows and failures outside of a step.",
+)
 STEPS = Metric("llama_steps_total", "counter", "Steps of the decode loop.")
 TIME_TO_FIRST_TOKEN = Metric(
     "llama_time_to_first_token_seconds",

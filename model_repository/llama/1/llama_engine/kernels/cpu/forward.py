@@ -66,7 +66,7 @@ class CpuForward:
     number of threads (torch.get_num_threads() at each call).
 
     cache: shape of the KV cache, with the padded head dimension. room: maximum tokens computed at once; calls with more
-    tokens are split. Raises ValueError if RoPE's tables are shorter than the cache.
+    tokens are split. Raises ValueError if RoPE's tables are shorter than the cache, or the cache isn't this model's.
     """
 
     def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 def choose_cpu_kernels(
     dimensions: Dimensions, cache_dtype: torch.dtype, directory: Path = BUILD_DIRECTORY
 ) -> CpuKernels | None:
-    """Return verified kernels for a model, or None; log a warning for each instruction set that fails."""
+    """Return verified kernels for a model, or None; log a warning for each faster set that fails or isn't built."""
     candidates = allowed_instruction_sets()
     if not candidates:
         _log.warning("the CPU kernels can't be used: they need AVX2 and FMA, and ATEN_CPU_CAPABILITY or "

@@ -9,7 +9,7 @@ import numpy as np
 import tritonclient.grpc
 from numpy.typing import NDArray
 from server.clients import tensors
-from server.streams import events, sse_response
+from server.streams import GrpcStream, events, sse_response
 from triton_local.server import LocalTriton
 
 # Nothing is masked, so that greedy sampling takes the likeliest token.
@@ -52,6 +52,24 @@ def test_only_requested_outputs_are_returned(triton: LocalTriton) -> None:
     assert len(json.loads(requested["prompt_logprobs"][0])) == plain["num_input_tokens"][0]
     times = [int(requested[name][0]) for name in TIMES]
     assert times == sorted(times)
+
+
+def test_a_stream_has_exactly_the_outputs_that_its_request_names(streaming: LocalTriton) -> None:
+    names = ["text_output", "num_output_tokens"]
+    requested = [tritonclient.grpc.InferRequestedOutput(name) for name in names]
+    with GrpcStream(streaming) as stream:
+        stream.ask({**TWELVE, "stream": True}, outputs=requested)
+        responses = stream.outputs()
+    assert all(set(outputs) == {*names} for outputs in responses)
+    assert sum(int(outputs["num_output_tokens"][0]) for outputs in responses) == 12
+
+
+def test_a_stream_whose_request_names_no_output_has_all(streaming: LocalTriton) -> None:
+    with GrpcStream(streaming) as stream:
+        stream.ask({**TWELVE, "stream": True})
+        *before, last = stream.outputs()
+    assert all(set(outputs) == ALWAYS - {"stop_reason"} for outputs in before)
+    assert set(last) == ALWAYS
 
 
 def test_a_stream_of_several_choices_names_the_choice_of_each_chunk(streaming: LocalTriton) -> None:

@@ -1,10 +1,10 @@
-"""The thread that sends: order, joining while it is behind, turns, and that nothing is lost or delayed by another."""
+"""The thread that sends: order, joining, turns, and that nothing is lost or delayed by another."""
 
 import threading
 from collections.abc import Iterator
 
 import pytest
-from llama_engine.events import Chunk, Event
+from llama_engine.events import FAILURE, Chunk, Completion, Event
 from llama_engine.response_dispatcher import ResponseDispatcher
 
 SECONDS = 30.0
@@ -63,6 +63,38 @@ def test_events_that_wait_are_joined_in_order(dispatcher: ResponseDispatcher) ->
     assert dispatcher.close(SECONDS)
     assert log == ["slow", "a", "b", "slow"]
     assert (a.texts, b.texts, slow.texts) == (["1,2,3,4,5"], ["-1,-2,-3,-4,-5"], ["0", "1,2,3,4,5"])
+
+
+@pytest.fixture
+def pausing() -> Iterator[ResponseDispatcher]:
+    """Pauses for the whole test after a round."""
+    dispatcher = ResponseDispatcher(share=10**9, max_pause=2 * SECONDS)
+    yield dispatcher
+    assert dispatcher.close(SECONDS)
+
+
+def test_chunks_that_come_in_a_pause_are_sent_together(pausing: ResponseDispatcher) -> None:
+    sink, other = _Sink("sink", []), _Sink("other", [])
+    pausing.post([(sink, _chunk(0))])
+    assert sink.reached.wait(SECONDS)
+    for number in range(1, 4):
+        pausing.post([(sink, _chunk(number))])
+    # The thread has woken up and left the chunks where they are.
+    pausing.post([(other, _chunk(0))])
+    assert other.reached.wait(SECONDS)
+    assert sink.texts == ["0"]
+    assert pausing.close(SECONDS)
+    assert sink.texts == ["0", "1,2,3"]
+
+
+@pytest.mark.parametrize("event", [Completion("", "stop", 1, 1), FAILURE])
+def test_a_result_does_not_wait_for_the_end_of_a_pause(pausing: ResponseDispatcher, event: Event) -> None:
+    sink = _Sink("sink", [])
+    pausing.post([(sink, _chunk(0))])
+    assert sink.reached.wait(SECONDS)
+    sink.reached.clear()
+    pausing.post([(sink, _chunk(1)), (sink, event)])
+    assert sink.reached.wait(SECONDS)
 
 
 def test_a_response_that_cannot_be_sent_stops_no_other(

@@ -24,6 +24,12 @@ CONNECT_TIMEOUT_S = 10.0
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON doesn't have; vLLM's value."""
 
+OUTPUTS = (
+    *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "stop_reason", "sequence_index"),
+    *("logprobs", "prompt_logprobs", "num_cached_tokens"),
+)
+"""The outputs that are read: the first four of every response, the others of those that have them."""
+
 TokenLogprobs = dict[str, dict[str, object]]
 """Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
 
@@ -136,11 +142,12 @@ class EngineClient:
 
 
 def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:
-    # Without a list of outputs the response has every one that the inputs ask for.
     message = messages.ModelInferRequest(model_name=model, id=request_id)
     for tensor in tensors:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_input_contents.append(tensor.encode())
+    for name in OUTPUTS:
+        message.outputs.add(name=name)
     return message
 
 

@@ -23,10 +23,11 @@ _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One request. inputs: the values of each tensor by name."""
+    """One request. inputs: the values of each tensor by name. outputs: the requested ones; all, if there are none."""
 
     id: str
     inputs: dict[str, list[Value]]
+    outputs: frozenset[str]
 
     def value(self, name: str, default: Value | None = None) -> Value | None:
         """Return an input's only value."""
@@ -151,7 +152,7 @@ class FakeTriton:
             # The choices after the first find its prompt in the cache.
             cached = [request.prompt_tokens if index else self.cached_tokens for index in indices]
             _add(message, "num_cached_tokens", cached)
-        return message
+        return _requested(message, request.outputs)
 
 
 def logprobs(token: str, top: int) -> dict[str, dict[str, object]]:
@@ -238,7 +239,7 @@ def _read(message: messages.ModelInferRequest) -> ModelRequest:
         values = _values(tensor.datatype, content)
         assert len(values) == tensor.shape[1], f"{tensor.name} has {len(values)} values, shape {tensor.shape}"
         inputs[tensor.name] = values
-    return ModelRequest(message.id, inputs)
+    return ModelRequest(message.id, inputs, frozenset(output.name for output in message.outputs))
 
 
 def _values(datatype: str, content: bytes) -> list[Value]:
@@ -251,6 +252,16 @@ def _values(datatype: str, content: bytes) -> list[Value]:
         texts.append(content[4 : 4 + size].decode())
         content = content[4 + size :]
     return texts
+
+
+def _requested(message: messages.ModelStreamInferResponse, names: frozenset[str]) -> messages.ModelStreamInferResponse:
+    """Return a response with those outputs alone; with all, where none is named."""
+    response = messages.ModelStreamInferResponse()
+    for output, content in zip(message.infer_response.outputs, message.infer_response.raw_output_contents, strict=True):
+        if not names or output.name in names:
+            response.infer_response.outputs.append(output)
+            response.infer_response.raw_output_contents.append(content)
+    return response
 
 
 def _add(message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int]) -> None:

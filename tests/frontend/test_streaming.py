@@ -59,6 +59,12 @@ def test_continuous_usage_stats_puts_the_counts_on_every_event(served: Endpoint)
     assert [usage["completion_tokens"] for usage in counted if isinstance(usage, dict)] == [1, 1, 2, 3, 4, 4]
 
 
+def test_the_model_is_asked_only_for_outputs_that_are_read(served: Endpoint, triton: FakeTriton) -> None:
+    served.chat(stream=True, stream_options={"include_usage": True})
+    assert {"text_output", "finish_reason", "num_cached_tokens", "stop_reason"} < triton.last.outputs
+    assert not triton.last.outputs & {"arrival_time_ns", "output_log_probs"}
+
+
 def test_the_choices_of_a_stream_are_numbered(served: Endpoint) -> None:
     events = events_of(served.chat(stream=True, n=2))
     assert [_texts(events, index) for index in (0, 1)] == [" Hello, world."] * 2

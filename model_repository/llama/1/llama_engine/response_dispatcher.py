@@ -1,8 +1,8 @@
 """Passes responses from the engine's thread to a thread that sends them, in order and without loss.
 
-Posting costs a list append; sending costs a round trip to Triton's process: 0.3 ms, and 0.25 ms of processor time in
-model, server and client, whatever the response holds. So the thread pauses after each round of sends, and the chunks
-that a stream gets meanwhile are sent together. A first chunk and a result end the pause.
+Posting costs a list append; sending costs a round trip to Triton's process: 0.3 ms, and 0.2 ms of processor time in
+model, server and client, with few outputs as with many. So the thread pauses after each round of sends, and the chunks
+that a stream gets meanwhile are sent together. First chunks and results don't wait for the end of a pause.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _BaseClient(Generic[TransportT]):
             timeout: seconds. Over gRPC for a whole request or stream, after which the server cancels it. Over HTTP for
                 each wait: to connect, to send, and for the next bytes of the answer, so that a stream may take longer
                 as long as it goes on. A stream over HTTP is then cancelled on the server; another request is not.
-            connect_timeout: seconds of it for making a connection.
+            connect_timeout: seconds of `timeout` that making a connection may take.
             headers: sent with every request (an `Authorization` for a gateway, say).
 
         Raises:

@@ -1,4 +1,7 @@
-"""Answers: their common fields, server-sent events, and the end of a request whose client disconnects."""
+"""What answers of both paths share: common fields, server-sent events, the end of a request whose client disconnects.
+
+Deltas are built in `chat` and `completions`.
+"""
 
 from __future__ import annotations
 

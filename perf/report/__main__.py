@@ -24,7 +24,6 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "peers": ("bench", tables.peers),
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
-    "article-avx2": ("bench-avx2", tables.article),
     "users-avx2": ("bench-avx2", tables.by_users),
     "quality": ("quality", tables.quality),
     "quality-planted": ("quality-planted", tables.quality),

@@ -45,7 +45,7 @@ class Roofline:
     bound_by: Literal["bandwidth", "operations"]
 
     def beside(self, tokens_per_second: float) -> dict[str, float | str]:
-        """Return the entry "limit" of a measurement with this many output tokens per second."""
+        """Return the entry "limit" of a measurement: the bound, and the share of it that these tokens/s are."""
         return {
             "tokens_per_second": round(self.tokens_per_second, 1),
             "fraction": round(tokens_per_second / self.tokens_per_second, 4),

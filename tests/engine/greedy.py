@@ -1,4 +1,4 @@
-"""Compare greedy tokens with those of transformers' `generate()` on each prompt alone: how promise 2 is tested."""
+"""Compare greedy tokens with those of transformers' `generate()` on each prompt alone."""
 
 import random
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 LONGEST = 16
 """Maximum tokens of a completion."""
 TIE = 1e-4
-"""Largest difference of the two best logits at the first different token that promise 2 excuses."""
+"""Largest difference of the two best logits at the first different token that counts as a tie."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class GreedyReference:
 
 @dataclass
 class Tally:
-    """What was compared. ties: requests whose tokens differ from generate()'s, with promise 2's excuse."""
+    """What was compared. ties: requests whose tokens differ from generate()'s by a tie."""
 
     requests: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Promise 3: a request's text is the same, whatever is added and removed around it between any two steps."""
+"""A request's text is the same, whatever is added and removed around it between any two steps."""
 
 import random
 

@@ -1,4 +1,7 @@
-"""Promise 3 in INT8: tokens and logits of a sequence are the same bits alone and in any mix, on every hardware path."""
+"""In INT8, tokens and logits of a sequence are the same bits alone, in any mix and cut of prompts, on every CPU path.
+
+`exact_bits` has the slots and chunk sizes, and compares.
+"""
 
 from __future__ import annotations
 

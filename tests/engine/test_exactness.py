@@ -1,4 +1,4 @@
-"""Promise 2: greedy output in FP32 is token-identical to `generate()` on the prompt alone, in any batch and chunks."""
+"""Greedy output in FP32 is token-identical to `generate()` on the prompt alone, in any batch and chunks."""
 
 import random
 from dataclasses import replace

@@ -94,7 +94,9 @@ class Phase(Enum):
 
 
 class Restarts:
-    """Bounds the restarts within a time: the first follows at once, and each further one after twice the pause.
+    """Bounds the restarts within a time.
+
+    The first follows at once, the second after FIRST_PAUSE_S, each further one after twice the pause before.
 
     total: since the supervisor's own start.
     """

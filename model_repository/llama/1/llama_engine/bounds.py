@@ -76,7 +76,7 @@ class _Range:
 
 @dataclass(frozen=True)
 class Integer(_Range):
-    """A whole number in [low, high]."""
+    """A whole number in [low, high], or such a number as text; 3.0 is none."""
 
     noun = "a whole number"
 

@@ -3,8 +3,8 @@
 Prompts are computed in order of arrival. Each decode step is preceded by one pass of at most `budget` tokens, which
 bounds how long decoding sequences wait. Prompts that fit the budget are computed together; a longer prompt is computed
 in chunks, one per pass. A sequence gets its KV slot when its prefill begins. The choices of a request share a prompt:
-it is computed for one choice and copied to the others, as long as some choice still has it in its slot. A pass copies
-at most COPIED_BUDGETS times `budget` tokens, or one prompt.
+it is computed for one choice and copied to the others, as long as some choice still has it in its slot (`PromptShare`
+in `sequence` selects which). A pass copies at most COPIED_BUDGETS times `budget` tokens, or one prompt.
 """
 
 from __future__ import annotations
@@ -114,9 +114,11 @@ class Prefill:
         self._computing = []
 
     def _next_group(self) -> list[Sequence]:
-        """Remove the next sequences from the queue, in order of arrival, whose prompts together fit the budget.
+        """Return the sequences of the next pass; those that begin leave the queue and get a KV slot.
 
-        A prompt longer than the budget is taken alone. Of choices that share a prompt only the first is taken.
+        If a prompt is partly computed, its sequence alone. Else the next ones, in order of arrival, whose prompts fit
+        the budget together; a longer prompt is taken alone and becomes `_partial`. Of choices that share a prompt only
+        the first is taken, and none whose prompt can be copied.
         """
         if self._partial is not None:
             return [self._partial]

@@ -120,7 +120,10 @@ class KVCache:
 
 
 def _quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize to INT8: return q [n, heads, dim] and scales [n, heads]. A non-finite vector has a non-finite scale."""
+    """Quantize to the range of INT8: return q [n, heads, dim], whole numbers in float32, and scales [n, heads].
+
+    A vector that isn't finite has a scale that isn't.
+    """
     largest = states.float().abs().amax(-1)
     scales = largest / 127
     inverse = torch.where(largest > 0, 127 / largest, 0.0)

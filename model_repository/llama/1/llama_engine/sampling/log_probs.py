@@ -53,7 +53,7 @@ def pack(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> torc
 
 
 def unpack(packed: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
-    """Return the log probabilities in the result of `pack`, which may have been copied. top: as for `pack`."""
+    """Return the log probabilities of each row of `pack`'s result, from any device. top: as for `pack`."""
     log_probs = []
     for (token, log_prob, rank, *best), count in zip(packed.tolist(), top, strict=True):
         ids, values = best[: len(best) // 2], best[len(best) // 2 :]

@@ -3,9 +3,9 @@
 On a CPU, `cpu_draw` has a faster implementation of temperature, min-p, top-k, top-p and the draw. Change both files
 together.
 
-Order and formulas follow transformers' logits processors (repetition penalty, then temperature, top-k, top-p). The
-frequency and presence penalties of the OpenAI API come after the repetition penalty; `sampler` adds a bias before the
-penalties and masks banned tokens before the temperature; min-p comes after it. vLLM does likewise.
+The order is: bias (`sampler`), repetition penalty, frequency and presence penalties, mask (`sampler`), temperature,
+min-p, top-k, top-p, draw. Order and formulas are those of transformers' logits processors and, for the OpenAI API's
+penalties and min-p, of vLLM.
 
 `draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
 rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best

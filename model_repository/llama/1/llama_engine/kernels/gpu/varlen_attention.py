@@ -35,10 +35,11 @@ _log = logging.getLogger(__name__)
 class Layout(NamedTuple):
     """The sequences of one attention call, whose queries are concatenated.
 
-    slots: [n], integers, KV slots. starts: [n + 1], int32, first row of each slot in the cache (`slot_starts`).
-    first: [n + 1], int32, index of each sequence's first query, and the number of all queries. lengths: [n], int32,
-    number of positions up to the sequence's last query. max_queries, max_length: upper bounds of the queries and the
-    length of a sequence.
+    slots: [n], integers, KV slots, for implementations that index the cache by slot. starts: [n + 1], int32, first row
+    of each slot in the cache as rows of `dim` values; the last entry repeats the one before (`slot_starts`). first:
+    [n + 1], int32, index of each sequence's first query, and the number of all queries. lengths: [n], int32, number of
+    cached positions, the last query's included. max_queries, max_length: upper bounds of the queries and the length of
+    a sequence.
     """
 
     slots: torch.Tensor

@@ -92,6 +92,8 @@ def mixes(checkpoint: Checkpoint, settings: Settings, amount: int, tokens: int =
     engine = Engine(checkpoint, settings, 1)
     engine.warm_up()
     alone = {sequence.request: sequence.log_probs for sequence in generate(engine, load)}
+    # Freed before the next cache is allocated.
+    del engine
     compared = different = different_tokens = 0
     for budget in BUDGETS:
         mixed = replace(settings, prefill_tokens=budget)
@@ -105,6 +107,7 @@ def mixes(checkpoint: Checkpoint, settings: Settings, amount: int, tokens: int =
                 compared += 1
                 different += sequence.log_probs != expected
                 different_tokens += [each.token for each in sequence.log_probs] != [each.token for each in expected]
+        del engine
     return {"requests": compared, "different": different, "different_tokens": different_tokens}
 
 

@@ -6,6 +6,7 @@ The protocols' JSON differs: gRPC's has 64-bit numbers as text, and omits values
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from triton_llama.errors import ServerError
 
 METRICS_PORT = 8002
 _METRICS_TIMEOUT_S = 2.0
-_SERIES = re.compile(r"^llama_(model_info|int8_rows_total|int8_outlier_rows_total)\{(.*)\} (\S+)$", re.MULTILINE)
+_SERIES = re.compile(r"^llama_(model_info|int8_rows_total|int8_outlier_rows_total)\{(.*)\} (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -150,7 +151,7 @@ def read_model_info(address: str, model: str) -> ModelInfo:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoModelInfoError(f"{address} has no metrics: {error}") from error
     series = [(name, dict(_LABEL.findall(labels)), value) for name, labels, value in _SERIES.findall(page.text)]
-    of_model = [(name, labels, float(value)) for name, labels, value in series if labels["model"] == model]
+    of_model = [(name, labels, float(value)) for name, labels, value in series if labels.get("model") == model]
     instances = [
         InstanceInfo(labels["model_instance"], labels["computation"], labels["kv_cache_dtype"], labels["device"])
         for name, labels, _ in of_model
@@ -158,9 +159,12 @@ def read_model_info(address: str, model: str) -> ModelInfo:
     ]
     if not instances:
         raise NoModelInfoError(f"{address} has no llama_model_info of the model {model}")
-    counts = {(name, labels["linear"]): value for name, labels, value in of_model if name != "model_info"}
+    counts = Counter[tuple[str, str]]()
+    for name, labels, value in of_model:
+        # A model may have several loaded versions.
+        counts[name, labels.get("linear", "")] += value  # type: ignore[assignment]  # typeshed's counts are int
     shares = {
-        linear: counts.get(("int8_outlier_rows_total", linear), 0.0) / rows
+        linear: counts["int8_outlier_rows_total", linear] / rows
         for (name, linear), rows in counts.items()
         if name == "int8_rows_total" and rows
     }

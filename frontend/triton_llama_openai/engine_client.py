@@ -25,8 +25,15 @@ MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON doesn't have; vLLM's value."""
 
 OUTPUTS = (
-    *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "stop_reason", "sequence_index"),
-    *("logprobs", "prompt_logprobs", "num_cached_tokens"),
+    "text_output",
+    "finish_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+    "stop_reason",
+    "sequence_index",
+    "logprobs",
+    "prompt_logprobs",
+    "num_cached_tokens",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
 
@@ -204,8 +211,7 @@ def _decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
             return [value for (value,) in struct.iter_unpack(_INTEGERS[datatype], content)]
     except (struct.error, UnicodeDecodeError) as error:
         raise ServerError(f"the server's output {name} of type {datatype} can't be decoded: {error}") from error
-    # FP32 outputs exist beside the JSON that is read here.
-    return []
+    raise ServerError(f"the server's output {name} has the type {datatype}")
 
 
 def _strings(content: bytes) -> list[str]:

@@ -37,7 +37,7 @@ _KV = {"float32": "FP32", "bfloat16": "BF16", "int8": "INT8"}
 class Candidate(NamedTuple):
     """INT8 in one form: settings of the engine; or weights_only.
 
-    terms: of exact INT8, else None. kernels: matter where there is no exact INT8.
+    terms: of exact INT8, else None. kernels: the setting.
     """
 
     key: str
@@ -123,7 +123,7 @@ def measured(
     references = [Forward(checkpoint) for checkpoint in (reference, same_weights) if checkpoint is not None]
     forward = Forward(loaded, candidate.kv_cache_dtype)
     tokens, *others = distances(references, forward, rows)
-    products = forward.products()
+    products = forward.relative_products()
     name = _WEIGHTS[reference.info.dtype]
     return {
         name.lower(): {

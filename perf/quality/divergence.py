@@ -50,11 +50,11 @@ class Forward:
         self._device = checkpoint.info.device
         self.logits = self._runner.logits
 
-    def products(self) -> float | None:
+    def relative_products(self) -> float | None:
         """Return the products since the last call, relative to one term for each row; None if they aren't counted."""
         counts = self._runner.take_term_counts().values()
-        with_one = sum(count.rows * count.weights for count in counts)
-        return 1 + sum(count.two_terms * count.weights for count in counts) / with_one if with_one else None
+        one_term = sum(count.rows * count.weights for count in counts)
+        return 1 + sum(count.two_terms * count.weights for count in counts) / one_term if one_term else None
 
     @torch.inference_mode()
     def hidden(self, row: Sequence[int]) -> Tensor:

@@ -85,7 +85,7 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
 
 def _compiled(seconds: float) -> float | None:
     """Return 8-bit operations per second of the CPU kernels, each term's own, with quantization; None without them."""
-    edge = _EDGES["cpu"][-1]
+    edge, terms = _EDGES["cpu"][-1], 2
     kernels = choose_cpu_kernels(Dimensions(edge, 1, 1, 64, edge, edge, 1e-5, 0.125), torch.float32)
     if kernels is None:
         return None
@@ -96,7 +96,7 @@ def _compiled(seconds: float) -> float | None:
         torch.empty(edge, edge),
     )
     product = partial(kernels.linear, packed.matrix, room.structure, rows, result)
-    return 2 * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
+    return terms * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
 
 
 def _best(action: Callable[[], object], device: torch.device, seconds: float) -> float:

@@ -70,7 +70,7 @@ def test_the_container_computes_with_the_compiled_kernels(served: ComposeProject
     folder = "/srv/triton-llama/model_repository/llama/1/llama_engine/kernels/cpu/build"
     assert expected <= set(served.inside("ls", folder).stdout.split())
     (info,) = read_model_info(served.address(METRICS), "llama").instances
-    assert info.computation.startswith("exact INT8 ")
+    assert info.computation.startswith("exact INT8, ")
     assert info.computation.endswith(" kernels")
 
 

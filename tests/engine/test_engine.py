@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine.engines import alone, attention_by_sequence, completions, engine_of, spoil_cache
+from engine.compiled_kernels import needs_compiled_kernels
+from engine.engines import alone, attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import requests_of
 from llama_engine.api.request_parser import GenerationRequest
@@ -16,6 +17,7 @@ from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import Checkpoint
+from llama_engine.observability.metrics import INT8_ROWS
 
 
 @pytest.fixture
@@ -75,8 +77,7 @@ def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
 ) -> None:
     checkpoint = replace(fp32, max_model_len=128, attention=attention)
     engine, requests = engine_of(checkpoint, slots), requests_of(fp32, 6)
-    with torch.inference_mode():
-        engine._model.warm_up()
+    engine._model.warm_up()
     assert completions(engine, requests) == alone(checkpoint, requests)
 
 
@@ -84,3 +85,18 @@ def test_the_shortest_cache_generates_a_token(fp32: Checkpoint) -> None:
     engine = engine_of(replace(fp32, max_model_len=2), 1)
     engine.warm_up()
     assert completions(engine, [GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])
+
+
+def test_a_step_counts_the_rows_of_each_linear_layer() -> None:
+    needs_compiled_kernels()
+    checkpoint = load("int8")
+    engine, layers = engine_of(checkpoint, 4), checkpoint.config.num_hidden_layers
+    engine.step()
+    (request,) = requests_of(checkpoint, 1)
+    engine.add(engine.builder.build(request))
+    step = engine.step()
+    tokens = step.prefill_tokens
+    # In the order of the metric's series. The head computes the last token alone.
+    assert tuple(step.terms) == INT8_ROWS.values
+    assert [count.rows for count in step.terms.values()] == [tokens * layers] * 4 + [1]
+    assert 0 < step.terms["down"].two_terms <= tokens * layers

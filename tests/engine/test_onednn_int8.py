@@ -28,7 +28,7 @@ from engine.int8_layers import (
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.cpu.instruction_sets import cpu_flags
 from llama_engine.model import onednn_int8
-from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.model.onednn_int8 import (
     MAX_INPUTS,
     IntegerProduct,
@@ -86,6 +86,15 @@ def test_the_error_is_bounded_by_the_bits_of_the_terms(
     activations = random_rows(64, inputs)
     result = OneDnnInt8Linear(weight, terms, bits)(activations)
     assert int8_layers.relative_error(result, in_float64(activations, weight)) < BOUNDS[bits, terms]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_with_outliers_have_two_terms_and_others_one(bits: int) -> None:
+    weight, activations = random_weight(130, 1024, bias=True), rows_with_outliers(40, 1024)
+    auto, one, two = (OneDnnInt8Linear(weight, terms, bits)(activations) for terms in (AUTO, ONE_TERM, TWO_TERMS))
+    outliers = torch.arange(40) % 3 == 0
+    assert torch.equal(auto, torch.where(outliers[:, None], two, one))
+    assert not torch.equal(one[outliers], two[outliers])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -42,4 +42,5 @@ def test_products_are_compared_with_those_of_the_cpu(
 def test_int8_requests_are_the_same_in_random_mixes() -> None:
     settings = Settings(max_model_len=128)
     result = mixes(load_checkpoint(settings, CPU), settings, 1, tokens=2)
-    assert result == {"requests": result["requests"], "different": 0, "different_tokens": 0}
+    assert (result["different"], result["different_tokens"]) == (0, 0)
+    assert result["requests"]

@@ -68,7 +68,7 @@ def test_events_that_wait_are_joined_in_order(dispatcher: ResponseDispatcher) ->
 @pytest.fixture
 def pausing() -> Iterator[ResponseDispatcher]:
     """Pauses for the whole test after a round."""
-    dispatcher = ResponseDispatcher(share=10**9, max_pause=2 * SECONDS)
+    dispatcher = ResponseDispatcher(pause_rounds=10**9, max_pause=2 * SECONDS)
     yield dispatcher
     assert dispatcher.close(SECONDS)
 
@@ -85,6 +85,16 @@ def test_chunks_that_come_in_a_pause_are_sent_together(pausing: ResponseDispatch
     assert sink.texts == ["0"]
     assert pausing.close(SECONDS)
     assert sink.texts == ["0", "1,2,3"]
+
+
+def test_chunks_are_sent_when_a_pause_ends() -> None:
+    dispatcher, sink = ResponseDispatcher(pause_rounds=10**9, max_pause=0.05), _Sink("sink", [])
+    for number in range(2):
+        dispatcher.post([(sink, _chunk(number))])
+        assert sink.reached.wait(SECONDS)
+        sink.reached.clear()
+    assert sink.texts == ["0", "1"]
+    assert dispatcher.close(SECONDS)
 
 
 @pytest.mark.parametrize("event", [Completion("", "stop", 1, 1), FAILURE])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, kernels, random_tokens, runner, small_llama
+from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama
 from engine.int8_layers import AUTO, each_terms, threads
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
@@ -94,6 +94,25 @@ def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype) -> 
             results.append(runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@each_instruction_set
+def test_threads_that_come_late_change_no_bit(name: str) -> None:
+    """More threads than cores, so that some arrive when others are in later layers, whose rows have other terms."""
+    llama = small_llama(Dimensions(256, 4, 2, 64, 2048, 512, 1e-5, 0.125), layers=6)
+    for number, layer in enumerate(llama.layers):
+        # Outliers in the inputs of every other layer, so that the number of terms changes from layer to layer.
+        layer.attention_norm[0] = layer.mlp_norm[0] = (50.0, 1.0)[number % 2]
+    # Up to 8 terms on AVX512-VNNI and 32 on AMX are one call of the product, in larger chunks of weights.
+    for rows, passes in ((6, 150), (24, 40), (60, 10)):
+        tokens, slots = random_tokens(rows, 0, 512), torch.zeros(rows, dtype=torch.long)
+        run = runner(name, llama)
+        x = llama.embedding[tokens]
+        with threads(1):
+            expected = run.forward.forward(x.clone(), slots, torch.arange(rows))
+        with threads(8):
+            for _ in range(passes if name in RUNNABLE else 3):
+                assert torch.equal(run.forward.forward(x.clone(), slots, torch.arange(rows)), expected)
 
 
 def test_more_threads_than_at_the_start_give_the_same_bits() -> None:

@@ -2,7 +2,7 @@
 
 Posting costs a list append; sending costs a round trip to Triton's process: 0.3 ms, and 0.2 ms of processor time in
 model, server and client, with few outputs as with many. So the thread pauses after each round of sends, and the chunks
-that a stream gets meanwhile are sent together. First chunks and results don't wait for the end of a pause.
+that a stream gets meanwhile are sent together. A request's first chunk and its results don't wait for a pause's end.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from weakref import WeakSet
 
 from llama_engine.events import Chunk, Event, ResponseSink
 
-SENDING_SHARE = 4
-"""Rounds of chunks take at most 1 / SENDING_SHARE of the thread's time."""
+PAUSE_ROUNDS = 3
+"""Duration of the pause after a round, as a multiple of the round's duration."""
 
 MAX_PAUSE_SECONDS = 0.02
-"""Maximum pause between two rounds, in seconds; bounds the delay of a chunk. Overrides SENDING_SHARE."""
+"""Maximum duration of the pause, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class ResponseDispatcher:
     """Queues events and sends them from one thread. Thread-safe."""
 
-    def __init__(self, share: int = SENDING_SHARE, max_pause: float = MAX_PAUSE_SECONDS) -> None:
-        self._share, self._max_pause = share, max_pause
+    def __init__(self, pause_rounds: int = PAUSE_ROUNDS, max_pause: float = MAX_PAUSE_SECONDS) -> None:
+        self._pause_rounds, self._max_pause = pause_rounds, max_pause
         self._changed = threading.Condition()
         self._pending: dict[ResponseSink, list[Event]] = {}
         # Pending sinks that don't wait for the end of a pause, in order.
@@ -49,7 +49,7 @@ class ResponseDispatcher:
             self._changed.notify()
 
     def post_again(self, sink: ResponseSink) -> None:
-        """Schedule another `send` of a sink, after all pending sinks, even if it has no new events."""
+        """Schedule another `send` of a sink, even if it has no new events; it doesn't wait for the end of a pause."""
         with self._changed:
             self._pending.setdefault(sink, [])
             self._urgent[sink] = None
@@ -68,7 +68,7 @@ class ResponseDispatcher:
             began = time.monotonic()
             self._send(sinks)
             ended = time.monotonic()
-            self._pause(ended + min((self._share - 1) * (ended - began), self._max_pause))
+            self._pause(ended + min(self._pause_rounds * (ended - began), self._max_pause))
 
     def _next_round(self) -> list[ResponseSink]:
         """Wait for pending sinks and return them; none after `close`."""
@@ -77,7 +77,7 @@ class ResponseDispatcher:
             return list(self._pending)
 
     def _pause(self, until: float) -> None:
-        """Send only what is urgent until that time, or until `close`."""
+        """Send first chunks and results until that time, or until `close`."""
         while (left := until - time.monotonic()) > 0:
             with self._changed:
                 self._changed.wait_for(lambda: self._urgent or self._closing, left)

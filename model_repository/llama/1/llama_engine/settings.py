@@ -69,7 +69,7 @@ class Settings:
     prefill_tokens: int = _setting(512, Integer(1, 1 << 20))
     """Maximum prompt tokens per prefill pass; longer prompts are computed in chunks."""
     stream_interval: int = _setting(1, Integer(1, 64))
-    """Tokens per chunk of a stream after the first chunk, which has one; larger chunks cost less CPU time per token."""
+    """Minimum tokens per chunk of a stream after the first chunk, which has one; larger chunks cost less CPU time."""
     drain_seconds: int = _setting(60, Integer(0, 3600))
     """Seconds for running sequences to finish after the model starts unloading."""
     stuck_seconds: int = _setting(60, Integer(0, 3600))

@@ -3,7 +3,7 @@
 A row is the input of one linear layer for one token. Its high terms are its values, scaled to -127 … 127 and rounded;
 its low terms hold what that rounding lost. A row needs low terms if its largest value is an outlier, because then the
 other values' high terms are small. The row's crest factor, its largest magnitude over its root mean square, measures
-that. It is computed from the high terms: a function of integers, on which all implementations agree.
+that. It is computed from the high terms: a function of integers, whose sum no order or instruction set changes.
 """
 
 from __future__ import annotations
@@ -57,6 +57,6 @@ TWO_TERMS = ActivationTerms(0.0)
 ONE_TERM = ActivationTerms(math.inf)
 
 
-def choose_terms(setting: str, outlier_ratio: float) -> ActivationTerms:
+def activation_terms(setting: str, outlier_ratio: float) -> ActivationTerms:
     """Return the rule of the settings `int8_terms` (auto, 1 or 2) and `int8_outlier_ratio`, which auto uses."""
     return {"1": ONE_TERM, "2": TWO_TERMS, "auto": ActivationTerms(outlier_ratio)}[setting]

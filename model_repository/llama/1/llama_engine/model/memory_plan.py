@@ -139,9 +139,9 @@ def activation_reserve(
     """Estimate the peak bytes of a forward pass besides weights and cache.
 
     A prefill peaks in the MLP, with hidden states, residual, gate, up and their product. SDPA doesn't store attention
-    scores. An INT8 product is int32 before scaling, of two terms on a CPU. Logits of at most `slots` tokens exist at
-    once, and sampling sorts and copies them in float32. exact_on_gpu: whether `exact_int8` computes the INT8 products:
-    the int32 sums of two terms, their float64 sum and the float32 result then exist together for gate and up.
+    scores. An INT8 product is int32 before scaling, of at most two terms on a CPU. Logits of at most `slots` tokens
+    exist at once, and sampling sorts and copies them in float32. exact_on_gpu: whether `exact_int8` computes the INT8
+    products: the int32 sums of two terms, their float64 sum and the float32 result then exist together for gate and up.
     """
     product = 2 * intermediate * (2 * 4 + 8 + 4) if exact_on_gpu else 8 * intermediate
     prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + product)

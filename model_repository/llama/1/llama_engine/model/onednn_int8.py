@@ -4,10 +4,10 @@ An activation row x is scale · q, and the integer q is one term or two of b bit
 
     q = 2ᵇ · high + low        Σ x·w = scale · weight scale · (2ᵇ · Σ high·w + Σ low·w)
 
-Which rows have two terms is `ActivationTerms`' rule. One product computes the rows with one term and another one those
-with two, as uint8 with the zero point h. Their sums are exact in int32, also before the
-zero point is subtracted: |Σ| ≤ inputs · (2ᵇ - 1) · 128. So a row's result has the same bits in any batch and with any
-number of threads, and non-finite values affect only their own row.
+Which rows have two terms is `ActivationTerms`' rule, on the one term of b bits. One product computes the rows with one
+term and another one those with two, as uint8 with the zero point h. Their sums are exact in int32, also before the zero
+point is subtracted: |Σ| ≤ inputs · (2ᵇ - 1) · 128. So a row's result has the same bits in any batch and with any number
+of threads, and non-finite values affect only their own row.
 
 Terms have 8 bits on processors with VNNI or AMX. On others the instruction that adds two products (vpmaddubsw)
 silently saturates at 2¹⁵, so terms have 7 bits: 2 · 127 · 128 < 2¹⁵. Because a virtual machine or ONEDNN_MAX_CPU_ISA
@@ -24,7 +24,7 @@ import logging
 import torch
 
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.model.activation_terms import ActivationTerms
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (255 * 128)
@@ -68,11 +68,14 @@ class OneDnnInt8Linear:
     def __call__(self, activations: torch.Tensor) -> torch.Tensor:
         """Return the layer's output [..., out] for activations [..., in], in their dtype."""
         rows = activations.reshape(-1, self.in_features).float()
-        result = torch.empty(len(rows), self.out_features)
-        two = has_two_terms(rows, self._terms, self.bits)
-        for terms, selected in ((1, ~two), (2, two)):
-            if selected.any():
-                result[selected] = self._multiply(rows[selected], terms)
+        if self._terms in (ONE_TERM, TWO_TERMS):
+            result = self._multiply(rows, 1 if self._terms == ONE_TERM else 2)
+        else:
+            result = torch.empty(len(rows), self.out_features)
+            two = has_two_terms(rows, self._terms, self.bits)
+            for terms, selected in ((1, ~two), (2, two)):
+                if selected.any():
+                    result[selected] = self._multiply(rows[selected], terms)
         if self._bias is not None:
             result.add_(self._bias)
         return result.to(activations.dtype).view(*activations.shape[:-1], self.out_features)
@@ -148,9 +151,9 @@ def quantize(rows: torch.Tensor, terms: int, bits: int) -> tuple[torch.Tensor, t
     operation is exact or rounds once, so that a row's result doesn't depend on other rows.
     """
     half = 1 << (bits - 1)
-    # limit: the largest q, with all terms at half - 1. offset: makes the terms of q + offset unsigned.
-    limit, offset = (half - 1, half) if terms == 1 else ((half - 1) * (2 * half + 1), half * (2 * half + 1))
-    scales = _scales(rows, limit)
+    # largest: q with all terms at half - 1. offset: makes the terms of q + offset unsigned.
+    largest, offset = (half - 1, half) if terms == 1 else ((half - 1) * (2 * half + 1), half * (2 * half + 1))
+    scales = _scales(rows, largest)
     integers = (rows * scales.reciprocal()).add_(_TO_INTEGER + offset).view(torch.int32)
     stack = torch.empty((terms, padded(len(rows)), rows.shape[1]), dtype=torch.uint8)
     # A copy to uint8 keeps the lowest 8 bits.
@@ -168,11 +171,11 @@ def has_two_terms(rows: torch.Tensor, terms: ActivationTerms, bits: int) -> torc
     return (squares > 0) & (squares < terms.limit(rows.shape[1], largest))
 
 
-def _scales(rows: torch.Tensor, limit: int) -> torch.Tensor:
-    """Return the scales [n, 1] with which the largest magnitude of each row is `limit`; NaN for non-finite rows."""
+def _scales(rows: torch.Tensor, largest: int) -> torch.Tensor:
+    """Return the scales [n, 1] with which the largest magnitude of each row is `largest`; NaN for non-finite rows."""
     # x + 0 · x turns infinity into NaN and leaves other values unchanged.
     scales = rows.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST)
-    return scales.add_(scales, alpha=0).div_(limit)
+    return scales.add_(scales, alpha=0).div_(largest)
 
 
 def padded(rows: int) -> int:

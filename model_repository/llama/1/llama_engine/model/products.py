@@ -24,7 +24,7 @@ import torch
 
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
-from llama_engine.model.activation_terms import ONE_TERM, ActivationTerms, choose_terms
+from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.heads import head_dim, key_value_heads
@@ -58,8 +58,10 @@ def load_model(
     quantization, threshold = choose_quantization(name, config, settings)
     attention = _gpu_attention(config, settings, device, dtype)
     exact = quantization == "int8" and not threshold
-    terms = choose_terms(settings.int8_terms, settings.int8_outlier_ratio)
-    # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
+    terms = activation_terms(settings.int8_terms, settings.int8_outlier_ratio)
+    if device.type == "cuda" and terms != ONE_TERM:
+        # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
+        terms = TWO_TERMS
     gpu_terms = 1 if terms == ONE_TERM else 2
     elementwise = _gpu_elementwise(config, settings, device, dtype, gpu_terms if exact else None)
     if quantization == "nf4" or threshold:
@@ -75,7 +77,7 @@ def load_model(
 
         pack = partial(exact_int8_linear, terms=gpu_terms, elementwise=elementwise)
         model = build_llama(reader, config, tables, pack, read)
-        product, bits_depend_on = f"exact INT8, {('one term', 'two terms')[gpu_terms - 1]}, bitsandbytes", BATCH
+        product, bits_depend_on = f"exact INT8, {terms.describe()}, bitsandbytes", BATCH
     elif compiled := _load_compiled(reader, config, tables, settings, terms, read):
         model, product, bits_depend_on = compiled, compiled.describe(), ""
     else:

@@ -114,11 +114,11 @@ class TorchRunner:
         """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
         return self.model.logits(hidden)
 
-    @torch.inference_mode()
     def take_term_counts(self) -> TermCounts:
         """Return nothing: only the compiled kernels count terms."""
         return {}
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Run decode steps of several sizes, so that libraries load their kernels before requests arrive.
 

@@ -105,7 +105,8 @@ INT8_OUTLIER_ROWS = Metric(
 INT8_PRODUCTS = Metric(
     "llama_int8_products_total",
     "counter",
-    "Products of a weight and an 8-bit term, by linear layer: rows times weights, twice for rows with two terms.",
+    "Products of a weight and an 8-bit term, by linear layer: rows times weights, twice for rows with two terms (on "
+    "AVX2 both are one 16-bit product).",
     label="linear",
     values=LINEAR_LAYERS,
 )

@@ -76,10 +76,10 @@ inline void rotate(float* __restrict head, const float* __restrict cosine, const
 
 #ifdef __AVX512F__
 constexpr int MAX_QUERIES = 8;  // of one call of `attend`; bounded by the registers
-constexpr int MAX_SUMS = 16;    // lanes
+constexpr int MAX_PARTS = 4;    // lanes of a value at a time
 #else
 constexpr int MAX_QUERIES = 2;
-constexpr int MAX_SUMS = 4;
+constexpr int MAX_PARTS = 2;
 #endif
 
 // A query head of a token: attends positions 0 … length - 1.
@@ -108,14 +108,13 @@ public:
         Lanes inverse[QUERIES];
         for (int q = 0; q < QUERIES; q++) inverse[q] = set(1.0f / softmax(head, queries[q].length, scores + q * BLOCK));
         int i = 0;
-        for (; i + MAX_PARTS * LANES <= head.dim; i += MAX_PARTS * LANES)
-            mix<MAX_PARTS>(head, queries, scores, inverse, longest, i);
+        for (; i + PARTS * LANES <= head.dim; i += PARTS * LANES)
+            mix<PARTS>(head, queries, scores, inverse, longest, i);
         for (; i < head.dim; i += LANES) mix<1>(head, queries, scores, inverse, longest, i);
     }
 
 private:
-    // Lanes of a value at a time.
-    static constexpr int MAX_PARTS = std::clamp(MAX_SUMS / QUERIES, 1, 4);
+    static constexpr int PARTS = QUERIES > 4 ? MAX_PARTS / 2 : MAX_PARTS;
 
     // scores [blocks][QUERIES][16]; of positions beyond a query's length, -inf.
     static void score(const Head<Element>& head, const Query* queries, const float* interleaved, int64_t longest,
@@ -155,11 +154,11 @@ private:
         return sum(total);
     }
 
-    // The dimensions from i on, PARTS · 16 of them.
-    template <int PARTS>
+    // The dimensions from i on, COUNT · 16 of them.
+    template <int COUNT>
     static void mix(const Head<Element>& head, const Query* queries, const float* weights, const Lanes* inverse,
                     int64_t longest, int i) {
-        Lanes mixed[QUERIES][PARTS];
+        Lanes mixed[QUERIES][COUNT];
         for (auto& m : mixed)
             for (auto& part : m) part = set(0.0f);
         int64_t shared = longest;
@@ -167,16 +166,16 @@ private:
         auto add = [&](int64_t p, auto includes) {
             const Element* value = head.values + p * head.dim + i;
             const float* weight = weights + p / BLOCK * BLOCK * QUERIES + p % BLOCK;
-            Lanes v[PARTS];
-            for (int j = 0; j < PARTS; j++) v[j] = load(value + j * LANES);
+            Lanes v[COUNT];
+            for (int j = 0; j < COUNT; j++) v[j] = load(value + j * LANES);
             for (int q = 0; q < QUERIES; q++)
                 if (includes(q))
-                    for (int j = 0; j < PARTS; j++) mixed[q][j] = fma(set(weight[q * BLOCK]), v[j], mixed[q][j]);
+                    for (int j = 0; j < COUNT; j++) mixed[q][j] = fma(set(weight[q * BLOCK]), v[j], mixed[q][j]);
         };
         for (int64_t p = 0; p < shared; p++) add(p, [](int) { return true; });
         for (int64_t p = shared; p < longest; p++) add(p, [&](int q) { return p < queries[q].length; });
         for (int q = 0; q < QUERIES; q++)
-            for (int j = 0; j < PARTS; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
+            for (int j = 0; j < COUNT; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
     }
 
     // The number of the 16 positions from `at` on that lie below `length`.

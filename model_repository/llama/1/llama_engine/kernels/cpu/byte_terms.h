@@ -25,8 +25,10 @@ struct ByteTerms {
     static constexpr int INTERLEAVED = Set::INTERLEAVED;
     static constexpr int BYTES = 1;
 
-    static int64_t operand(int64_t position, int64_t two) { return position + std::min(position, two); }
-    static int64_t position(int64_t operand, int64_t two) { return operand < 2 * two ? operand / 2 : operand - two; }
+    static int64_t operand(int64_t position, int64_t two_rows) { return position + std::min(position, two_rows); }
+    static int64_t position(int64_t operand, int64_t two_rows) {
+        return operand < 2 * two_rows ? operand / 2 : operand - two_rows;
+    }
     static void begin() { Set::begin(); }
 
     static void store_one(const Quantized& to, int64_t operand, int i, Lanes high) {
@@ -37,10 +39,10 @@ struct ByteTerms {
         Set::store_term(to, operand + 1, i, low);
     }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two, int64_t first, int64_t last,
-                         Prefetch next, Lanes (*result)[2]) {
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_rows, int64_t first,
+                         int64_t last, Prefetch next, Lanes (*result)[2]) {
         alignas(64) int32_t sums[GROUP][2][OUTPUTS];
-        const int64_t begin = operand(first, two), count = operand(last, two) - begin;
+        const int64_t begin = operand(first, two_rows), count = operand(last, two_rows) - begin;
         Set::sums(m, m.weight + block * OUTPUTS * m.inputs, x, begin, static_cast<int>(count), next, sums);
         const auto* term = sums;
         auto sum_of = [&](int b, int32_t offset) {
@@ -50,7 +52,7 @@ struct ByteTerms {
             const int32_t* offset = x.offset + 2 * x.row[at];
             const __m512i high[2] = {sum_of(0, offset[0]), sum_of(1, offset[0])};
             term++;
-            if (at < two) {
+            if (at < two_rows) {
                 for (int b = 0; b < 2; b++) result[0][b] = combine(high[b], sum_of(b, offset[1]));
                 term++;
             } else {

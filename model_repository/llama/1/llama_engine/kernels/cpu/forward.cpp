@@ -47,7 +47,7 @@ struct Tokens {
 // The number of the first rows that have two terms.
 static int64_t count_two(const Quantized& q, int64_t rows) {
     int64_t count = 0;
-    for (int64_t r = 0; r < rows; r++) count += q.two[r];
+    for (int64_t r = 0; r < rows; r++) count += q.has_two[r];
     return count;
 }
 
@@ -61,18 +61,16 @@ static void quantize(Worker& worker, const float* x, const float* gain, const Fa
             choose_terms(row, gain, factor(row), to, r);
         }
     });
-    worker.wait();
-    const int64_t two = count_two(to, rows);
     // Operands that share cache lines are mostly stored by one thread.
     constexpr int64_t GROUP = Product::INTERLEAVED;
     worker.each((rows + GROUP - 1) / GROUP, 1, [&](int64_t group, int64_t) {
-        const int64_t from = group * GROUP, end = std::min(from + GROUP, rows);
-        int64_t next_two = count_two(to, from), next_one = two + from - next_two;
+        const int64_t two_rows = count_two(to, rows), from = group * GROUP, end = std::min(from + GROUP, rows);
+        int64_t next_two = count_two(to, from), next_one = two_rows + from - next_two;
         for (int64_t r = from; r < end; r++)
-            store_terms(x + r * to.inputs, gain, to, r, to.two[r] ? next_two++ : next_one++, two);
+            store_terms(x + r * to.inputs, gain, to, r, to.has_two[r] ? next_two++ : next_one++, two_rows);
         if (from > 0) return;
         counts->rows += rows;
-        counts->two_terms += two;
+        counts->two_terms += two_rows;
     });
 }
 
@@ -97,17 +95,18 @@ static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t
     constexpr int64_t L2_BYTES = 1 << 19;      // for the operands of a stripe
     constexpr int64_t CHUNK_BYTES = 1 << 16;   // of weights
     constexpr int64_t UNIT = 96;               // a multiple of every Product::GROUP
-    worker.wait();
-    const int64_t two = count_two(q, rows), operands = Product::operand(rows, two);
+    // Of the most operands that these rows may have: their number isn't known before the phase begins (see `each`).
+    const int64_t most = Product::operand(rows, q.limit > 0 ? rows : 0);
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
-    const int64_t stripes = (operands + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
+    const int64_t stripes = (most + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
     Product::begin();
-    worker.each(stripes * pairs, operands > Product::GROUP ? 1 : grain, [&](int64_t from, int64_t to) {
+    worker.each(stripes * pairs, most > Product::GROUP ? 1 : grain, [&](int64_t from, int64_t to) {
+        const int64_t two_rows = count_two(q, rows), operands = Product::operand(rows, two_rows);
         for (int64_t i = from; i < to; i++) {
             const int64_t first = i / pairs * stripe;
             const int64_t next = (i + worker.threads) % pairs;  // of this thread, if the others keep pace
-            tile(m, i % pairs * 2, next * 2, q, two, first, std::min(first + stripe, operands), finish);
+            tile(m, i % pairs * 2, next * 2, q, two_rows, first, std::min(first + stripe, operands), finish);
         }
     });
 }
@@ -156,9 +155,9 @@ static int64_t run_length(const Tokens& tokens, int64_t row, int64_t limit) {
 
 template <class Element>
 static void attend_all(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
-    constexpr int64_t STRIPE = 16;  // tokens of an item, of which runs share their reads
+    constexpr int64_t STRIPE = 16, DECODE_STRIPE = 4;  // tokens of an item, of which runs share their reads
     const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
-    const int64_t stripe = tokens.rows > 64 ? STRIPE : MAX_QUERIES, stripes = (tokens.rows + stripe - 1) / stripe;
+    const int64_t stripe = tokens.rows > 64 ? STRIPE : DECODE_STRIPE, stripes = (tokens.rows + stripe - 1) / stripe;
     float* scratch = m.scratch + worker.thread * m.scratch_stride;
     worker.each(stripes * m.kv_heads, 1, [&](int64_t item, int64_t) {
         const int64_t kv_head = item % m.kv_heads;

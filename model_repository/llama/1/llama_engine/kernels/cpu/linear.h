@@ -19,15 +19,14 @@ using Product = Avx2;
 //   BYTES                              of an operand and an input
 //   GROUP                              operands that one call of `products` multiplies; at most 32, a divisor of 96
 //   INTERLEAVED                        operands that share cache lines
-//   operand(position, two)             the first operand of the row at a position, if `two` rows have two terms
-//   position(operand, two)             its inverse
+//   operand(position, two_rows)        the first operand of the row at a position, if so many rows have two terms
+//   position(operand, two_rows)        its inverse
 //   store_one(x, operand, i, high), store_two(x, operand, i, high, low)  store the terms of 16 inputs of a row
 //   begin()                            called by each thread before the products of a phase
-//   products(m, block, x, two, first, last, next, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded
-//                                      to float, of the rows at positions from `first` to `last` with two blocks
+//   products(m, block, x, two_rows, first, last, next, result)
+//                                      result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float, of the
+//                                      rows at positions from `first` to `last` with two blocks
 constexpr int INPUTS = Product::INPUTS, ZERO = Product::ZERO;
-
-constexpr int MAX_ROWS_AT_ONCE = 32;
 
 // Σ high² of a row, exact: lanes are added as integers before they exceed 2²⁴.
 template <class Values>
@@ -51,26 +50,26 @@ inline int64_t sum_of_squares(int inputs, const Range& range, const Values& valu
 inline void choose_terms(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
     auto values = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
     const Range range(to.inputs, factor, values);
-    bool two = to.limit == INFINITY;
-    if (!two && to.limit > 0) {
+    bool has_two = to.limit == INFINITY;
+    if (!has_two && to.limit > 0) {
         const int64_t squares = sum_of_squares(to.inputs, range, values);
-        two = squares > 0 && static_cast<double>(squares) < to.limit;
+        has_two = squares > 0 && static_cast<double>(squares) < to.limit;
     }
-    to.two[row] = two;
+    to.has_two[row] = has_two;
     to.largest[row] = range.finite ? range.largest : NAN;
-    to.scale[row] = range.finite ? range.largest / 127.0f * factor / (two ? SPLIT : 1) : NAN;
+    to.scale[row] = range.finite ? range.largest / 127.0f * factor / (has_two ? SPLIT : 1) : NAN;
 }
 
-// Store the terms of `x · gain`, the row at this position. `two`: number of rows with two terms.
+// Store the terms of `x · gain`, the row at this position. `two_rows`: number of rows with two terms.
 inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t row, int64_t position,
-                        int64_t two) {
+                        int64_t two_rows) {
     const Range range(to.largest[row]);
-    const int64_t operand = Product::operand(position, two);
+    const int64_t operand = Product::operand(position, two_rows);
     Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
     for (int i = 0; i < to.inputs; i += LANES) {
         const Lanes v = range.scaled(gain ? load(x + i) * load(gain + i) : load(x + i)), high = round(v);
         sum_high = sum_high + high;
-        if (position < two) {
+        if (position < two_rows) {
             const Lanes low = round((v - high) * set(SPLIT));
             sum_low = sum_low + low;
             Product::store_two(to, operand, i, high, low);
@@ -83,20 +82,20 @@ inline void store_terms(const float* x, const float* gain, const Quantized& to, 
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
-// The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two`: number of rows
-// with two terms. `next`: this thread's next two blocks.
+// The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two_rows`: number of
+// rows with two terms. `next`: this thread's next two blocks.
 template <class Finish>
-inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two, int64_t operand,
+inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two_rows, int64_t operand,
                  int64_t end, const Finish& finish) {
     constexpr int64_t GROUP = Product::GROUP;
     const int64_t calls = (end - operand + GROUP - 1) / GROUP, bytes = calls > 1 ? 2 * OUTPUTS * INPUTS / calls : 0;
     // A single call waits for its own weights: prefetching others would delay them.
     Prefetch prefetch{m.weight + (calls > 1 ? next : block) * OUTPUTS * m.inputs, bytes};
     for (; operand < end; operand += GROUP, prefetch.advance(m.inputs / INPUTS)) {
-        const int64_t first = Product::position(operand, two);
-        const int64_t last = Product::position(std::min(operand + GROUP, end), two);
-        Lanes values[MAX_ROWS_AT_ONCE][2], *value = values[0];
-        Product::products(m, block, x, two, first, last, prefetch, values);
+        const int64_t first = Product::position(operand, two_rows);
+        const int64_t last = Product::position(std::min(operand + GROUP, end), two_rows);
+        Lanes values[GROUP][2], *value = values[0];
+        Product::products(m, block, x, two_rows, first, last, prefetch, values);
         for (int64_t position = first; position < last; position++, value += 2) {
             const int64_t row = x.row[position];
             for (int b = 0; b < 2; b++) {

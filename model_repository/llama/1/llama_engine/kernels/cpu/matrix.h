@@ -30,7 +30,7 @@ struct Matrix {
 struct Quantized {
     int8_t* terms;     // of the rows by position; room for [rows, to a multiple of 12][2][inputs]: whole groups
     int32_t* row;      // [rows]: the row at each position
-    uint8_t* two;      // [rows]: whether a row has two terms
+    uint8_t* has_two;  // [rows]
     float* largest;    // [rows]: absolute value; NaN if a value isn't finite
     float* scale;      // [rows]
     int32_t* offset;   // [rows][2]: what the packed weights' zero adds to the sums of each term

@@ -26,7 +26,9 @@ public:
     explicit Worker(Progress& progress, int threads)
         : thread(progress.threads.fetch_add(1)), threads(threads), progress(progress) {}
 
-    // Run body(from, to) for all of `items`, in chunks of at most `grain`, after all earlier phases.
+    // Run body(from, to) for all of `items`, in chunks of at most `grain`, after all earlier phases. `items` and `grain`
+    // must not depend on what a phase writes: a thread without a chunk may get here when later phases have begun, and
+    // every thread must count the same chunks. `body` may read what earlier phases wrote.
     template <class Body>
     void each(int64_t items, int64_t grain, const Body& body) {
         grain = std::clamp<int64_t>(items / (CHUNKS_PER_THREAD * threads), 1, grain);
@@ -42,7 +44,12 @@ public:
         begin = end;
     }
 
-    // Return after all earlier phases.
+    const int thread, threads;
+
+private:
+    static constexpr int CHUNKS_PER_THREAD = 4;
+    static constexpr int SPINS = 2000;  // some 20 to 80 µs, more than a chunk takes on a core of its own
+
     void wait() const {
         for (int spins = 0; progress.done.load(std::memory_order_acquire) < begin; spins++) {
             if (spins < SPINS)
@@ -51,12 +58,6 @@ public:
                 sched_yield();
         }
     }
-
-    const int thread, threads;
-
-private:
-    static constexpr int CHUNKS_PER_THREAD = 4;
-    static constexpr int SPINS = 2000;  // some 20 to 80 µs, more than a chunk takes on a core of its own
 
     Progress& progress;
     int64_t begin = 0;  // chunks of all earlier phases

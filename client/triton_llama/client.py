@@ -183,11 +183,13 @@ class AsyncLlamaClient(_BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
     def stream(
         self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> AsyncCompletionStream:
-        """Complete a prompt chunk by chunk, as `LlamaClient.stream` does.
+        """Complete a prompt chunk by chunk, as `LlamaClient.stream` does:
 
-        async with client.stream("A list comprehension", max_tokens=40) as stream:
-            async for chunk in stream:
-                print(chunk.text, end="", flush=True)
+            async with client.stream("A list comprehension", max_tokens=40) as stream:
+                async for chunk in stream:
+                    print(chunk.text, end="", flush=True)
+
+        Leaving the block early cancels the request.
         """
         request, timeout = self._prepare(prompt, params, stream=True, **options)
         return AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request)

@@ -1,8 +1,9 @@
 """Measure everything in one run, write it to one file, and print its tables.
 
-The budget may end first, so the order is by importance and duration: the article's table, the same at mixed lengths,
-other servers at 32 users, the same with fewer and more users, and TinyLlama's shape. What there was no time for is
-recorded with that reason.
+The budget may end first, so the order is by importance and duration: the table of the article with which this project
+began (naive, batched and INT8; docs/benchmarks.md), the same at mixed lengths, other servers at 32 users, the same with
+fewer and more users, and on a CPU without --model TinyLlama's shape. What there was no time for is recorded with that
+reason.
 """
 
 from __future__ import annotations

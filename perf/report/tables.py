@@ -48,7 +48,7 @@ def _latency(row: Row) -> str:
     return several(*(row["latency_ms"][name] / 1e3 for name in ("p50", "p95", "max")))
 
 
-def _medians(percentiles: Row) -> str:
+def _p50_p95(percentiles: Row) -> str:
     return several(percentiles["p50"], percentiles["p95"])
 
 
@@ -63,8 +63,8 @@ ROWS = Column("rows per step", "mean_rows")
 BATCH = Column("Triton's batch", "mean_batch")
 LIMIT = Column("limit, tokens/s", "limit/tokens_per_second")
 OF_LIMIT = Column("of the limit", "limit/fraction", shown=percent)
-TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", shown=_medians)
-ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", shown=_medians)
+TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", shown=_p50_p95)
+ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", shown=_p50_p95)
 
 
 def article(result: Result) -> str:

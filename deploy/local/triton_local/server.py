@@ -236,7 +236,10 @@ class LocalTriton:
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {reason}")
 
     def _options(self, folder: Path) -> list[str]:
-        """Return tritonserver's options beside the supervisor's. folder: of `link_runtime`."""
+        """Return the options that the launcher sets: repository, backends, caches, addresses and ports.
+
+        The supervisor adds its own, and the caller appends `extra_args`. folder: filled by `link_runtime`.
+        """
         options = [
             f"--model-repository={self._repository}",
             f"--backend-directory={folder / 'backends'}",

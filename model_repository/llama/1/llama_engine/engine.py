@@ -1,6 +1,7 @@
 """The engine: each step prefills prompts, decodes one token per sequence, and removes finished sequences.
 
-A sequence's tokens depend on its own prompt, parameters and seed only, not on the other sequences of the batch.
+A sequence's tokens depend on its own prompt, parameters and seed. Where products are in floats, or on a GPU, other
+sequences of the batch can change a logit's last bits, and so a near tie (the table in `model.products`).
 """
 
 from __future__ import annotations

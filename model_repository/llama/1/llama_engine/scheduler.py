@@ -1,9 +1,9 @@
 """The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
 
-Sequences are admitted to free slots by priority, then in order of arrival. While all slots are taken, sequences wait
-here and `wait_until_admitted` blocks, so that further requests stay in Triton's queue. A sequence that is cancelled or
-times out while waiting is never computed. A sequence whose guide is being compiled also waits here; later sequences
-overtake it.
+Sequences are admitted to free slots by priority (lowest value first), then in order of arrival. While all slots are
+taken, sequences wait here and `wait_until_admitted` blocks, so that further requests stay in Triton's queue. A sequence
+that is cancelled or times out while waiting is never computed. A sequence whose guide is being compiled also waits
+here; later sequences overtake it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Chooses the implementation of the linear layers' products, and loads a checkpoint's weights for it: `load_model`.
+"""Chooses, once at load, the product of the linear layers, and loads a checkpoint's weights for it: `load_model`.
 
 | weights | product | a row's bits depend on |
 |---|---|---|
 | floats | PyTorch's | the batch |
 | INT8 on a CPU | the compiled kernels (`kernels.cpu`) where they are built and verify | its own request alone |
 | | else, or with `kernels` stock, oneDNN's (`onednn_int8`) where it verifies | its own request alone, in float32 |
-| INT8 on a GPU | exact sums by bitsandbytes' INT8 matrix product (`kernels.gpu`) | the batch, by the attention |
+| INT8 on a GPU | bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | the batch, by the attention |
 | INT8 with an outlier threshold, nf4 | bitsandbytes' layers in transformers' modules | the batch |
 
 INT8 weights without an exact product are refused.

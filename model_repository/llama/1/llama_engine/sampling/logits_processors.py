@@ -5,7 +5,7 @@ together.
 
 The order is: bias (`sampler`), repetition penalty, frequency and presence penalties, mask (`sampler`), temperature,
 min-p, top-k, top-p, draw. Order and formulas are those of transformers' logits processors and, for the OpenAI API's
-penalties and min-p, of vLLM.
+penalties and min-p, of vLLM. Which tokens are penalized, of prompt or completion, `sampler` decides.
 
 `draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
 rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best

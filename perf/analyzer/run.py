@@ -78,7 +78,11 @@ def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
 
     Raises AnalyzerError unless exactly these requests were sent, each answered with as many tokens as it asked for.
     """
-    (experiment,) = json.loads(path.read_text())["experiments"]
+    content = path.read_text()
+    if not content:
+        # It has left one with exit code 0, of a load that another run measured.
+        raise AnalyzerError("perf_analyzer wrote an empty profile export")
+    (experiment,) = json.loads(content)["experiments"]
     answered = [_answered(request) for request in experiment["requests"]]
     planned, sent = Counter(requests), Counter(request for _, request in answered)
     if planned != sent:

@@ -56,6 +56,12 @@ def test_requests_are_read_in_the_order_of_sending(tmp_path: Path) -> None:
     assert (first.latency, second.latency) == pytest.approx((0.5, 0.75), abs=1e-6)
 
 
+def test_an_empty_export_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").touch()
+    with pytest.raises(AnalyzerError, match="an empty profile export"):
+        read_profile(tmp_path / "profile.json", [A])
+
+
 @pytest.mark.parametrize(
     ("planned", "other", "message"),
     [

@@ -1,6 +1,6 @@
 // Products of bytes of weights and bytes of terms: AVX512-VNNI's and AMX's.
 //
-// An operand is a term: of rows with two, the high and the low one in turn. The instructions multiply
+// An operand is a term here: of rows with two, the high and the low one in turn. The instructions multiply
 // unsigned by signed bytes: a packed weight is w + 128, and 128 · Σ q is subtracted from the sums. These wrap around 2³²,
 // which the subtraction undoes.
 //

@@ -1,4 +1,4 @@
-// The operands of exact INT8 products: sums of integers, which no order of summation changes.
+// The data of exact INT8 products: sums of integers, which no order of summation changes.
 //
 // An activation row x is scale · q. With two terms q = 254 · high + low, both from -127 to 127: 15 bits. With one term
 // q = high. A row has two terms if its largest value is an outlier, so that the other values' high terms are small:
@@ -7,6 +7,8 @@
 //     Σ x·w = scale · weight_scale · (254 · Σ high·w + Σ low·w)
 //
 // and all sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
+//
+// An operand is what one integer product takes of a row: a term (AVX512-VNNI, AMX), or q itself (AVX2).
 //
 // Weights are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
 //

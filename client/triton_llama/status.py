@@ -6,7 +6,7 @@ The protocols' JSON differs: gRPC's has 64-bit numbers as text, and omits values
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -159,13 +159,13 @@ def read_model_info(address: str, model: str) -> ModelInfo:
     ]
     if not instances:
         raise NoModelInfoError(f"{address} has no llama_model_info of the model {model}")
-    counts = Counter[tuple[str, str]]()
+    counts = defaultdict[tuple[str, str], float](float)
     for name, labels, value in of_model:
         # A model may have several loaded versions.
-        counts[name, labels.get("linear", "")] += value  # type: ignore[assignment]  # typeshed's counts are int
+        counts[name, labels.get("linear", "")] += value
     shares = {
         linear: counts["int8_outlier_rows_total", linear] / rows
-        for (name, linear), rows in counts.items()
+        for (name, linear), rows in list(counts.items())
         if name == "int8_rows_total" and rows
     }
     return ModelInfo(instances, shares)

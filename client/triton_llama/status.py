@@ -164,8 +164,8 @@ def read_model_info(address: str, model: str) -> ModelInfo:
         # A model may have several loaded versions.
         counts[name, labels.get("linear", "")] += value
     shares = {
-        linear: counts["int8_outlier_rows_total", linear] / rows
-        for (name, linear), rows in list(counts.items())
+        linear: counts.get(("int8_outlier_rows_total", linear), 0.0) / rows
+        for (name, linear), rows in counts.items()
         if name == "int8_rows_total" and rows
     }
     return ModelInfo(instances, shares)

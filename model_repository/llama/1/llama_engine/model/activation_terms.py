@@ -46,11 +46,9 @@ class ActivationTerms:
         """Return the rule in words, for the log and the metrics."""
         if not self.outlier_ratio:
             return "two terms"
-        return (
-            "one term"
-            if math.isinf(self.outlier_ratio)
-            else f"two terms for outlier rows (ratio {self.outlier_ratio:g})"
-        )
+        if math.isinf(self.outlier_ratio):
+            return "one term"
+        return f"two terms for outlier rows (ratio {self.outlier_ratio:g})"
 
 
 TWO_TERMS = ActivationTerms(0.0)

@@ -34,7 +34,7 @@ struct Model {
     const Layer* layer;
     float *qkv, *attended, *gated;  // [room][width of each]
     Quantized hidden_terms, attended_terms, gated_terms;
-    TermCounts* counts;  // [linear layers], since the start, of all decoder layers
+    TermCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
     float* scratch;  // [threads][scratch_stride]
     int64_t scratch_stride;
 };

@@ -29,8 +29,8 @@ inline void store_in_group(const Quantized& to, int64_t operand, int i, Lanes va
                     Set::INPUTS * sizeof(Term));
 }
 
-// result [COUNT][2] = the sums of COUNT operands of a group over `inputs` inputs, with the outputs whose packed weights begin at
-// `first` and those at `second`. Not inlined: in `products` GCC keeps AVX2's sums in memory, which takes half as long again.
+// result [COUNT][2] = the sums of COUNT operands of a group over `inputs` inputs, with the outputs whose packed weights
+// begin at `first` and those at `second`. Not inlined: in `products` GCC keeps AVX2's sums in memory, which takes half as long again.
 template <class Set, int COUNT>
 __attribute__((noinline)) static void sum_products(const uint8_t* first, const uint8_t* second,
                                                    const typename Set::Term* group, int64_t inputs, Prefetch next,

@@ -23,7 +23,7 @@ class Quantized(ctypes.Structure):
     _fields_ = (
         ("terms", ctypes.c_void_p),
         ("row", ctypes.c_void_p),
-        ("two", ctypes.c_void_p),
+        ("has_two", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),

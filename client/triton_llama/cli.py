@@ -189,8 +189,8 @@ def status(
     timeout: float,
     connect_timeout: float,
 ) -> None:
-    """Show the server, the model, how it computes, its live configuration and the versions; exit with 7 if it isn't
-    ready.
+    """Show the server, the model, how it computes, its KV cache, its live configuration and the versions; exit with 7
+    if it isn't ready.
     """
     with LlamaClient(url, _protocol(url), model, timeout=timeout, connect_timeout=connect_timeout) as client:
         state = client.status()
@@ -206,6 +206,7 @@ def status(
             "instances": [instance._asdict() for instance in info.instances],
             "instances_unknown": reason,
             "outlier_shares": info.outlier_shares,
+            "kv_cache": None if info.cache is None else info.cache._asdict(),
         }
         click.echo(json.dumps(shown, ensure_ascii=False))
     else:
@@ -224,6 +225,9 @@ def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> It
     if info.outlier_shares:
         shares = ", ".join(f"{linear} {share:.1%}" for linear, share in info.outlier_shares.items())
         yield f"two terms   of input rows: {shares}"
+    if (cache := info.cache) is not None:
+        hits = "" if cache.hit_ratio is None else f"; {cache.hit_ratio:.1%} of prompt tokens were cached"
+        yield f"KV cache    {cache.used} of {cache.pages} pages used, {cache.cached} hold cached prefixes{hits}"
     if reason:
         yield f"computes    unknown: {reason}"
     if (config := state.config) is not None:

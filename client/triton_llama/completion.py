@@ -28,6 +28,8 @@ class Completion:
     """The request's id, in the server's log too."""
     seed: int
     """The seed sent, drawn by the client if the caller gave none: with it the same request gives the same text."""
+    num_cached_tokens: int | None = None
+    """Tokens of the prompt that were in the KV cache already; None if the server doesn't report them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Chunk:
     """Tokens of the prompt, the same in every chunk."""
     num_output_tokens: int
     """Tokens generated since the chunk before; the sum over all chunks is the completion's."""
+    num_cached_tokens: int | None = None
+    """As in `Completion`, in the last chunk; None before."""
 
     def __str__(self) -> str:
         return self.text
@@ -81,6 +85,7 @@ class _Stream:
             num_output_tokens=self._num_output_tokens,
             request_id=self.request_id,
             seed=self.seed,
+            num_cached_tokens=self._last.num_cached_tokens,
         )
 
     def _add(self, chunk: Chunk) -> Chunk:

@@ -35,6 +35,7 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
     "guided_decoding_guide_type": ("STRING", False),
     "guided_decoding_guide": ("STRING", False),
     "priority": ("INT32", False),
+    "cache_salt": ("STRING", False),
     "stream_interval_ms": ("INT32", False),
     "exclude_input_in_output": ("BOOL", False),
     "return_log_probs": ("BOOL", False),
@@ -80,6 +81,7 @@ class SamplingOptions(TypedDict, total=False):
     guided_decoding_guide_type: str | None
     guided_decoding_guide: str | None
     priority: int | None
+    cache_salt: str | None
     stream_interval_ms: int | None
     exclude_input_in_output: bool | None
     return_log_probs: bool | None
@@ -161,6 +163,8 @@ class SamplingParams:
     """The guide to which the text conforms, such as a JSON schema; the type `json` needs none."""
     priority: int | None = None
     """Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it."""
+    cache_salt: str | None = None
+    """Prompts share cached prefixes only with requests of the same salt."""
     stream_interval_ms: int | None = None
     """Minimum milliseconds between two chunks of a completion; the first and the last chunk do not wait."""
     exclude_input_in_output: bool | None = True
@@ -172,7 +176,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """Returns the output `prompt_logprobs`: log probabilities of each prompt token and of this many likeliest ones."""
     return_perf_metrics: bool | None = None
-    """True returns the four times of the request and `num_cached_tokens`."""
+    """True returns the four times of the request."""
     pad_id: int | None = None
     """Without effect: nothing is padded."""
     beam_width: int | None = None

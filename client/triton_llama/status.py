@@ -17,7 +17,11 @@ from triton_llama.errors import ServerError
 
 METRICS_PORT = 8002
 _METRICS_TIMEOUT_S = 2.0
-_SERIES = re.compile(r"^llama_(model_info|int8_rows_total|int8_outlier_rows_total)\{(.*)\} (\S+)", re.MULTILINE)
+_NAMES = (
+    *("model_info", "int8_rows_total", "int8_outlier_rows_total"),
+    *("kv_cache_pages", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+)
+_SERIES = re.compile(rf"^llama_({'|'.join(_NAMES)})\{{(.*)\}} (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -116,15 +120,29 @@ class InstanceInfo(NamedTuple):
     device: str
 
 
+class CacheInfo(NamedTuple):
+    """The KV cache of all instances.
+
+    pages: their number. used: pages that sequences hold. cached: pages that only hold a prefix. hit_ratio: share of the
+    prompt tokens found in the prefix cache since the start; None if none was looked up.
+    """
+
+    pages: int
+    used: int
+    cached: int
+    hit_ratio: float | None
+
+
 class ModelInfo(NamedTuple):
     """How a model computes.
 
     instances: at least one. outlier_shares: share of the input rows with two 8-bit terms since the start, by linear
-    layer with exact INT8 products; of all instances.
+    layer with exact INT8 products; of all instances. cache: None if the server has no metrics of it.
     """
 
     instances: list[InstanceInfo]
     outlier_shares: dict[str, float]
+    cache: CacheInfo | None = None
 
 
 class NoModelInfoError(Exception):
@@ -162,10 +180,19 @@ def read_model_info(address: str, model: str) -> ModelInfo:
     counts = defaultdict[tuple[str, str], float](float)
     for name, labels, value in of_model:
         # A model may have several loaded versions.
-        counts[name, labels.get("linear", "")] += value
+        counts[name, labels.get("linear") or labels.get("state", "")] += value
     shares = {
         linear: counts.get(("int8_outlier_rows_total", linear), 0.0) / rows
         for (name, linear), rows in counts.items()
         if name == "int8_rows_total" and rows
     }
-    return ModelInfo(instances, shares)
+    return ModelInfo(instances, shares, _cache_info(counts))
+
+
+def _cache_info(counts: Mapping[tuple[str, str], float]) -> CacheInfo | None:
+    pages = {state: int(count) for (name, state), count in counts.items() if name == "kv_cache_pages"}
+    if not pages:
+        return None
+    queries = counts.get(("prefix_cache_queries_total", ""), 0.0)
+    hit_ratio = counts.get(("prefix_cache_hits_total", ""), 0.0) / queries if queries else None
+    return CacheInfo(sum(pages.values()), pages.get("used", 0), pages.get("cached", 0), hit_ratio)

@@ -18,7 +18,10 @@ from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.sampling_params import INPUTS, SamplingParams
 
-OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
+OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+"""The outputs that are read: the first four of every response, the last one of those that have it."""
+
+_ALWAYS = OUTPUT_NAMES[:4]
 
 Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
@@ -88,23 +91,25 @@ def prepare(prompt: str, params: SamplingParams, stream: bool = False) -> Prepar
 
 
 def read_chunk(outputs: Mapping[str, object]) -> Chunk:
-    """Check the four outputs of one response, by name.
+    """Check the outputs of one response, by name.
 
     Raises:
         ServerError: an output is missing or isn't what the contract says.
     """
-    missing = [name for name in OUTPUT_NAMES if name not in outputs]
+    missing = [name for name in _ALWAYS if name not in outputs]
     if missing:
         raise ServerError(f"the server's answer lacks the output {missing[0]}")
-    text, finish_reason, num_input_tokens, num_output_tokens = (outputs[name] for name in OUTPUT_NAMES)
+    text, finish_reason, num_input_tokens, num_output_tokens = (outputs[name] for name in _ALWAYS)
+    num_cached_tokens = outputs.get("num_cached_tokens")
     if not (
         isinstance(text, str)
         and isinstance(finish_reason, str)
         and isinstance(num_input_tokens, int)
         and isinstance(num_output_tokens, int)
+        and isinstance(num_cached_tokens, int | None)
     ):
-        raise ServerError(f"the server's outputs {', '.join(OUTPUT_NAMES)} must be two strings and two integers")
-    return Chunk(text, finish_reason, num_input_tokens, num_output_tokens)
+        raise ServerError(f"the server's outputs {', '.join(OUTPUT_NAMES)} must be two strings and three integers")
+    return Chunk(text, finish_reason, num_input_tokens, num_output_tokens, num_cached_tokens)
 
 
 def read_completion(outputs: Mapping[str, object], request: PreparedRequest) -> Completion:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triton_llama_openai.auth import ApiKeys
+from triton_llama_openai.cache_salts import CacheSalts
 from triton_llama_openai.chat import answer_chat
 from triton_llama_openai.completions import answer_completion
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
@@ -49,8 +50,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
 
     # async: FastAPI would run a plain function in a thread.
     async def authorize(request: Request) -> None:
-        if keys is not None:
-            keys.check(request.headers.get("authorization"))
+        request.state.key_digest = b"" if keys is None else keys.check(request.headers.get("authorization"))
 
     # Without pages that describe the fields: docs/openai.md does, and they load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -70,6 +70,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
 def _generation(settings: Settings, models: Models) -> APIRouter:
     """Return the routes of requests with a body, which share the bound on requests in flight."""
     router = APIRouter(route_class=_limited_route(settings.max_requests))
+    salts = CacheSalts(shared=settings.prefix_cache_shared == "on")
 
     async def parse(request: Request, schema: type[S]) -> S:
         """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
@@ -81,11 +82,14 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
-        return await answer_chat(request, await parse(request, ChatRequest), models, settings)
+        chat = await parse(request, ChatRequest)
+        return await answer_chat(request, chat, models, settings, salts.salt(request.state.key_digest, chat.cache_salt))
 
     @router.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Response:
-        return await answer_completion(request, await parse(request, CompletionRequest), models, settings)
+        completion = await parse(request, CompletionRequest)
+        salt = salts.salt(request.state.key_digest, completion.cache_salt)
+        return await answer_completion(request, completion, models, settings, salt)
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings() -> Response:

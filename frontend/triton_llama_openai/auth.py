@@ -32,8 +32,8 @@ class ApiKeys:
             raise InvalidSettingsError(f"api_keys_file {file} has no key; leave the setting out to ask for none")
         return cls(keys)
 
-    def check(self, authorization: str | None) -> None:
-        """Accept a header `Bearer <key>`; raises ApiError 401 for anything else."""
+    def check(self, authorization: str | None) -> bytes:
+        """Accept a header `Bearer <key>`, return the key's digest; raises ApiError 401 for anything else."""
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise ApiError(401, "no API key; send the header Authorization: Bearer <key>", None, "invalid_api_key")
@@ -43,6 +43,7 @@ class ApiKeys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise ApiError(401, "the API key is wrong", None, "invalid_api_key")
+        return digest
 
 
 def _digest(key: bytes) -> bytes:

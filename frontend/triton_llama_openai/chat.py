@@ -26,8 +26,10 @@ from triton_llama_openai.streaming import (
 from triton_llama_openai.tool_calls import Part, ToolCall, ToolUse, tool_use
 
 
-async def answer_chat(request: Request, chat: ChatRequest, models: Models, settings: Settings) -> Response:
-    """Answer a request. Raises ApiError or ClientLeftError."""
+async def answer_chat(
+    request: Request, chat: ChatRequest, models: Models, settings: Settings, cache_salt: str | None
+) -> Response:
+    """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     check_count("messages", chat.messages, settings.max_messages)
     model = models.find(chat.model)
     use = tool_use(chat, model.tool_form)
@@ -40,7 +42,7 @@ async def answer_chat(request: Request, chat: ChatRequest, models: Models, setti
         template_kwargs=chat.chat_template_kwargs,
         documents=chat.documents,
     )
-    generation = Generation(chat, [prompt], use.guide, model, settings, request.state.record)
+    generation = Generation(chat, [prompt], use.guide, model, settings, request.state.record, cache_salt)
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
     if chat.streamed:

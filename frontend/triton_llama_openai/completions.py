@@ -29,15 +29,15 @@ from triton_llama_openai.tokenizer import Checkpoint
 
 
 async def answer_completion(
-    request: Request, completion: CompletionRequest, models: Models, settings: Settings
+    request: Request, completion: CompletionRequest, models: Models, settings: Settings, cache_salt: str | None
 ) -> Response:
-    """Answer a request. Raises ApiError or ClientLeftError."""
+    """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     prompts = completion.prompts
     check_count("prompt", prompts, settings.max_prompts)
     model = models.find(completion.model)
     _check_lengths(prompts, model.checkpoint.context)
     guide = guide_of(completion)
-    generation = Generation(completion, prompts, guide, model, settings, request.state.record)
+    generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
     echoes = [Echo()] * len(prompts)
     if completion.echo:
         echoes = await asyncio.to_thread(_echoes, prompts, model.checkpoint)

@@ -71,7 +71,7 @@ class Chunk:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
-    """Tokens of the prompt that were cached; only where the metrics were requested."""
+    """Tokens of the prompt that were cached; only in the choice's last chunk."""
 
 
 class EngineClient:

@@ -49,6 +49,7 @@ class Generation:
         model: ServedModel,
         settings: Settings,
         record: RequestRecord,
+        cache_salt: str | None,
     ) -> None:
         _check_prompt_logprobs(request, prompts, model.checkpoint.context)
         self.request = request
@@ -58,7 +59,7 @@ class Generation:
         self.record.ignored = request.ignored()
         self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
         self._engine = model.engine
-        self._inputs = [_inputs(request, prompt, guide, settings.stream_interval_ms) for prompt in prompts]
+        self._inputs = [_inputs(request, prompt, guide, settings.stream_interval_ms, cache_salt) for prompt in prompts]
         self._fields = request.engine_fields()
         if guide is not None:
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
@@ -114,7 +115,7 @@ class Usage:
             self.completion_tokens += chunk.num_output_tokens
             self._prompts[prompt] = max(self._prompts.get(prompt, 0), chunk.num_input_tokens)
             if chunk.num_cached_tokens is not None:
-                # The first choice's: the others find in the cache what it has computed.
+                # That of the choice which found least: the others also find what it has computed.
                 cached = self._cached.get(prompt, chunk.num_cached_tokens)
                 self._cached[prompt] = min(cached, chunk.num_cached_tokens)
 
@@ -135,7 +136,9 @@ class Usage:
         return counts
 
 
-def _inputs(request: SamplingRequest, prompt: Prompt, guide: Guide | None, stream_interval_ms: int) -> list[Tensor]:
+def _inputs(
+    request: SamplingRequest, prompt: Prompt, guide: Guide | None, stream_interval_ms: int, cache_salt: str | None
+) -> list[Tensor]:
     """Return the tensors of one prompt; fields without a value are left to the model's defaults."""
     if isinstance(prompt, str):
         tensors = [Tensor("text_input", "BYTES", (prompt,))]
@@ -148,8 +151,7 @@ def _inputs(request: SamplingRequest, prompt: Prompt, guide: Guide | None, strea
         "num_logprobs": request.num_logprobs,
         "prompt_logprobs": request.num_prompt_logprobs,
         "stream_interval_ms": stream_interval_ms if request.streamed else None,
-        # For the cached tokens of usage; a stream without usage does without.
-        "return_perf_metrics": True if request.includes_usage or not request.streamed else None,
+        "cache_salt": cache_salt,
     }
     if request.max_new_tokens is None:
         values |= {"max_tokens": _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}

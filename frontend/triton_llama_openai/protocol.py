@@ -109,6 +109,7 @@ class SamplingRequest(Schema):
         **{name: name for name in SAME_NAMES},
         "stream": "stream",
         "stop_words": "stop",
+        "cache_salt": "cache_salt",
         "guided_decoding_guide": "response_format",
         "guided_decoding_guide_type": "response_format",
     }
@@ -148,6 +149,7 @@ class SamplingRequest(Schema):
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
     truncate_max_tokens: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     guided_json: GuidedJson | None = None
     guided_regex: str | None = None
@@ -206,11 +208,6 @@ class SamplingRequest(Schema):
     def engine_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""
         return dict(self.ENGINE_FIELDS)
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that counts the tokens."""
-        return bool(self.stream_options and self.stream_options.include_usage)
 
     def ignored(self) -> list[str]:
         """Return the fields that were sent and have no effect."""

@@ -71,6 +71,8 @@ class Settings(ModelSettings):
     default of theirs"""
     api_keys_file: File | None = None
     """a key a line; without it requests need no key"""
+    prefix_cache_shared: Literal["off", "on"] = "off"
+    """on: requests of all API keys share cached prefixes; off: only those of the same key"""
     allowed_origins: Text | None = None
     """origins of browser pages that may call, with commas between; * is any (CORS)"""
     stream_interval_ms: Annotated[int, Field(ge=0, le=1000)] = 20

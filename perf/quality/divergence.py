@@ -45,6 +45,7 @@ class Forward:
         """kv_cache_dtype: the setting; where it is the weights' dtype, PyTorch computes a text without a cache."""
         shape = checkpoint.cache_shape(1, kv_cache_dtype)
         self._runner = checkpoint.runner(shape)
+        self._runner.set_pages(0, 0, range(1, shape.pages + 1))
         plain = isinstance(checkpoint.model, Llama) and shape.dtype == checkpoint.info.dtype
         self._model = checkpoint.model if plain else None
         self._device = checkpoint.info.device

@@ -55,6 +55,7 @@ bad_words STRING list
 guided_decoding_guide_type STRING
 guided_decoding_guide STRING
 priority INT32
+cache_salt STRING
 stream BOOL
 stream_interval_ms INT32
 exclude_input_in_output BOOL

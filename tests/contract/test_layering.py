@@ -27,7 +27,8 @@ PACKAGES = {
 # From the bottom up: none of them imports a later one, directly or through others.
 LAYERS = (
     *("errors", "settings", "text.stop_checker", "model.kv_cache", "model.cpu_runner", "api.request_parser"),
-    *("events", "sequence", "sampling.sampler", "slot_batch", "decode_step", "prefill", "engine"),
+    *("events", "sequence", "block_manager", "kv_slots", "sampling.sampler", "slot_batch", "decode_step", "prefill"),
+    *("engine",),
     *("cancellation", "scheduler"),
     *("triton.response", "triton.request_decoder"),
 )

@@ -16,6 +16,7 @@ from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.sequence import Sequence, Status
 from llama_engine.settings import Settings
@@ -31,25 +32,33 @@ def engine_of(checkpoint: Checkpoint, slots: int = 8, **parameters: str) -> Engi
     return Engine(checkpoint, Settings.parse(parameters, {}), slots)
 
 
+def runner_with_pages(checkpoint: Checkpoint) -> ModelRunner:
+    """A model runner with one slot, which has all pages."""
+    shape = checkpoint.cache_shape(1)
+    runner = checkpoint.runner(shape)
+    runner.set_pages(0, 0, range(1, shape.pages + 1))
+    return runner
+
+
 def runner_of(engine: Engine) -> TorchRunner:
     """The model runner of an engine on PyTorch's forward."""
     assert isinstance(engine._model, TorchRunner)
     return engine._model
 
 
-def cache_tensors(engine: Engine, slot: int | None = None) -> list[torch.Tensor]:
-    """The tensors of an engine's KV cache, keys, values and their scales; views of one slot's part if it is given."""
+def cache_tensors(engine: Engine, page: int | None = None) -> list[torch.Tensor]:
+    """The tensors of an engine's KV cache, keys, values and their scales; views of one page's part if it is given."""
     if isinstance(engine._model, CpuRunner):
         layers = engine._model._forward.layer_caches
-        return [tensor if slot is None else tensor[slot] for tensors in layers for tensor in tensors]
+        return [tensor if page is None else tensor[:, page] for tensors in layers for tensor in tensors]
     cache = runner_of(engine).kv_cache
     tensors = [cache.keys, cache.values, cache.key_scales, cache.value_scales]
-    return [tensor if slot is None else tensor[:, slot] for tensor in tensors if tensor.numel()]
+    return [tensor if page is None else tensor[:, page] for tensor in tensors if tensor.numel()]
 
 
-def spoil_cache(engine: Engine, slot: int | None = None) -> None:
-    """Fill a KV slot, or all of them, with NaN; in INT8 that is the scales, and the rest are the largest numbers."""
-    for tensor in cache_tensors(engine, slot):
+def spoil_cache(engine: Engine, page: int | None = None) -> None:
+    """Fill a page, or all of them, with NaN; in INT8 that is the scales, and the rest are the largest numbers."""
+    for tensor in cache_tensors(engine, page):
         tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
 
 
@@ -61,8 +70,9 @@ def attention_by_sequence(
         return _decode_attention(query, keys, values, layout, scaling)
     attended = torch.empty_like(query)
     first, lengths = layout.first.tolist(), layout.lengths.tolist()
-    for slot, begin, end, length in zip(layout.slots.tolist(), first[:-1], first[1:], lengths, strict=True):
-        attended[begin:end] = gpu_reference.attention(query[begin:end], keys[slot], values[slot], length, scaling)
+    for pages, begin, end, length in zip(layout.pages, first[:-1], first[1:], lengths, strict=True):
+        of_sequence = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)
+        attended[begin:end] = gpu_reference.attention(query[begin:end], *of_sequence, length, scaling)
     return attended
 
 
@@ -72,8 +82,10 @@ def _decode_attention(
     """Attention of one query a sequence, which a stand-in for a CUDA graph can record."""
     outside = (torch.arange(layout.max_length) >= layout.lengths[:, None])[:, None, :, None]
     # Zeroed as well as masked: zero times a stale NaN is NaN.
-    keys = keys[layout.slots, :, : layout.max_length].masked_fill(outside, 0.0)
-    values = values[layout.slots, :, : layout.max_length].masked_fill(outside, 0.0)
+    keys, values = (
+        states[layout.pages].flatten(1, 2)[:, : layout.max_length].transpose(1, 2).masked_fill(outside, 0.0)
+        for states in (keys, values)
+    )
     grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
     scores = (grouped @ keys.transpose(2, 3) * scaling).masked_fill(outside.transpose(2, 3), -torch.inf)
     return (scores.softmax(-1) @ values).flatten(1, 2)
@@ -105,7 +117,9 @@ def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list
     requests = list(requests)
     new = [request for request in dict.fromkeys(requests) if (id(checkpoint), request) not in _ALONE]
     if new:
-        for request, completion in zip(new, completions(engine_of(checkpoint, 1), new), strict=True):
+        for request, completion in zip(
+            new, completions(engine_of(checkpoint, 1, prefix_cache="off"), new), strict=True
+        ):
             # With the checkpoint, so that no other one gets its id.
             _ALONE[id(checkpoint), request] = checkpoint, completion
     return [_ALONE[id(checkpoint), request][1] for request in requests]

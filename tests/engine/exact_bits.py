@@ -1,5 +1,8 @@
 """Compares the bits of every logit of INT8 sequences in random mixes with those of the sequence alone.
 
+In a mix, sequences with common prefixes and choices of one prompt arrive at random times; their prompts are cut; some
+are cancelled; some passes fail; the KV cache may have so few pages that prefixes are evicted and sequences preempted.
+
 A program as well, because the instruction sets that PyTorch and the compiled kernels may use are read from the
 environment at the start of a process: `python -m engine.exact_bits --mixes 50`.
 """
@@ -8,17 +11,20 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
 import torch
 from engine.engines import engine_of, load, spoil_cache
 from engine.int8_layers import threads
+from engine.pages import assert_consistent, free_pages
 from engine.prompts import random_request
+from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.engine import Engine
+from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.sampling_state import SamplingFeatures
@@ -28,84 +34,149 @@ SLOTS = (1, 2, 5, 8, 32)
 BUDGETS = (1, 7, 16, 40, 512)
 """Prompt tokens per prefill pass; in all but the last a prompt is cut."""
 
-Logits = dict[Sequence, list[torch.Tensor]]
+POOLS = (None, 1, 1.25, 2)
+"""Tokens in the KV cache's pages, relative to max_model_len; None is max_model_len for each slot."""
+EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed")
+
+Logits = dict[Sequence, dict[int, torch.Tensor]]
 
 
 @contextmanager
 def recording_logits() -> Iterator[Logits]:
-    """Keep the logits of each token of each sequence, [vocabulary]."""
+    """Keep the logits of each token of each sequence, [vocabulary], by the token's number."""
     sample, logits_of = Sampler.sample, Logits()
 
     def recorded(
         sampler: Sampler, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
     ) -> torch.Tensor:
         for row, sequence in enumerate(sequences):
-            logits_of.setdefault(sequence, []).append(logits[row].clone())
+            logits_of.setdefault(sequence, {})[sequence.num_output_tokens] = logits[row].clone()
         return sample(sampler, logits, first, sequences, features)
 
     with patch.object(Sampler, "sample", recorded):
         yield logits_of
 
 
+@contextmanager
+def failing_passes(engine: Engine, randomness: random.Random, share: float) -> Iterator[None]:
+    """Let this share of prefill and decode passes, and of copies of pages, fail after they have run."""
+
+    def faulty(name: str) -> object:
+        run = getattr(engine._model, name)
+
+        def run_and_fail(*arguments: object, **options: object) -> object:
+            result = run(*arguments, **options)
+            if randomness.random() < share:
+                raise RuntimeError(f"{name} failed, as the test wants")
+            return result
+
+        return run_and_fail
+
+    with ExitStack() as stack:
+        for name in ("prefill", "decode", "copy"):
+            stack.enter_context(patch.object(engine._model, name, faulty(name)))
+        yield
+
+
 class Bits:
-    """Sequences alone, and what has been compared with them. different: descriptions of what differed."""
+    """Sequences alone, and what has been compared with them.
+
+    different: descriptions of what differed. events: how often each of EVENTS happened.
+    """
 
     def __init__(self, checkpoint: Checkpoint, mixes: int, kv_cache_dtype: str = "auto") -> None:
         """Compare this many mixes."""
         self._checkpoint, self._kv_cache_dtype = checkpoint, kv_cache_dtype
-        self._engines: dict[tuple[int, int], Engine] = {}
-        self.mixes, self.rows, self.cancelled = mixes, 0, 0
+        self._engines: dict[tuple[int, int, float | None], Engine] = {}
+        self.mixes, self.rows = mixes, 0
+        self.events = Counter[str]()
         self.different: list[str] = []
         randomness = random.Random(16)
         requests = [random_request(checkpoint, randomness) for _ in range(min(48, 2 * mixes))]
-        alone = self._engine(1, BUDGETS[-1])
+        requests += [self._with_prefix(request, randomness) for request in requests]
+        alone = engine_of(checkpoint, 1, kv_cache_dtype=kv_cache_dtype, prefix_cache="off")
         self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}
         for request in requests:
-            sequence = alone.builder.build(request)
-            logits, _ = self._run(alone, [sequence], random.Random(0), 0.0)
-            self._alone[request] = sequence.result, logits[sequence]
+            for choice in request.choices():
+                sequence = alone.builder.build(choice)
+                logits = self._run(alone, [sequence], random.Random(0), 0.0)
+                self._alone[choice] = sequence.result, list(logits[sequence].values())
         for seed in range(mixes):
-            randomness = random.Random(seed)
-            engine = self._engine(randomness.choice(SLOTS), randomness.choice(BUDGETS))
-            sequences = [
-                engine.builder.build(request) for request in randomness.choices(requests, k=randomness.randint(1, 10))
-            ]
-            # Mostly one: beside other tests, two threads wait for each other a scheduler slice at a time.
-            with threads(2 if seed % 32 == 7 else 1):
-                logits, cancelled = self._run(engine, sequences, randomness, 0.05)
-            self.cancelled += len(cancelled)
-            for sequence in sequences:
-                self._compare(sequence, logits.get(sequence, []), sequence in cancelled, seed)
+            self._mix(seed, requests)
+        for engine in self._engines.values():
+            assert engine._manager.num_available == engine.plan.shape.pages
 
-    def _engine(self, slots: int, budget: int) -> Engine:
-        if (slots, budget) not in self._engines:
-            engine = engine_of(self._checkpoint, slots, prefill_tokens=str(budget), kv_cache_dtype=self._kv_cache_dtype)
-            spoil_cache(engine)
-            self._engines[slots, budget] = engine
-        return self._engines[slots, budget]
+    def _with_prefix(self, request: GenerationRequest, randomness: random.Random) -> GenerationRequest:
+        """Return the request with a common prefix before its prompt, and sometimes another salt or several choices."""
+        tokens = random.Random(5).choices(range(300, 900), k=self._checkpoint.max_model_len)
+        prefix = tuple(tokens[randomness.choice((0, 0, 1)) : randomness.choice((16, 33, 64))])
+        max_tokens = randomness.choice((request.max_tokens, 48))
+        room = self._checkpoint.max_model_len - max_tokens - len(prefix)
+        return replace(
+            request,
+            prompt_tokens=prefix + request.prompt_tokens[:room],
+            max_tokens=max_tokens,
+            min_tokens=randomness.choice((0, max_tokens)),
+            cache_salt=randomness.choice(("", "", "other")),
+            n=randomness.choice((1, 1, 3)),
+        )
 
-    def _run(
-        self, engine: Engine, sequences: list[Sequence], randomness: random.Random, cancelling: float
-    ) -> tuple[Logits, set[Sequence]]:
+    def _mix(self, seed: int, requests: list[GenerationRequest]) -> None:
+        randomness = random.Random(seed)
+        engine = self._engine(randomness.choice(SLOTS), randomness.choice(BUDGETS), randomness.choice(POOLS))
+        chosen = randomness.choices(requests, k=randomness.randint(1, 10))
+        sequences = [sequence for request in chosen for sequence in engine.builder.choices(request)]
+        # Mostly one: beside other tests, two threads wait for each other a scheduler slice at a time.
+        with threads(2 if seed % 32 == 7 else 1), ExitStack() as stack:
+            if seed % 4 == 1:
+                stack.enter_context(failing_passes(engine, randomness, 0.1))
+            logits = self._run(engine, sequences, randomness, 0.05)
+        for sequence in sequences:
+            self._compare(sequence, list(logits.get(sequence, {}).values()), seed)
+
+    def _engine(self, slots: int, budget: int, pool: float | None) -> Engine:
+        key = slots, budget, pool
+        if key not in self._engines:
+            parameters = {"prefill_tokens": str(budget), "kv_cache_dtype": self._kv_cache_dtype}
+            if pool is not None:
+                parameters["kv_cache_tokens"] = str(int(pool * self._checkpoint.max_model_len))
+            self._engines[key] = engine_of(self._checkpoint, slots, **parameters)
+            spoil_cache(self._engines[key])
+        return self._engines[key]
+
+    def _run(self, engine: Engine, sequences: list[Sequence], randomness: random.Random, cancelling: float) -> Logits:
         """Run sequences that arrive, and with this probability a step are cancelled, at random."""
-        waiting, inside, cancelled = deque(sequences), list[Sequence](), set[Sequence]()
+        waiting, inside = deque(sequences), list[Sequence]()
         with recording_logits() as logits_of:
             while waiting or inside:
-                while waiting and len(inside) < engine.slots and randomness.random() < 0.7:
+                while waiting and engine.can_admit(waiting[0]) and randomness.random() < 0.7:
                     inside.append(waiting.popleft())
                     engine.add(inside[-1])
                 if inside and randomness.random() < cancelling:
-                    gone = inside.pop(randomness.randrange(len(inside)))
-                    engine.remove(gone)
-                    cancelled.add(gone)
-                finished = engine.step().finished
-                inside = [sequence for sequence in inside if sequence not in finished]
-        return logits_of, cancelled
+                    engine.remove(inside.pop(randomness.randrange(len(inside))))
+                    self.events["cancelled"] += 1
+                if cancelling and randomness.random() < 0.1:
+                    for page in free_pages(engine):
+                        spoil_cache(engine, page)
+                step = engine.step()
+                assert_consistent(engine)
+                inside = [sequence for sequence in inside if sequence not in step.finished]
+                assert step.cache is not None
+                self.events += {
+                    "preempted": step.preempted,
+                    "evicted": step.cache.evicted_pages,
+                    "hits": step.cache.hit_tokens,
+                }
+        return logits_of
 
-    def _compare(self, sequence: Sequence, logits: list[torch.Tensor], cancelled: bool, seed: int) -> None:
+    def _compare(self, sequence: Sequence, logits: list[torch.Tensor], seed: int) -> None:
         result, alone = self._alone[sequence.request]
         self.rows += len(logits)
-        whole = cancelled or (sequence.result == result and len(logits) == len(alone))
+        failed = isinstance(sequence.result, GenerationError)
+        self.events["failed"] += failed
+        # A cancelled sequence has no result.
+        cut = failed or sequence.result is None
+        whole = cut or (sequence.result == result and len(logits) == len(alone))
         pairs = zip(logits, alone, strict=False)
         wrong = [step for step, pair in enumerate(pairs) if not torch.equal(*pair)]
         if wrong or not whole:
@@ -114,7 +185,8 @@ class Bits:
     def describe(self) -> str:
         """Return what was compared as one line."""
         product = self._checkpoint.info.product
-        return f"{product}: {self.mixes} mixes, {self.rows} rows, {self.cancelled} cancelled"
+        events = ", ".join(f"{self.events[event]} {event}" for event in EVENTS)
+        return f"{product}: {self.mixes} mixes, {self.rows} rows, {events}"
 
 
 def main() -> None:

@@ -85,9 +85,10 @@ def compare(
 
 
 def pool(tokenizer: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
-    """Random prompts, half of them short, so that prefill pads a lot; lengths on both sides of a span bucket."""
+    """Random prompts, half of them short; every fourth begins with the prefix of a long one."""
     short = [random_prompt(tokenizer, range(2, 24), randomness)[1] for _ in range(size // 2)]
-    return short + [random_prompt(tokenizer, range(1, 201), randomness)[1] for _ in range(size - len(short))]
+    long = [random_prompt(tokenizer, range(1, 201), randomness)[1] for _ in range(size - len(short))]
+    return [randomness.choice(long) + prompt if at % 2 else prompt for at, prompt in enumerate(short)] + long
 
 
 def mix(

@@ -23,9 +23,10 @@ class RecordingRegistry:
         assert value in metric.values
         self.counts[f"{metric.name} {value}".rstrip()] += int(amount)
 
-    def set(self, metric: Metric, amount: float) -> None:
+    def set(self, metric: Metric, amount: float, value: str = "") -> None:
         assert metric.kind == "gauge"
-        self.levels[metric.name] = amount
+        assert value in metric.values
+        self.levels[f"{metric.name} {value}".rstrip()] = amount
 
     def observe(self, metric: Metric, amount: float) -> None:
         assert metric.kind == "histogram"

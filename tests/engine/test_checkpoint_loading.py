@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import completions, engine_of, load
+from engine.engines import completions, engine_of, load, runner_with_pages
 from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import MAX_LINE, CheckpointError
@@ -121,7 +121,7 @@ def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: 
     for quantization in ("int8", "checkpoint"):
         saved = load(quantization, model=str(path))
         assert saved.info == original.info
-        first, second = (checkpoint.runner(checkpoint.cache_shape(1)) for checkpoint in (saved, original))
+        first, second = (runner_with_pages(checkpoint) for checkpoint in (saved, original))
         assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
     for quantization in ("none", "nf4"):
         assert _refusal(path, quantization) == (

@@ -58,12 +58,15 @@ def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkp
     assert prefilled == 40
 
 
-def test_a_choice_that_no_other_can_give_the_prompt_computes_it_again(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(("prefix_cache", "computed"), [("off", 3 * 40), ("on", 40 + 2 * (40 % 16))])
+def test_a_choice_that_no_other_can_give_the_prompt_computes_what_is_not_cached(
+    checkpoint: Checkpoint, prefix_cache: str, computed: int
+) -> None:
     request = _request(checkpoint, 3)
-    engine = engine_of(checkpoint, 1)
+    engine = engine_of(checkpoint, 1, prefix_cache=prefix_cache)
     results, prefilled = _prefilled(engine, engine.builder.choices(request))
     assert results == _expected(checkpoint, request)
-    assert prefilled == 3 * 40
+    assert prefilled == computed
 
 
 def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> None:
@@ -86,10 +89,10 @@ def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails:
     engine = engine_of(checkpoint, 4)
     real, copies = engine._model.copy, iter(range(1, 100))
 
-    def copy(source: int, target: int, length: int) -> None:
+    def copy(source: int, target: int) -> None:
         if next(copies) == fails:
             raise RuntimeError("no copy")
-        real(source, target, length)
+        real(source, target)
 
     with patch.object(engine._model, "copy", copy):
         faulty = run(engine, engine.builder.choices(request))

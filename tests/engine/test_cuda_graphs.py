@@ -9,7 +9,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.engines import add_all, alone, attention_by_sequence, churn, completions, engine_of, run, runner_of
+from engine.engines import (
+    add_all,
+    alone,
+    attention_by_sequence,
+    churn,
+    completions,
+    engine_of,
+    run,
+    runner_of,
+    spoil_cache,
+)
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine import cuda_graphs
@@ -80,7 +90,9 @@ def _greedy(count: int, tokens: int = 6) -> list[GenerationRequest]:
 
 
 def _keys(engine: Engine, slot: int, length: int) -> torch.Tensor:
-    return runner_of(engine).kv_cache.keys[:, slot, :, :length]
+    """The keys of a slot, [layers, positions, KV heads, head dim]."""
+    cache = runner_of(engine).kv_cache
+    return cache.keys[:, cache.page_table[slot].long()].flatten(1, 2)[:, :length]
 
 
 def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) -> None:
@@ -155,7 +167,7 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
     expected = alone(attending, requests)
     sequences = add_all(graphed, requests)
     graphed.step()
-    runner_of(graphed).kv_cache.values[:, sequences[place].kv_slot, :, 1:100] = torch.nan
+    spoil_cache(graphed, sequences[place].pages[0])
     assert [graphed.step().errors for _ in range(6)] == [0] * 6
     assert str(sequences[place].result) == "the model's logits for this request were not finite"
     others = [sequence.result for sequence in sequences if sequence is not sequences[place]]
@@ -233,8 +245,7 @@ def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
     assert planned.reserve - without.reserve == step + SLOTS * words * 4 + (32 + 4 * 24) * 2**20
     cache = runner_of(engine_of(small, SLOTS, cuda_graphs="on")).kv_cache
     assert planned.cache == cache.keys.nbytes + cache.values.nbytes
-    # One position more, in whole blocks.
-    assert planned.cache == without.cache * 144 // 128
+    assert planned.cache == without.cache
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_plan, "unsupported_reason", lambda checkpoint: "it is no GPU")
         assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total

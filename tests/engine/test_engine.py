@@ -27,7 +27,7 @@ def engine(checkpoint: Checkpoint) -> Engine:
 
 @contextmanager
 def _spoiling(engine: Engine, number: int, slot: int) -> Iterator[None]:
-    """Spoil the hidden state of a row, and the KV slot of that number, after an engine's pass of this number."""
+    """Spoil the hidden state of a row, and its sequence's pages, after an engine's pass of this number."""
     passes = count()
 
     def spoiled(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -35,7 +35,9 @@ def _spoiling(engine: Engine, number: int, slot: int) -> Iterator[None]:
             hidden = original(*arguments)
             if next(passes) == number:
                 hidden[slot] = torch.nan if number else torch.inf
-                spoil_cache(engine, slot)
+                sequences = engine._batch.sequences or engine._prefill.sequences
+                for page in sequences[slot].pages:
+                    spoil_cache(engine, page)
             return hidden
 
         return run

@@ -12,9 +12,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import load
 from engine.exact_bits import Bits
+from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.torch_runner import ATTENTION_BLOCK
 from notes import Note
 
@@ -75,6 +77,22 @@ def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(
         load("int8", kernels="stock", int8_terms=terms, kv_cache_dtype=cache), max_model_len=ATTENTION_BLOCK + 48
     )
     _assert_same_bits(Bits(checkpoint, mixes, kv_cache_dtype=cache), note)
+
+
+def test_output_computed_again_has_the_bits_of_decode_steps() -> None:
+    checkpoint = load("int8", kernels="stock")
+    shape = checkpoint.cache_shape(2)
+    runner, prompt, output = checkpoint.runner(shape), range(50, 90), range(90, 115)
+    for slot in (0, 1):
+        runner.set_pages(slot, 0, range(1 + slot, shape.pages, 2))
+    with torch.inference_mode():
+        runner.prefill([PromptChunk(0, 0, prompt)])
+        steps = [
+            runner.decode(torch.tensor([0]), torch.tensor([token]), torch.tensor([position]), position + 1)
+            for position, token in enumerate(output, len(prompt))
+        ]
+        again = runner.prefill([PromptChunk(1, 0, [*prompt, *output], generated=len(output))], every=True)
+    assert torch.equal(again[len(prompt) :], torch.cat(steps))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,13 @@ def test_greedy_tokens_are_those_of_generate(exposed: Checkpoint, batches: int, 
     references = {penalty: GreedyReference(exposed, LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
     by_row = replace(exposed, attention=attention_by_sequence)
     # Three slots: sequences wait, and are prefilled while others decode. A small budget: a batch is prefilled in parts.
-    engines = [engine_of(exposed, 8), engine_of(by_row, 3), engine_of(by_row, 8, prefill_tokens="256")]
+    engines = [
+        engine_of(exposed, 8),
+        engine_of(by_row, 3),
+        engine_of(by_row, 8, prefill_tokens="256"),
+        # With so few pages that prefixes are evicted.
+        engine_of(exposed, 8, kv_cache_tokens="512"),
+    ]
     for _ in range(batches):
         requests = mix(prompt_pool, randomness.randint(1, 6), randomness)
         requests += mix(prompt_pool, randomness.randint(0, 3), randomness, randomness.choice((0.8, 1.3)))

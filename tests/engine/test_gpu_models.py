@@ -15,7 +15,6 @@ from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import products
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.loader import load_checkpoint
-from llama_engine.model.memory_plan import fitting_slots
 from llama_engine.model.weights import LayerWeights, LinearWeight
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
@@ -79,7 +78,7 @@ class Weights:
     ],
     ids=["Llama 2 7B, INT8", "Llama 2 7B, FP16", "Llama 3.1 8B, INT8", "TinyLlama 1.1B, INT8"],
 )
-def test_a_large_model_decodes_in_the_slots_that_fit(
+def test_a_large_model_decodes_in_the_cache_that_fits(
     config: dict[str, int], quantization: str, slots: int, tokenizer: Tokenizer, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -93,8 +92,8 @@ def test_a_large_model_decodes_in_the_slots_that_fit(
         checkpoint = load_checkpoint(settings, DEVICE)
         free = FREE - checkpoint.info.weight_bytes
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, FREE))
-        engine = Engine(checkpoint, settings, fitting_slots(checkpoint, settings, 32))
-        assert engine.slots == slots
+        engine = Engine(checkpoint, settings, 32)
+        assert engine.plan.shape.tokens // checkpoint.max_model_len == slots
         request = GenerationRequest(prompt="", prompt_tokens=(TOKEN,) * 9, max_tokens=2, min_tokens=2)
         (result,) = engine.generate([request])
     assert isinstance(result, Completion), result

@@ -25,8 +25,8 @@ from llama_engine.text.tokenizer import Tokenizer
 
 LAYERS = 2
 SLOTS = 4
-LAUNCHES_PER_LAYER, OTHER_LAUNCHES = 22, 35
-"""Bounds for a prefill or a step; those of a layer count with each chain of elementwise operations as one."""
+LAUNCHES_PER_LAYER, OTHER_LAUNCHES = 22, 47
+"""Bounds for a prefill of two prompts or a step; a chain of elementwise operations of a layer counts as one."""
 PRODUCT, ATTENTION = "bitsandbytes.int8_linear_matmul.default", "torch_attn._varlen_attn.default"
 PRECISIONS: dict[str, dict[str, str]] = {
     "INT8": {},
@@ -61,7 +61,9 @@ def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     ],
 )
 def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
-    values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", **request.param}
+    # Each sequence has a page of 256 positions, and leaves one for each of the others.
+    values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
+    values |= request.param
     settings = Settings.parse(values, {})
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
         # Their verification needs values.

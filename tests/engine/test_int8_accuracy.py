@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
+from engine.engines import runner_with_pages
 from engine.prompts import random_prompt
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk
@@ -13,7 +14,7 @@ from torch.nn.functional import kl_div, nll_loss
 
 def _log_probs(checkpoint: Checkpoint, tokens: tuple[int, ...]) -> torch.Tensor:
     """Return the log probabilities of what follows each token but the last one, [tokens - 1, vocabulary]."""
-    runner = checkpoint.runner(checkpoint.cache_shape(1))
+    runner = runner_with_pages(checkpoint)
     with torch.inference_mode():
         return runner.logits(runner.prefill([PromptChunk(0, 0, tokens)], every=True))[:-1].log_softmax(-1)
 

@@ -44,6 +44,7 @@ def _engine(kernels: str, kv_cache_dtype: str) -> Engine:
 def _logits(engine: Engine) -> torch.Tensor:
     """Return logits of a prefill in two chunks and of a decode step, [3, vocabulary]."""
     tokens = list(range(60, 150))
+    engine._model.set_pages(1, 0, range(1, 8))
     with torch.inference_mode():
         passes = [
             engine._model.prefill([PromptChunk(1, 0, tokens[:50])]),

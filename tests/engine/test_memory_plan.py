@@ -12,54 +12,80 @@ from llama_engine.model import memory_plan
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import MemoryPlan, fitting_slots, plan_memory
+from llama_engine.model.memory_plan import MemoryPlan, plan_memory
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
 MIB = 1 << 20
-SHAPE = KVCacheShape(layers=32, slots=32, key_value_heads=8, max_model_len=4096, head_dim=128, dtype=torch.float16)
+SHAPE = KVCacheShape(
+    layers=32, slots=32, key_value_heads=8, max_model_len=4096, head_dim=128, dtype=torch.float16, page_size=16,
+    pages=8192,
+)  # fmt: skip
 
 
-def _plan(slots: int, free: int, fraction: float = 0.9) -> MemoryPlan:
-    shape = replace(SHAPE, slots=slots)
-    sampling = SamplingState.bytes_for(slots, 128_256)
+def _plan(free: int, fraction: float = 0.9, pages: int = 8192, max_model_len: int = 4096) -> MemoryPlan:
+    shape = replace(SHAPE, pages=pages, max_model_len=max_model_len)
+    sampling = SamplingState.bytes_for(32, 128_256)
     return MemoryPlan(8000 * MIB, shape.bytes, sampling, 700 * MIB, free, fraction, "cuda:0", shape)
 
 
 def test_a_plan_fits_to_the_byte() -> None:
-    needed = _plan(32, 0).total - _plan(32, 0).weights
-    _plan(32, needed, fraction=1.0).check()
+    needed = _plan(0).total - _plan(0).weights
+    _plan(needed, fraction=1.0).check()
     with pytest.raises(OutOfMemoryPlan):
-        _plan(32, needed - 1, fraction=1.0).check()
+        _plan(needed - 1, fraction=1.0).check()
+
+
+def test_the_description_says_how_many_sequences_fit() -> None:
+    line = r"cache 16,386 MiB \(131,072 tokens x 131,072 B: 32 sequences of 4,096 tokens\)"
+    assert re.search(line, _plan(0).describe())
+    line = r"\(131,072 tokens x 131,072 B: 32 sequences of 4,096 tokens or 4 of 32,768\)"
+    assert re.search(line, _plan(0, max_model_len=32768).describe())
 
 
 @pytest.mark.parametrize(
     ("free", "advice"),
     [
-        (14_000, "lower slots to 21 or max_model_len below 4096"),
-        # Not even one slot fits.
-        (800, "lower max_model_len or prefill_tokens, or take a smaller or more strongly quantized checkpoint"),
+        (14_000, "lower kv_cache_tokens to "),
+        (1700, "lower max_model_len and kv_cache_tokens to "),
+        # Not even one token fits.
+        (800, "lower prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"),
     ],
 )
-def test_a_refused_plan_advises_the_largest_number_of_slots_that_fits(free: int, advice: str) -> None:
-    plan = _plan(32, free * MIB)
-    with pytest.raises(OutOfMemoryPlan, match=rf"^{re.escape(plan.describe())}: does not fit; {advice}$"):
+def test_a_refused_plan_advises_the_largest_cache_that_fits(free: int, advice: str) -> None:
+    plan = _plan(free * MIB)
+    with pytest.raises(OutOfMemoryPlan, match=rf"^{re.escape(plan.describe())}: does not fit; {advice}") as refused:
         plan.check()
-    fitting = [slots for slots in range(1, 32) if _plan(slots, free * MIB).total <= plan.budget]
-    assert max(fitting, default=0) == (21 if free == 14_000 else 0)
+    if free > 1000:
+        tokens = int(str(refused.value).split()[-1])
+        assert (tokens >= 4096) == (free == 14_000)
+        _plan(free * MIB, pages=tokens // 16).check()
+        assert _plan(free * MIB, pages=tokens // 16 + 1).total > plan.budget
 
 
-@pytest.mark.parametrize(("free", "expected"), [(3, 3), (100, 8), (0, 1)])
-def test_without_a_setting_as_many_slots_as_fit_are_used(
-    fp32: Checkpoint, free: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("short", [False, True])
+def test_without_a_setting_the_cache_takes_what_fits(
+    fp32: Checkpoint, short: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(memory_fraction=1.0)
-    needed = plan_memory(fp32, settings, max(free, 1)).total - fp32.info.weight_bytes
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed if free else 0)
-    assert fitting_slots(fp32, settings, 8) == expected
-    lines = ["3 slots, not 8 (max_batch_size): no more fit into the memory"] if expected == 3 else []
-    assert caplog.messages == lines
-    assert fitting_slots(fp32, Settings(slots=5), 8) == 5
+    needed = plan_memory(fp32, replace(settings, kv_cache_tokens=1600), 8).total - fp32.info.weight_bytes
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed if short else 1 << 40)
+    plan = plan_memory(fp32, settings, 8)
+    assert plan.shape.tokens == (1600 if short else 8 * 512)
+    assert caplog.messages == ["the KV cache has 1600 tokens, not 4096: no more fit into the memory"] * short
+    plan.check()
+    # At least one sequence of max_model_len; if that doesn't fit, the plan is refused.
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 0)
+    plan = plan_memory(fp32, settings, 8)
+    assert plan.shape.tokens == 512
+    with pytest.raises(OutOfMemoryPlan):
+        plan.check()
+
+
+def test_a_long_context_does_not_multiply_the_default_cache(fp32: Checkpoint) -> None:
+    long = replace(fp32, max_model_len=100_000)
+    assert plan_memory(long, Settings(), 8).shape.tokens == 100_000
+    assert plan_memory(long, Settings(), 32).shape.tokens == 32 * 4096
 
 
 def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Checkpoint) -> None:
@@ -94,21 +120,18 @@ def test_exact_products_on_a_gpu_reserve_their_sums(
     assert reserve - on_cpu == factor * 512 * loaded.config.intermediate_size * (2 * 20 - 8)
 
 
-@pytest.mark.parametrize(
-    ("cache", "copies"),
-    # Of an INT8 cache, the product with the scales is half as much again.
-    [(torch.float32, 2), (torch.int8, 3)],
-)
-def test_a_masked_decode_step_on_a_gpu_reserves_what_it_gathers(
-    fp32: Checkpoint, cache: torch.dtype, copies: int
-) -> None:
+@pytest.mark.parametrize("cache", [torch.float32, torch.int8])
+def test_attention_reserves_what_it_copies(fp32: Checkpoint, cache: torch.dtype) -> None:
+    """Of an INT8 cache, the pages are copied before they are widened."""
     shape = replace(fp32.cache_shape(3), dtype=cache)
     masked = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
-    held = torch.ones(3, shape.positions, dtype=torch.bool)
+    held = torch.ones(3, shape.max_model_len, dtype=torch.bool)
     keys, _ = KVCache(shape, torch.device("cpu")).gather(0, torch.arange(3), held, torch.float32)
-    assert masked.attention_reserve(shape) == copies * keys.nbytes
-    fused = replace(masked, attention=attention_by_sequence)
-    assert fused.attention_reserve(shape) == fp32.attention_reserve(shape) == 0
+    of_pages = keys.numel() if cache == torch.int8 else 0
+    assert masked.attention_reserve(shape) == 2 * (keys.nbytes + of_pages)
+    # A CPU attends to one sequence at a time.
+    assert fp32.attention_reserve(shape) == masked.attention_reserve(shape) // 3
+    assert replace(masked, attention=attention_by_sequence).attention_reserve(shape) == 0
 
 
 def test_the_reserve_has_the_scratch_of_the_compiled_kernels(int8: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

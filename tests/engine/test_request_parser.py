@@ -66,6 +66,7 @@ EVERY: dict[str, list[object]] = {
     "allowed_token_ids": [[-1, -1], [5, 6], [7, -1]],
     "ignore_eos": [True, False, True],
     "priority": [0, -5, 5],
+    "cache_salt": ["", "team a", "ü"],
     "return_log_probs": [True, False, True],
     "num_logprobs": [0, 1, 20],
     "prompt_logprobs": [20, 1, 0],
@@ -216,9 +217,15 @@ def test_words_beyond_their_bounds_are_refused(tokenizer: Tokenizer, name: str) 
     assert message == f"{name} is a value of 1025 bytes in a word; it must be at most 1024"
 
 
+def test_a_cache_salt_is_bounded_in_bytes(tokenizer: Tokenizer) -> None:
+    assert parse(tokenizer, cache_salt="é" * 128).cache_salt == "é" * 128
+    assert refusal(tokenizer, cache_salt="é" * 129) == "cache_salt is a text of 258 bytes; it must be at most 256 bytes"
+
+
 def test_the_words_of_a_request_are_not_in_its_repr(tokenizer: Tokenizer) -> None:
     """It may come into a log."""
-    request = parse(tokenizer, text_input="def secret", stop_words=["secret"], bad_words=["secret"])
+    words = {"stop_words": ["secret"], "bad_words": ["secret"], "cache_salt": "secret"}
+    request = parse(tokenizer, text_input="def secret", **words)
     assert "secret" not in repr(request)
 
 

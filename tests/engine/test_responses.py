@@ -24,12 +24,14 @@ from llama_engine.triton.response import Response
 from numpy.typing import NDArray
 
 PROMPT = "Return a list of"
-ALWAYS = {"text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens"}
+LAST = {"stop_reason", "num_cached_tokens"}
+"""Outputs of the last chunk of a stream."""
+ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens", *LAST}
 
 
 @pytest.fixture
 def decoder(fp32: Checkpoint) -> Iterator[RequestDecoder]:
-    with decoding(engine_of(fp32, 4), Stats(RecordingRegistry(), 4), "none") as decoder:
+    with decoding(engine_of(fp32, 4, prefix_cache="off"), Stats(RecordingRegistry(), 4), "none") as decoder:
         yield decoder
 
 
@@ -92,6 +94,17 @@ def test_a_response_has_the_choices_of_each_row_in_order(decoder: RequestDecoder
     assert outputs["stop_reason"] == [""] * 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_reports_the_prompt_tokens_that_another_has_computed(decoder: RequestDecoder, stream: bool) -> None:
+    salt = text(f"of its own, stream {stream}")
+    request = Request(text_input=text(PROMPT), n=_int32(2), max_tokens=_int32(3), cache_salt=salt, stream=_flag(stream))
+    request.requested = ["num_cached_tokens", "sequence_index"]
+    _run(decoder.engine, _decode(decoder, request))
+    counts = [count for response, _ in request.sent for count in response.values().get("num_cached_tokens", [])]
+    assert len(counts) == 2
+    assert min(counts) == 0 < max(counts)
+
+
 @pytest.mark.parametrize("every", [1, 4, 100])
 def test_a_stream_of_choices_ends_with_the_last_chunk_of_the_last_one(decoder: RequestDecoder, every: int) -> None:
     parameters = json.dumps({"temperature": 1.5, "seed": 3, "max_tokens": 9, "min_tokens": 9})
@@ -123,11 +136,11 @@ def test_a_response_has_only_the_outputs_that_the_client_requests(decoder: Reque
     _run(decoder.engine, _decode(decoder, request))
     assert all(set(response.values()) == {"text_output", "num_output_tokens"} for response, _ in request.sent)
     assert request.sent[-1][1]
-    # By default, those that it always had; only the last chunk has a reason.
+    # By default, those that it always had; some only with the last chunk.
     request = Request(text_input=text(PROMPT), max_tokens=_int32(3), stream=_flag(stream))
     _run(decoder.engine, _decode(decoder, request))
     *before, (last, _) = request.sent
-    assert all(set(response.values()) == ALWAYS - {"stop_reason"} for response, _ in before)
+    assert all(set(response.values()) == ALWAYS - LAST for response, _ in before)
     assert set(last.values()) == ALWAYS
 
 

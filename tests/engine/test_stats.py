@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
+from llama_engine.block_manager import CacheCounts
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.events import FAILURE, Completion, Result
@@ -98,13 +99,39 @@ def test_finished_sequences_are_counted_by_their_reason(
     assert registry.observations == times | latency
 
 
-def test_a_copied_prompt_is_not_counted_again(stats: Stats, registry: RecordingRegistry) -> None:
-    copied = finished_sequence(STOPPED)
-    copied.num_copied = 3
+def test_cached_prompt_tokens_are_not_counted(stats: Stats, registry: RecordingRegistry) -> None:
+    cached = finished_sequence(STOPPED)
+    cached.num_cached_prompt_tokens = 2
     stats.record_finished(finished_sequence(STOPPED))
-    stats.record_finished(copied)
+    stats.record_finished(cached)
     stats.close(SECONDS)
-    assert registry.counts["llama_prompt_tokens_total"] == 3
+    assert registry.counts["llama_prompt_tokens_total"] == 3 + 1
+
+
+def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: RecordingRegistry) -> None:
+    for cache in (CacheCounts(6, 1, 1, 30, 16, 0), CacheCounts(2, 5, 1, 8, 0, 3), None):
+        stats.record_step(StepResult(cache=cache, preempted=1), now=100.0, running=1, waiting=0)
+    stats.close(SECONDS)
+    assert {name: level for name, level in registry.levels.items() if "kv_cache" in name} == {
+        "llama_kv_cache_pages used": 2,
+        "llama_kv_cache_pages cached": 5,
+        "llama_kv_cache_pages free": 1,
+        "llama_kv_cache_usage_ratio": 0.25,
+    }
+    assert registry.counts == {
+        "llama_steps_total": 3,
+        "llama_prefix_cache_queries_total": 38,
+        "llama_prefix_cache_hits_total": 16,
+        "llama_kv_cache_evictions_total": 3,
+        "llama_preemptions_total": 3,
+    }
+
+
+def test_pages_that_are_freed_between_two_steps_are_not_in_use(stats: Stats, registry: RecordingRegistry) -> None:
+    stats.record_step(StepResult(cache=CacheCounts(6, 1, 1, 0, 0, 0)), now=100.0, running=1, waiting=0)
+    stats.record_load(0, 0, CacheCounts(0, 7, 1, 0, 0, 0))
+    stats.close(SECONDS)
+    assert registry.levels["llama_kv_cache_usage_ratio"] == 0
 
 
 def test_refused_requests_are_counted(stats: Stats, registry: RecordingRegistry) -> None:

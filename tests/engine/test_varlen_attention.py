@@ -32,7 +32,7 @@ def _dependent_on_neighbours(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
 ) -> torch.Tensor:
     """Within the tolerance, but larger beside others."""
-    return attention_by_sequence(query, keys, values, layout, scaling) * (1 + len(layout.slots) / 512)
+    return attention_by_sequence(query, keys, values, layout, scaling) * (1 + len(layout.lengths) / 512)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_only_a_verified_attention_is_used(
 @pytest.mark.parametrize(("count", "length"), [(1, 1), (1, 20), (7, 20), (20, 20)])
 def test_the_reference_is_causal_attention_over_the_sequence(count: int, length: int, group: int) -> None:
     random = torch.Generator().manual_seed(1)
-    keys, values = torch.randn(2, 2, 30, 16, generator=random)
-    keys[:, length:], values[:, length:] = torch.nan, torch.nan
+    keys, values = torch.randn(2, 30, 2, 16, generator=random)
+    keys[length:], values[length:] = torch.nan, torch.nan
     query = torch.randn(count, 2 * group, 16, generator=random)
     mask = torch.ones(length, length, dtype=torch.bool).tril()[length - count :]
     expected = functional.scaled_dot_product_attention(
-        query.transpose(0, 1), keys[:, :length].repeat_interleave(group, 0),
-        values[:, :length].repeat_interleave(group, 0), attn_mask=mask, scale=0.25,
+        query.transpose(0, 1), keys[:length].transpose(0, 1).repeat_interleave(group, 0),
+        values[:length].transpose(0, 1).repeat_interleave(group, 0), attn_mask=mask, scale=0.25,
     )  # fmt: skip
     attended = gpu_reference.attention(query, keys, values, length, 0.25)
     torch.testing.assert_close(attended, expected.transpose(0, 1))

@@ -148,7 +148,7 @@ class FakeTriton:
             words = str(request.value("text_input", "a b c")).split()
             entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
             _add(message, "prompt_logprobs", [json.dumps(entries)] * rows)
-        if request.value("return_perf_metrics") and reason:
+        if reason:
             # The choices after the first find its prompt in the cache.
             cached = [request.prompt_tokens if index else self.cached_tokens for index in indices]
             _add(message, "num_cached_tokens", cached)

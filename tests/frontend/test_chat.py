@@ -113,7 +113,7 @@ def test_a_field_reaches_the_model_as_its_input(
 
 def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoint, triton: FakeTriton) -> None:
     assert served.chat(temperature=None, stop=None, tools=None, logit_bias=None, seed=None).status_code == 200
-    expected = {"text_input", "stream", "max_tokens", "truncate_max_tokens", "return_perf_metrics"}
+    expected = {"text_input", "stream", "max_tokens", "truncate_max_tokens"}
     assert set(triton.last.inputs) == expected
 
 

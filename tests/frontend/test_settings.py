@@ -40,6 +40,7 @@ def test_an_option_overrides_the_environment_which_overrides_the_default() -> No
             {"LLAMA_MAX_MODEL_LEN": "x"},
             "variable LLAMA_MAX_MODEL_LEN: max_model_len is 'x'; it must be a valid",
         ),
+        (["--prefix-cache-shared", "yes"], {}, "prefix_cache_shared is 'yes'; it must be 'off' or 'on'"),
         (["--log-requests", "all"], {}, "log_requests is 'all'; it must be 'none', 'summary' or 'prompts'"),
         (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file is .*; it must be a file that exists"),
     ],

@@ -20,8 +20,10 @@ TWELVE: dict[str, object] = {
 HOT = {**TWELVE, "temperature": 1.5, "seed": 5}
 OPTIONS = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
 TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
-ALWAYS = {"text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens"}
-OPTIONAL = {"output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", "num_cached_tokens", *TIMES}
+LAST = {"stop_reason", "num_cached_tokens"}
+"""Outputs of the last chunk of a stream."""
+ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens", *LAST}
+OPTIONAL = {"output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", *TIMES}
 
 
 def _outputs(server: LocalTriton, **inputs: object) -> dict[str, NDArray[Any]]:
@@ -68,7 +70,7 @@ def test_a_stream_whose_request_names_no_output_has_all(streaming: LocalTriton) 
     with GrpcStream(streaming) as stream:
         stream.ask({**TWELVE, "stream": True})
         *before, last = stream.outputs()
-    assert all(set(outputs) == ALWAYS - {"stop_reason"} for outputs in before)
+    assert all(set(outputs) == ALWAYS - LAST for outputs in before)
     assert set(last) == ALWAYS
 
 

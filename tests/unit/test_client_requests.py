@@ -9,6 +9,7 @@ from triton_llama import LlamaClient, ServerError
 from triton_llama.cli import status_lines
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.status import (
+    CacheInfo,
     InstanceInfo,
     ModelConfig,
     ModelInfo,
@@ -155,6 +156,28 @@ def test_shares_of_rows_with_two_terms_are_read_from_the_page() -> None:
         info = read_model_info(f"{HOST}:{port}", "llama")
     assert info == ModelInfo([EXACT], {"down": 0.99, "head": 0.0})
     assert "two terms   of input rows: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
+
+
+@pytest.mark.parametrize(
+    ("queries", "hit_ratio", "hits"), [(400, 0.25, "; 25.0% of prompt tokens were cached"), (0, None, "")]
+)
+def test_the_kv_cache_of_all_instances_is_read_from_the_page(queries: int, hit_ratio: float | None, hits: str) -> None:
+    states = ("used", "cached", "free")
+    pages = {"llama_0_0": (3, 4, 1), "llama_1_0": (2, 0, 6)}
+    lines = [
+        _series("llama", EXACT),
+        *(f'llama_kv_cache_pages{{model="llama",model_instance="{instance}",state="{state}",version="1"}} {count}'
+          for instance, counts in pages.items() for state, count in zip(states, counts, strict=True)),
+        f'llama_prefix_cache_queries_total{{model="llama",version="1"}} {queries}',
+        'llama_prefix_cache_hits_total{model="llama",version="1"} 100',
+        "",
+    ]  # fmt: skip
+    body = "\n".join(lines)
+    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
+        info = read_model_info(f"{HOST}:{port}", "llama")
+    assert info.cache == CacheInfo(pages=16, used=5, cached=4, hit_ratio=hit_ratio)
+    line = f"KV cache    5 of 16 pages used, 4 hold cached prefixes{hits}"
+    assert line in status_lines(STATUS, info, None)
 
 
 def test_status_has_a_line_for_each_instance() -> None:

@@ -123,13 +123,20 @@ OUTPUTS: dict[str, object] = {
     ("outputs", "message"),
     [
         ({}, "lacks the output text_output"),
-        ({**OUTPUTS, "num_output_tokens": "x"}, "must be two strings and two integers"),
-        ({**OUTPUTS, "text_output": 1}, "must be two strings and two integers"),
+        ({**OUTPUTS, "num_output_tokens": "x"}, "must be two strings and three integers"),
+        ({**OUTPUTS, "num_cached_tokens": "x"}, "must be two strings and three integers"),
+        ({**OUTPUTS, "text_output": 1}, "must be two strings and three integers"),
     ],
 )
 def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, object], message: str) -> None:
     with pytest.raises(ServerError, match=message):
         read_completion(outputs, prepare("def", SamplingParams()))
+
+
+def test_cached_tokens_are_unknown_from_a_server_that_does_not_report_them() -> None:
+    request = prepare("def", SamplingParams())
+    assert read_completion({**OUTPUTS, "num_cached_tokens": 2}, request).num_cached_tokens == 2
+    assert read_completion(OUTPUTS, request).num_cached_tokens is None
 
 
 def test_an_output_is_decoded_from_tritons_binary_form() -> None:

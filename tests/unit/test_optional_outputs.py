@@ -98,7 +98,7 @@ def test_which_outputs_a_chunk_has() -> None:
         optional_outputs([Span(sequence, first, last)], writer, final=last == 5)
         for first, last in ((0, 1), (1, 3), (3, 5))
     ]
-    assert [set(chunk) - always for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES, "num_cached_tokens"}]
+    assert [set(chunk) - always for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES}]
     assert [chunk["output_log_probs"].tolist() for chunk in chunks] == [[[-1]], [[-2, -3]], [[-4, -5]]]
     assert [chunk["cum_log_probs"].tolist() for chunk in chunks] == [[-1], [-6], [-15]]
     assert [[*json.loads(chunk["logprobs"][0])[0]] for chunk in chunks] == [["0", "3"], ["1", "3"], ["3"]]
@@ -108,9 +108,7 @@ def test_times_are_nanoseconds_since_1970_in_the_order_of_events() -> None:
     before = time.time_ns()
     sequence = _sequence(2, return_perf_metrics=True)
     sequence.admit()
-    sequence.num_copied = 3
     outputs = optional_outputs([_whole(sequence)], LogProbsWriter(TOKENIZER), final=True)
-    assert outputs["num_cached_tokens"].tolist() == [3]
     arrival, scheduled, first, last = (int(outputs[name][0]) for name in TIMES)
     assert all(outputs[name].dtype == np.int64 for name in TIMES)
     assert arrival <= first <= last <= scheduled

@@ -5,11 +5,13 @@ Nothing becomes NaN, and only a row whose logits are not finite fails.
 
 import itertools
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.kv_slots import KVSlots
 from llama_engine.sampling.logits_processors import draw, penalize_output
 from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.row_processor import RowProcessor, row_processor
@@ -46,7 +48,8 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
 
 def _batch(requests: list[GenerationRequest], vocabulary: int, processor: RowProcessor | None = None) -> SlotBatch:
     """Return a batch with a row for each request. processor: of the first row."""
-    batch, tokens_without_text = SlotBatch(len(requests), vocabulary, CPU), Vocabulary([b""] * vocabulary)
+    batch = SlotBatch(len(requests), vocabulary, CPU, Mock(KVSlots))
+    tokens_without_text = Vocabulary([b""] * vocabulary)
     for row, request in enumerate(requests):
         of_row = (
             row_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
@@ -54,7 +57,7 @@ def _batch(requests: list[GenerationRequest], vocabulary: int, processor: RowPro
         sequence = Sequence(
             request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
         )
-        batch.reserve(sequence)
+        sequence.kv_slot = row
         batch.add([sequence])
     return batch
 

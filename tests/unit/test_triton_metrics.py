@@ -54,7 +54,8 @@ def test_an_instance_shares_all_series_but_gauges(triton: _Triton) -> None:
         family = triton.families[metric.name]
         assert family.kind == metric.kind
         labels = [series.labels.get(INSTANCE_LABEL) for series in family.series]
-        assert labels == (instances if metric.kind == "gauge" else [None] * 2 * len(metric.values)), metric.name
+        of_gauge = [instance for instance in instances for _ in metric.values]
+        assert labels == (of_gauge if metric.kind == "gauge" else [None] * 2 * len(metric.values)), metric.name
         assert all(LABELS.items() <= series.labels.items() for series in family.series)
         assert all((series.buckets is not None) == (metric.kind == "histogram") for series in family.series)
 

@@ -17,7 +17,6 @@ from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.errors import EngineError, InvalidSettings
 from llama_engine.model.loader import load_checkpoint
-from llama_engine.model.memory_plan import fitting_slots
 from llama_engine.model.precision import choose_device
 from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
@@ -131,7 +130,7 @@ def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> En
             "outlier threshold %g: a row's result depends on its batch; LLAMA_INT8_THRESHOLD=0 avoids that",
             checkpoint.info.threshold,
         )
-    engine = Engine(checkpoint, settings, fitting_slots(checkpoint, settings, max_batch_size))
+    engine = Engine(checkpoint, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
     _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())
     engine.warm_up()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, 
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
 from llama_engine.model.activation_terms import ActivationTerms
-from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 
@@ -112,9 +113,10 @@ class SmallLlama:
         return CpuLlama(kernels, self.dimensions, layers, self.norm, head, *self.tables, terms)
 
     def cache_shape(self, slots: int, dtype: torch.dtype, tokens: int = POSITIONS) -> KVCacheShape:
-        """Return the KV cache of `slots` sequences of up to `tokens` tokens."""
+        """Return the KV cache of `slots` sequences of up to `tokens` tokens, with pages for all."""
         d = self.dimensions
-        return KVCacheShape(len(self.layers), slots, d.kv_heads, tokens, d.padded_head_dim, dtype)
+        pages = slots * -(-tokens // CPU_PAGE_SIZE)
+        return KVCacheShape(len(self.layers), slots, d.kv_heads, tokens, d.padded_head_dim, dtype, CPU_PAGE_SIZE, pages)
 
     def reference(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of a sequence in float64."""
@@ -176,9 +178,18 @@ def runner(
     terms: ActivationTerms = AUTO,
     room: int = 64,
 ) -> Runner:
-    """Return a runner of an instruction set's kernels with an empty cache."""
+    """Return a runner of an instruction set's kernels with an empty cache and pages for every slot."""
     llama = llama or small_llama()
-    return Runner(llama, CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room))
+    forward = CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room)
+    assign_pages(forward, range(1, forward.cache.pages + 1))
+    return Runner(llama, forward)
+
+
+def assign_pages(forward: CpuForward, pages: Sequence[int]) -> None:
+    """Divide the pages among the slots, in this order."""
+    each = len(pages) // forward.cache.slots
+    for slot in range(forward.cache.slots):
+        forward.set_pages(slot, 0, pages[slot * each : (slot + 1) * each])
 
 
 def random_tokens(count: int, seed: int, vocabulary: int = PLAIN.vocabulary) -> torch.Tensor:

@@ -1,8 +1,18 @@
 """The CPU kernels' forward pass is near the reference, and a token's bits don't depend on what runs beside it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama
+from engine.cpu_kernels.models import (
+    PLAIN,
+    RUNNABLE,
+    assign_pages,
+    kernels,
+    random_tokens,
+    runner,
+    small_llama,
+)
 from engine.int8_layers import AUTO, each_terms, threads
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
@@ -168,6 +178,8 @@ def test_two_caches_share_weights_alone() -> None:
     llama = small_llama().packed(kernels("avx2"))
     shape = small_llama().cache_shape(2, torch.bfloat16)
     first, second = CpuForward(llama, shape), CpuForward(llama, shape)
+    for forward in (first, second):
+        assign_pages(forward, range(1, shape.pages + 1))
     slots, positions = torch.zeros(20, dtype=torch.long), torch.arange(20)
     x = small_llama().embedding[random_tokens(20, 0)]
     expected = first.forward(x.clone(), slots, positions)
@@ -175,10 +187,102 @@ def test_two_caches_share_weights_alone() -> None:
     assert torch.equal(first.forward(x[19:].clone(), slots[19:], positions[19:]), expected[19:])
 
 
-def test_tables_shorter_than_the_cache_are_refused() -> None:
+@each_instruction_set
+@each_cache
+def test_any_order_of_the_pages_gives_the_same_bits(name: str, cache: torch.dtype) -> None:
+    sequences = [random_tokens(length, length) for length in (33, 50)]
+    results = []
+    for seed in (None, 1, 2):
+        run = runner(name, cache=cache)
+        if seed is not None:
+            pages = torch.randperm(run.forward.cache.pages, generator=torch.Generator().manual_seed(seed)) + 1
+            assign_pages(run.forward, pages.tolist())
+        results.append([run.logits(tokens, slot, 0) for slot, tokens in enumerate(sequences)])
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+@each_instruction_set
+@each_cache
+def test_a_shared_prefix_gives_the_bits_of_an_own_one(name: str, cache: torch.dtype) -> None:
+    prefix = random_tokens(32, 0)
+    first, second = (torch.cat([prefix, random_tokens(18, seed)]) for seed in (1, 2))
+    expected = [runner(name, cache=cache).logits(tokens, 0, 0)[32:] for tokens in (first, second)]
+    run = runner(name, cache=cache)
+    run.forward.set_pages(0, 0, [7, 3, 9, 4])
+    run.forward.set_pages(1, 0, [7, 3, 1, 8])
+    run.logits(prefix, 0, 0)
+    # Both sequences in one pass, so that neighbouring rows read the same pages for different slots.
+    tokens = torch.cat([first[32:], second[32:]])
+    slots, positions = torch.arange(2).repeat_interleave(18), torch.arange(32, 50).repeat(2)
+    assert torch.equal(run.logits(tokens, slots, positions), torch.cat(expected))
+
+
+@each_instruction_set
+@each_cache
+def test_a_copied_page_has_the_bits_of_its_source(name: str, cache: torch.dtype) -> None:
+    tokens, other = random_tokens(30, 0), random_tokens(30, 1)
+    other[:20] = tokens[:20]
+    expected = [runner(name, cache=cache).logits(sequence, 0, 0)[20:] for sequence in (tokens, other)]
+    run = runner(name, cache=cache)
+    run.forward.set_pages(0, 0, [7, 3])
+    run.forward.set_pages(1, 0, [7, 12])
+    run.logits(tokens[:20], 0, 0)
+    run.forward.copy(3, 12)
+    results = [run.logits(sequence[20:], slot, 20) for slot, sequence in enumerate((tokens, other))]
+    assert torch.equal(torch.stack(results), torch.stack(expected))
+
+
+def test_tables_shorter_than_a_sequence_are_refused() -> None:
     llama = small_llama()
-    with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and the cache has 80"):
+    with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and sequences 65"):
         CpuForward(llama.packed(kernels("avx2")), llama.cache_shape(1, torch.float32, tokens=65))
+
+
+def test_pages_of_another_size_are_refused() -> None:
+    llama = small_llama()
+    shape = replace(llama.cache_shape(1, torch.float32), page_size=32)
+    with pytest.raises(ValueError, match="the cache has pages of 32 positions, and the kernels of 16"):
+        CpuForward(llama.packed(kernels("avx2")), shape)
+
+
+@pytest.mark.parametrize(
+    ("slot", "position", "message"),
+    [
+        (5, 0, "slot 5 is outside the KV cache of 5 slots"),
+        (-1, 0, "slot -1 is outside"),
+        (0, 64, "position 64 is outside the KV cache of 64 positions"),
+        (0, -1, "position -1 is outside"),
+        (1, 32, "position 32 of slot 1 has no page"),
+    ],
+)
+def test_a_token_without_a_page_is_refused(slot: int, position: int, message: str) -> None:
+    run = runner("avx2")
+    run.forward.set_pages(1, 2, [0, 0])
+    with pytest.raises(IndexError, match=message):
+        run.logits(random_tokens(2, 0), torch.tensor([1, slot]), torch.tensor([31, position]))
+
+
+@pytest.mark.parametrize(
+    ("slot", "first", "pages", "message"),
+    [
+        (5, 0, [1], "slot 5 is outside"),
+        (-1, 0, [1], "slot -1 is outside"),
+        (0, 4, [1, 2], "column 5 is outside the KV cache of 5 columns"),
+        (0, -1, [1], "column -1 is outside"),
+        (0, 0, [1, 21], "page 21 is outside the KV cache of 21 pages"),
+        (0, 0, [-1], "page -1 is outside"),
+    ],
+)
+def test_pages_outside_the_table_or_the_pool_are_refused(slot: int, first: int, pages: list[int], message: str) -> None:
+    with pytest.raises(IndexError, match=message):
+        runner("avx2").forward.set_pages(slot, first, pages)
+
+
+@pytest.mark.parametrize(("source", "target"), [(21, 1), (1, 21), (-1, 1)])
+def test_a_copy_of_a_page_outside_the_pool_is_refused(source: int, target: int) -> None:
+    with pytest.raises(IndexError, match="is outside the KV cache of 21 pages"):
+        runner("avx2").forward.copy(source, target)
 
 
 @each_instruction_set

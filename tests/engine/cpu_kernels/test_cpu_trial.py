@@ -128,7 +128,8 @@ def _compile(source: str) -> Callable[[Path], object]:
 
 
 ZEROS = " ".join(
-    f'extern "C" int {name}() {{ return 0; }}' for name in ("forward", "logits", "attention", "linear", "pack")
+    f'extern "C" int {name}() {{ return 0; }}'
+    for name in ("forward", "find_without_page", "logits", "attention", "linear", "pack")
 )
 
 

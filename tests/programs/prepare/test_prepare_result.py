@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.checkpoints import small_config
-from engine.engines import load
+from engine.engines import load, runner_with_pages
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.manifest import MANIFEST, Manifest
@@ -38,7 +38,7 @@ def _assert_same(loaded: Checkpoint, expected: Checkpoint) -> None:
     assert loaded.info == expected.info
     assert torch.equal(loaded.model.embedding, expected.model.embedding)
     chunk = PromptChunk(0, 0, expected.tokenizer.encode("The with statement is used to wrap the execution of a block"))
-    first, second = (checkpoint.runner(checkpoint.cache_shape(1)) for checkpoint in (loaded, expected))
+    first, second = (runner_with_pages(checkpoint) for checkpoint in (loaded, expected))
     with torch.inference_mode():
         assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
 

@@ -118,8 +118,7 @@ class DecodeGraphs:
     def __init__(
         self, checkpoint: Checkpoint, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: SlotBatch
     ) -> None:
-        """Allocate the graphs' inputs and outputs; `capture` creates the graphs. shape: with a spare position."""
-        assert shape.spare, "padding rows have no position to write to"
+        """Allocate the graphs' inputs and outputs; `capture` creates the graphs."""
         device = checkpoint.info.device
         self._model, self._sampler, self._batch = model, sampler, batch
         self._padding = shape.max_model_len
@@ -198,8 +197,8 @@ class DecodeGraphs:
     def _forward(self, rows: int, span: int) -> None:
         """Compute the logits of the first `rows` rows; rows from `_decoding` on are padding."""
         active = self._active(rows)
-        # A padding row's KV slot may belong to another sequence, so the row writes to the slot's spare position. Its
-        # token may be FAILED, which is no index into the embedding.
+        # A padding row's KV slot may belong to another sequence, so the row has the position that is in the null page.
+        # Its token may be FAILED, which is no index into the embedding.
         positions = torch.where(active, self._batch.positions[:rows], self._padding)
         tokens = torch.where(active, self._batch.tokens[:rows], 0)
         kv_slots = self._batch.kv_slots[:rows]
@@ -215,7 +214,7 @@ class DecodeGraphs:
         self._batch.tokens[:rows] = tokens
 
     def _verify(self, rows: int, span: int) -> None:
-        """Raise RuntimeError if replayed logits differ from launched ones. Writes to each slot's first position."""
+        """Raise RuntimeError if replayed logits differ from launched ones. Writes to the null page alone."""
         # The last sampling may have stored FAILED, which is no valid input.
         self._batch.tokens.zero_()
         self._decoding.fill_(rows)

@@ -1,5 +1,8 @@
 """The engine: each step prefills prompts, decodes one token per sequence, and removes finished sequences.
 
+When the KV cache has no page for a sequence's next token, the youngest sequence of the lowest priority is preempted: it
+loses its pages and is prefilled again, with what it has generated, once there are enough.
+
 A sequence's tokens depend on its own prompt, parameters and seed. Where products are in floats, or on a GPU, other
 sequences of the batch can change a logit's last bits, and so a near tie (the table in `model.products`).
 """
@@ -14,11 +17,13 @@ import torch
 
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.block_manager import BlockManager, CacheCounts
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
 from llama_engine.decode_step import DecodeStep
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.events import Result
 from llama_engine.isolation import Isolation
+from llama_engine.kv_slots import KVSlots
 from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
@@ -37,7 +42,8 @@ class StepResult:
 
     finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
-    terms: input rows of exact INT8 products, including those of failed computations.
+    terms: input rows of exact INT8 products, including those of failed computations. preempted: number of preemptions.
+    cache: the KV cache's pages after the step, and its events.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -46,6 +52,8 @@ class StepResult:
     prefill_tokens: int = 0
     errors: int = 0
     terms: TermCounts = field(default_factory=dict)
+    preempted: int = 0
+    cache: CacheCounts | None = None
 
     @property
     def failed(self) -> bool:
@@ -72,11 +80,18 @@ class Engine:
         )
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
-        self._batch = SlotBatch(slots, config.vocab_size, self._device)
-        self._model = checkpoint.runner(self.plan.shape)
+        shape = self.plan.shape
+        self._model = checkpoint.runner(shape, self.plan.graphs)
+        self._manager = BlockManager(
+            shape.pages, shape.page_size, settings.prefix_cache == "on", checkpoint.output_can_be_prefix
+        )
+        self._cache = KVSlots(shape, self._manager, self._model)
+        self._batch = SlotBatch(slots, config.vocab_size, self._device, self._cache)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
-        self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._isolation)
+        self._prefill = Prefill(
+            self._model, self._batch, self._manager, self._cache, settings.prefill_tokens, self._isolation
+        )
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self.builder = SequenceBuilder(
             self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
@@ -118,6 +133,25 @@ class Engine:
             attention = ", FlashAttention" if self._checkpoint.attention else ", attention with masks"
         return f"decode steps: {self._checkpoint.info.computation}{attention}, {graphs}"
 
+    def take_cache_counts(self) -> CacheCounts:
+        """Return the numbers of the KV cache's pages, and of its events since the last step or call."""
+        return self._manager.take_counts()
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """Return whether a slot is free, and pages for the sequence besides those that queued sequences need."""
+        if not self.used_slots or self.used_slots == self.slots:
+            return not self.used_slots
+        available, beginning = self._manager.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
+        # Looking prefixes up takes time, and mostly there are pages without.
+        if sum(self._manager.num_pages(each.num_tokens) for each in beginning) <= available:
+            return True
+        return sum(map(self._manager.num_new_pages, beginning)) <= available
+
+    def has_pages(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether pages are available for all tokens of waiting sequences. Any thread may call it."""
+        pages = (self._manager.num_pages(sequence.num_tokens) + 1 for sequence in sequences)
+        return sum(pages) + self.used_slots <= self._manager.num_available
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for prefill in a free slot, which must exist: WAITING → PREFILL."""
         assert self.used_slots < self.slots, "no slot is free"
@@ -151,6 +185,7 @@ class Engine:
             # bitsandbytes launches on the thread's current device, not on the tensors' device.
             torch.cuda.set_device(self._device)
         try:
+            self._extend_pages()
             decoding = len(self._batch)
             prefilled = self._prefill_prompts()
             if self._batch.sequences:
@@ -163,6 +198,7 @@ class Engine:
             self._fail_all()
         result.errors, self._isolation.errors = self._isolation.errors, 0
         result.terms = self._model.take_term_counts()
+        result.cache = self.take_cache_counts()
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
@@ -175,7 +211,7 @@ class Engine:
                 sequence.follow_guide(guide.result())
         waiting = deque(sequences)
         while waiting or self.used_slots:
-            while waiting and self.used_slots < self.slots:
+            while waiting and self.can_admit(waiting[0]):
                 self.add(waiting.popleft())
             self.step()
         results = [sequence.result for sequence in sequences if sequence.result is not None]
@@ -194,7 +230,9 @@ class Engine:
         width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
         # The prefill yields the first token and a decode step the second, if max_model_len has room for it.
         count = min(2, self.max_model_len - width)
-        request = GenerationRequest(prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count)
+        request = GenerationRequest(
+            prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count, cache_salt="warm-up"
+        )
         result = self.generate([request])[0]
         if isinstance(result, GenerationError):
             raise result
@@ -209,6 +247,22 @@ class Engine:
             self._decode.graphs = capture_graphs(
                 self._checkpoint, self.plan.shape, self._model, self._sampler, self._batch, capture
             )
+
+    def _extend_pages(self) -> None:
+        """Give every decoding sequence a page for its next position, the oldest first; preempt while there is none."""
+        for sequence in sorted(self._batch.sequences, key=_seniority):
+            # Until the sequence has its page or is itself preempted.
+            while sequence.kv_slot is not None and not self._cache.extend(sequence):
+                self._preempt_youngest()
+
+    def _preempt_youngest(self) -> None:
+        """Take the pages of the youngest sequence of the lowest priority, which may be in prefill."""
+        partial = [] if self._prefill.partial is None else [self._prefill.partial]
+        sequence = max([*self._batch.sequences, *partial], key=_seniority)
+        if sequence in self._batch.sequences:
+            self._batch.remove(self._batch.sequences.index(sequence))
+        self._prefill.preempt(sequence)
+        self._result.preempted += 1
 
     def _prefill_prompts(self) -> list[torch.Tensor]:
         """Run a prefill pass and add completely cached prompts to the batch; return their last hidden states."""
@@ -232,6 +286,7 @@ class Engine:
                 token_bytes = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
                 sequence.append(token, token_bytes)
+                self._manager.publish(sequence)
             except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
                 self._isolation.record(error, f"appending token {token} to {names_of([sequence])}")
                 sequence.fail()
@@ -246,11 +301,18 @@ class Engine:
 
     def _fail_all(self) -> None:
         """Fail every sequence and clear the slots."""
-        for sequence in dict.fromkeys([*self._batch.clear(), *self._prefill.clear()]):
+        for sequence in dict.fromkeys([*self._batch.sequences, *self._prefill.sequences]):
             if sequence.status is not Status.FINISHED:
                 sequence.fail()
             if sequence not in self._result.finished:
                 self._result.finished.append(sequence)
+        self._batch.clear()
+        self._prefill.clear()
+
+
+def _seniority(sequence: Sequence) -> tuple[int, float]:
+    """Return a sort key: sequences of high priority first, then the oldest."""
+    return sequence.request.priority, sequence.arrived_at
 
 
 def _failed_sampling(sequence: Sequence) -> RequestError:

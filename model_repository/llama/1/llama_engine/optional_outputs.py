@@ -131,7 +131,7 @@ def _entry(token: int, log_prob: float, rank: int, tokenizer: Tokenizer) -> str:
 
 
 def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:
-    """Return the sequences' times in nanoseconds since 1970, and the number of prompt tokens copied from a choice."""
+    """Return the sequences' times in nanoseconds since 1970."""
     offset = time.time_ns() - time.monotonic_ns()
     times: Mapping[str, Callable[[EngineSequence], float]] = {
         "arrival_time_ns": lambda sequence: sequence.arrived_at,
@@ -140,12 +140,10 @@ def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:
         # A sequence finishes with its last token.
         "last_token_time_ns": lambda sequence: sequence.finished_at,
     }
-    outputs: dict[str, Output] = {
+    return {
         name: np.array([offset + round(at(sequence) * 1e9) for sequence in sequences], dtype=np.int64)
         for name, at in times.items()
     }
-    outputs["num_cached_tokens"] = np.array([sequence.num_copied for sequence in sequences], dtype=np.int32)
-    return outputs
 
 
 def _strings(texts: Iterable[str]) -> Output:

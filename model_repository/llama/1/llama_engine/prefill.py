@@ -1,33 +1,33 @@
 """Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
-Prompts are computed in order of arrival. Each decode step is preceded by one pass of at most `budget` tokens, which
-bounds how long decoding sequences wait. Prompts that fit the budget are computed together; a longer prompt is computed
-in chunks, one per pass. A sequence gets its KV slot when its prefill begins. The choices of a request share a prompt:
-it is computed for one choice and copied to the others, as long as some choice still has it in its slot (`PromptShare`
-in `sequence` selects which). A pass copies at most COPIED_BUDGETS times `budget` tokens, or one prompt.
+Prompts are computed in order of arrival, and after a preemption first, together with what was generated. Each decode
+step is preceded by one pass of at most `budget` tokens, which bounds how long decoding sequences wait. Prompts that fit
+the budget are computed together; a longer prompt is computed in chunks, one per pass. A sequence gets its KV slot and
+pages when its prefill begins, and waits if there are too few; later sequences then wait, too. Of its prompt, what the
+prefix cache has is not computed. A sequence also waits while another one computes a page that it can take over. The
+choices of a request share a prompt: it is computed for one choice, and the others take over its pages, as long as some
+choice still has them (`PromptShare` in `sequence` selects which).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
+from llama_engine.block_manager import BlockManager
 from llama_engine.isolation import Isolation
+from llama_engine.kv_slots import KVSlots
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.prompt_log_probs import prompt_log_probs
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
 from llama_engine.transfer import to_device
-
-COPIED_BUDGETS = 16
-"""Limit of copied tokens per pass, as a multiple of the prefill budget. Copying a token takes less than 1/16 of the
-time to compute it. All (up to 16) choices of a prompt within the budget are copied in one pass, before one can finish.
-"""
 
 
 @dataclass
@@ -57,43 +57,72 @@ class _Part(NamedTuple):
 class Prefill:
     """Queues and prefills the sequences whose prompts are not completely cached."""
 
-    def __init__(self, model: ModelRunner, batch: SlotBatch, budget: int, isolation: Isolation) -> None:
-        """budget: maximum prompt tokens computed per pass."""
+    def __init__(
+        self,
+        model: ModelRunner,
+        batch: SlotBatch,
+        manager: BlockManager,
+        cache: KVSlots,
+        budget: int,
+        isolation: Isolation,
+    ) -> None:
+        """budget: maximum tokens computed per pass."""
         self._model, self._batch, self._budget, self._isolation = model, batch, budget, isolation
-        self._queue: deque[Sequence] = deque()
-        # The sequence whose prompt exceeds the budget and is being computed in chunks.
-        self._partial: Sequence | None = None
+        self._manager, self._cache = manager, cache
+        self.queue: deque[Sequence] = deque()
+        """The sequences whose prefill has not begun, in the order in which it will."""
+        self.partial: Sequence | None = None
+        """The sequence whose prompt exceeds the budget and is being computed in chunks."""
         # The sequences of the last pass until `commit`; `clear` returns them if the step fails in between.
         self._computing: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self._queue) + (self._partial is not None)
+        return len(self.queue) + (self.partial is not None)
+
+    def headroom(self, beginning: Iterable[Sequence] = ()) -> int:
+        """Return how many pages a sequence that begins must leave: one for each running one that may grow.
+
+        beginning: sequences that begin in the same pass.
+        """
+        partial = [] if self.partial is None else [self.partial]
+        return sum(map(self._manager.may_grow, dict.fromkeys([*self._batch.sequences, *partial, *beginning])))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self._queue.append(sequence)
+        self.queue.append(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Queue a sequence that has lost its pages before all others; it may be `partial`."""
+        if sequence is self.partial:
+            self.partial = None
+            self._cache.release(sequence)
+        sequence.preempt()
+        self.queue.appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Remove a sequence and free its KV slot; return whether it was queued or partly cached."""
-        if sequence is self._partial:
-            self._partial = None
-            self._batch.release(sequence)
-        elif sequence in self._queue:
-            self._queue.remove(sequence)
+        """Remove a sequence, free its KV slot and pages; return whether it was queued or partly cached."""
+        if sequence is self.partial:
+            self.partial = None
+            self._cache.release(sequence)
+        elif sequence in self.queue:
+            self.queue.remove(sequence)
         else:
             return False
         return True
 
-    def clear(self) -> list[Sequence]:
-        """Remove and return all sequences."""
-        partial = [] if self._partial is None else [self._partial]
-        sequences = dict.fromkeys([*partial, *self._computing, *self._queue])
-        self._queue.clear()
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All sequences, those of the last pass included until `commit`."""
+        partial = [] if self.partial is None else [self.partial]
+        return list(dict.fromkeys([*partial, *self._computing, *self.queue]))
+
+    def clear(self) -> None:
+        """Remove all sequences and free their KV slots and pages."""
+        for sequence in self.sequences:
+            self._cache.release(sequence)
+        self.queue.clear()
         self._computing = []
-        self._partial = None
-        for sequence in sequences:
-            self._batch.release(sequence)
-        return list(sequences)
+        self.partial = None
 
     def step(self) -> Prefilled:
         """Run one pass over the next prompts, if any, and copy cached prompts to waiting choices."""
@@ -104,9 +133,9 @@ class Prefill:
             self._compute(group, prefilled)
         self._copy_prompts(prefilled)
         for sequence in prefilled.failed:
-            self._batch.release(sequence)
-        if self._partial in (*prefilled.sequences, *prefilled.failed):
-            self._partial = None
+            self._cache.release(sequence)
+        if self.partial in (*prefilled.sequences, *prefilled.failed):
+            self.partial = None
         return prefilled
 
     def commit(self) -> None:
@@ -114,31 +143,37 @@ class Prefill:
         self._computing = []
 
     def _next_group(self) -> list[Sequence]:
-        """Return the sequences of the next pass; those that begin leave the queue and get a KV slot.
+        """Return the sequences of the next pass; those that begin leave the queue and get a KV slot and pages.
 
-        If a prompt is partly computed, its sequence alone. Else the next ones, in order of arrival, whose prompts fit
-        the budget together; a longer prompt is taken alone and becomes `_partial`. Of choices that share a prompt only
-        the first is taken, and none whose prompt can be copied.
+        If a prompt is partly computed, its sequence alone. Else the next ones, in order, whose tokens fit the budget
+        together; a longer prompt is taken alone and becomes `partial`. Of choices that share a prompt only the first is
+        taken, and none whose prompt can be copied.
         """
-        if self._partial is not None:
-            return [self._partial]
+        if self.partial is not None:
+            return [self.partial]
         group: list[Sequence] = []
         shares: list[PromptShare] = []
+        computed: set[bytes] = set()
         tokens = 0
-        for sequence in [sequence for sequence in self._queue if not _can_be_copied(sequence)]:
-            if sequence.share in shares:
+        for sequence in list(self.queue):
+            if sequence.share in shares or _can_be_copied(sequence):
                 continue
-            tokens += sequence.num_uncached
+            found = len(self._manager.find(sequence))
+            if self._manager.next_missing(sequence, found) in computed:
+                continue
+            tokens += sequence.num_tokens - found * self._manager.page_size
             if tokens > self._budget and group:
                 break
-            if tokens > self._budget:
-                self._partial = sequence
+            missing = self._manager.missing(sequence, found)
+            if not self._cache.reserve(sequence, self.headroom(group)):
+                break
+            self.queue.remove(sequence)
             group.append(sequence)
+            computed |= missing
             if sequence.share is not None:
                 shares.append(sequence.share)
-        for sequence in group:
-            self._queue.remove(sequence)
-            self._batch.reserve(sequence)
+            if tokens > self._budget:
+                self.partial = sequence
         return group
 
     def _compute(self, group: list[Sequence], prefilled: Prefilled) -> None:
@@ -160,7 +195,7 @@ class Prefill:
         """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
         chunks = [self._next_chunk(sequence) for sequence in part]
         log_probs: list[list[TokenLogProbs]] = [[] for _ in part]
-        if any(sequence.request.prompt_logprobs is not None for sequence in part):
+        if any(sequence.needs_prompt_log_probs for sequence in part):
             states = self._model.prefill(chunks, every=True)
             # The logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
             log_probs = prompt_log_probs(self._model, part, chunks, states, self._batch.slots)
@@ -174,41 +209,43 @@ class Prefill:
         return _Part(part, chunks, hidden, log_probs)
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
-        """Copy cached prompts to the choices that wait for them. A failed copy fails only that choice."""
-        tokens = 0
-        for sequence in [sequence for sequence in self._queue if _can_be_copied(sequence)]:
-            if tokens and tokens + sequence.num_prompt_tokens > COPIED_BUDGETS * self._budget:
+        """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""
+        for sequence in [sequence for sequence in self.queue if _can_be_copied(sequence)]:
+            source = _prompt_source(sequence)
+            assert source is not None
+            if not self._cache.fork(source, sequence, self.headroom(prefilled.sequences)):
                 break
-            tokens += sequence.num_prompt_tokens
-            self._queue.remove(sequence)
+            self.queue.remove(sequence)
             self._computing.append(sequence)
-            self._batch.reserve(sequence)
             hidden, failed = self._isolation.isolate("copying the prompt", [sequence], self._copy)
             prefilled.sequences += [] if failed else [sequence]
             prefilled.hidden += hidden
             prefilled.failed += failed
 
     def _copy(self, part: list[Sequence]) -> torch.Tensor:
-        """Copy the prompt's KV cache to a choice's slot; return the hidden state of the last token, [1, hidden]."""
+        """Copy the rest of the prompt to a choice's page; return the hidden state of the last token, [1, hidden]."""
         (sequence,) = part
-        assert sequence.share is not None
-        source = sequence.share.cached()
+        source, share = _prompt_source(sequence), sequence.share
         assert source is not None
-        assert source.kv_slot is not None
-        assert sequence.kv_slot is not None
-        assert sequence.share.hidden is not None
-        self._model.copy(source.kv_slot, sequence.kv_slot, sequence.num_prompt_tokens)
-        sequence.num_cached = sequence.num_copied = sequence.num_prompt_tokens
+        assert share is not None
+        assert share.hidden is not None
+        self._cache.copy_rest(source, sequence)
         sequence.prompt_log_probs = source.prompt_log_probs
-        sequence.share.add(sequence)
-        return sequence.share.hidden
+        share.add(sequence)
+        return share.hidden
 
     def _next_chunk(self, sequence: Sequence) -> PromptChunk:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"
         start = sequence.num_cached
-        return PromptChunk(sequence.kv_slot, start, sequence.request.prompt_tokens[start : start + self._budget])
+        end = min(start + self._budget, sequence.num_tokens)
+        generated = max(end - max(start, sequence.num_prompt_tokens), 0)
+        return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end), generated)
+
+
+def _prompt_source(sequence: Sequence) -> Sequence | None:
+    """Return another choice of the request whose pages have the prompt; None if there is none, or no need of one."""
+    return None if sequence.share is None or sequence.output_tokens else sequence.share.cached()
 
 
 def _can_be_copied(sequence: Sequence) -> bool:
-    """Return whether another choice of the request has the prompt in its KV slot."""
-    return sequence.share is not None and sequence.share.cached() is not None
+    return _prompt_source(sequence) is not None

@@ -28,7 +28,7 @@ def prompt_log_probs(
     states_of = torch.split(hidden, [len(chunk.tokens) for chunk in chunks])
     for index, (sequence, chunk, states) in enumerate(zip(sequences, chunks, states_of, strict=True)):
         top = sequence.request.prompt_logprobs
-        if top is None:
+        if top is None or not sequence.needs_prompt_log_probs:
             continue
         # One token shorter for the last chunk: the prompt's last token predicts an output token.
         following = sequence.request.prompt_tokens[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]

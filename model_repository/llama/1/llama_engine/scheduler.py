@@ -1,9 +1,9 @@
 """The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
 
-Sequences are admitted to free slots by priority (lowest value first), then in order of arrival. While all slots are
-taken, sequences wait here and `wait_until_admitted` blocks, so that further requests stay in Triton's queue. A sequence
-that is cancelled or times out while waiting is never computed. A sequence whose guide is being compiled also waits
-here; later sequences overtake it.
+Sequences are admitted to free slots by priority (lowest value first), then in order of arrival, as long as the KV cache
+has pages for their prompts. While all slots or pages are taken, sequences wait here and `wait_until_admitted` blocks,
+so that further requests stay in Triton's queue. A sequence that is cancelled or times out while waiting is never
+computed. A sequence whose guide is being compiled also waits here; later sequences overtake it.
 """
 
 from __future__ import annotations
@@ -96,9 +96,11 @@ class Scheduler:
         """
 
         def admitted() -> bool:
-            ready = sum(sequence.status is Status.WAITING for sequence in self._waiting)
-            all_fit = self._drain_until is None and ready <= self._engine.slots - len(self._running)
-            return all_fit or all(sequence.status is not Status.WAITING for sequence in sequences)
+            ready = [sequence for sequence in self._waiting if sequence.status is Status.WAITING]
+            all_fit = len(ready) <= self._engine.slots - len(self._running) and self._engine.has_pages(ready)
+            if self._drain_until is None and all_fit:
+                return True
+            return all(sequence.status is not Status.WAITING for sequence in sequences)
 
         def have_guides() -> bool:
             stalled = time.monotonic() - self._guide_began > GUIDE_SECONDS
@@ -195,7 +197,7 @@ class Scheduler:
             self._health.record_idle()
             while not self._has_work():
                 # Wake up in time for the next deadline: a sequence that waits for its guide can time out.
-                self._stats.record_load(0, len(self._waiting))
+                self._stats.record_load(0, len(self._waiting), self._engine.take_cache_counts())
                 deadline = min((sequence.deadline for sequence in self._waiting), default=math.inf)
                 self._changed.wait(min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
             self._health.record_busy()
@@ -233,7 +235,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         for sequence in [waiting for waiting in self._waiting if waiting.status is Status.WAITING]:
-            if self._engine.used_slots == self._engine.slots:
+            if not self._engine.can_admit(sequence):
                 return
             self._waiting.remove(sequence)
             self._running[sequence] = None

@@ -37,7 +37,7 @@ class Status(Enum):
     WAITING = "waiting"
     """The sequence has no slot yet."""
     PREFILL = "prefill"
-    """The sequence has a slot; its prompt is not yet completely in the KV cache."""
+    """The sequence has a slot; its prompt, or after a preemption all of its tokens, are not yet in the KV cache."""
     DECODE = "decode"
     """The sequence is in the batch and gets one token per step."""
     FINISHED = "finished"
@@ -59,7 +59,7 @@ class RequestContext:
 
 
 class PromptShare:
-    """The prompt shared by the choices of one request: computed for one choice and copied to the others.
+    """The prompt shared by the choices of one request: computed for one choice; the others take over its pages.
 
     Apart from the prompt, choices are independent sequences. The prompt is computed again for a choice that gets its
     slot after all other choices have finished.
@@ -78,12 +78,13 @@ class PromptShare:
             self.hidden = hidden.clone()
 
     def add(self, sequence: Sequence) -> None:
-        """Add a choice whose KV slot has the prompt."""
+        """Add a choice whose pages have the prompt."""
         self._cached.add(sequence)
 
     def cached(self) -> Sequence | None:
-        """Return a choice whose KV slot has the prompt; None if there is none."""
-        return next((sequence for sequence in self._cached if sequence.kv_slot is not None), None)
+        """Return a choice whose pages have the prompt; None if there is none."""
+        has_prompt = (choice for choice in self._cached if choice.num_cached >= choice.num_prompt_tokens)
+        return next(has_prompt, None)
 
 
 @dataclass(eq=False)
@@ -115,11 +116,19 @@ class Sequence:
     result: Result | None = None
     """The completion or the error; None until the sequence has finished."""
     kv_slot: int | None = None
-    """Index of the KV cache slot, from the beginning of prefill until the sequence is removed; else None."""
+    """Row of the page table, from the beginning of prefill until the sequence is removed or preempted; else None."""
+    pages: list[int] = field(default_factory=list, repr=False)
+    """Pages of the KV cache, in order of position; those of a prefix can be shared with other sequences."""
+    page_digests: list[bytes] = field(default_factory=list, repr=False)
+    """Digests of the sequence's first full pages, as far as `BlockManager` has needed them."""
+    num_findable_pages: int = 0
+    """Number of full pages that other sequences can find."""
     num_cached: int = 0
     """Number of positions in the KV cache."""
-    num_copied: int = 0
-    """Number of cached positions that were copied from another choice of the request."""
+    num_cached_prompt_tokens: int = 0
+    """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
+    output_tokens: list[int] = field(default_factory=list, repr=False)
+    """The tokens generated so far."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the prompt's tokens, from the second to the last."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
@@ -151,9 +160,26 @@ class Sequence:
         return self.stop_checker.num_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """Number of prompt tokens and of tokens generated so far."""
+        return self.num_prompt_tokens + len(self.output_tokens)
+
+    @property
     def num_uncached(self) -> int:
-        """Number of prompt tokens that are not in the KV cache yet."""
-        return max(self.num_prompt_tokens - self.num_cached, 0)
+        """Number of tokens that are not in the KV cache yet."""
+        return self.num_tokens - self.num_cached
+
+    @property
+    def needs_prompt_log_probs(self) -> bool:
+        """Whether log probabilities of the prompt are requested and not computed yet."""
+        return self.request.prompt_logprobs is not None and not self.output_tokens
+
+    def tokens(self, first: int, last: int) -> tuple[int, ...]:
+        """Return the tokens of the positions from `first` to before `last`, of prompt and output."""
+        prompt, size = self.request.prompt_tokens, self.num_prompt_tokens
+        if last <= size:
+            return prompt[first:last]
+        return (*prompt[first:], *self.output_tokens[max(first - size, 0) : last - size])
 
     def follow_guide(self, guide: GuideState) -> None:
         """Constrain the output to a compiled guide: WAITING_FOR_GUIDE → WAITING."""
@@ -166,6 +192,15 @@ class Sequence:
         self.status = Status.PREFILL
         self.admitted_at = time.monotonic()
 
+    def preempt(self) -> None:
+        """Record the loss of the pages: DECODE → PREFILL, unless a shutdown has finished the sequence meanwhile."""
+        with self._finishing:
+            if self.status is Status.DECODE:
+                self.status = Status.PREFILL
+        if not self.output_tokens:
+            # Those of a partly computed prompt will be computed again.
+            self.prompt_log_probs = []
+
     def start_decoding(self) -> None:
         """Record the entry into the batch: PREFILL → DECODE, unless a shutdown has finished the sequence meanwhile."""
         with self._finishing:
@@ -175,6 +210,7 @@ class Sequence:
     def append(self, token: int, token_bytes: bytes) -> None:
         """Append the sampled token and its bytes; finish if the token ends the text or violates the guide."""
         processor = self.processor
+        self.output_tokens.append(token)
         conforms = processor is None or processor.append(token, token_bytes)
         finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
         if math.isnan(self.first_token_at):

@@ -58,9 +58,15 @@ class Settings:
     scheduling: str = _setting("inflight", Choice(("inflight", "batch")))
     """inflight: adds and removes sequences between decode steps. batch: runs each Triton batch to its end."""
     slots: int | None = _setting(None, Integer(1, 1024))
-    """Number of sequences decoded together; None is the config's max_batch_size, or fewer if memory is short."""
+    """Number of sequences decoded together; None is the config's max_batch_size."""
     max_model_len: int | None = _setting(None, Integer(2, 1 << 20))
-    """Maximum tokens of prompt + completion; None is the checkpoint's number of positions, at most 4096."""
+    """Maximum tokens of prompt + completion; None is the checkpoint's number of positions."""
+    kv_cache_tokens: int | None = _setting(None, Integer(16, 1 << 30))
+    """Positions in the KV cache, at least max_model_len; sequences take them in pages as they grow. None is slots times
+    max_model_len (at most 4096 of it), or less if memory is short."""
+    prefix_cache: str = _setting("on", Choice(("on", "off")))
+    """on: keeps the keys and values of finished sequences until their memory is needed, and computes of a prompt only
+    what follows its longest cached prefix."""
     default_max_tokens: int = _setting(128, Integer(1, 1 << 20))
     """max_tokens of requests without it, unless the checkpoint sets max_new_tokens."""
     truncate_max_tokens: str = _setting("off", Choice(("off", "on")))

@@ -1,13 +1,15 @@
 """The batch of decoding sequences, with the state of each row: KV slot, last token, position, sampling state.
 
 Rows in use are contiguous from row 0, so that a decode step reads views of the state tensors. `SlotBatch.remove` moves
-the last row into the freed row. A sequence keeps its KV slot from prefill to its end: `kv_slots` maps rows to KV slots.
+the last row into the freed row. A sequence keeps its KV slot, a row of the page table, from prefill until it finishes
+or is preempted: `kv_slots` maps rows to KV slots.
 """
 
 from __future__ import annotations
 
 import torch
 
+from llama_engine.kv_slots import KVSlots
 from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState, features_of
 from llama_engine.sequence import Sequence
 from llama_engine.transfer import to_device
@@ -16,9 +18,10 @@ from llama_engine.transfer import to_device
 class SlotBatch:
     """The decoding sequences and the state of their rows. Not thread-safe."""
 
-    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
-        """Allocate the state of `slots` rows. vocabulary: number of tokens."""
+    def __init__(self, slots: int, vocabulary: int, device: torch.device, cache: KVSlots) -> None:
+        """Allocate the state of `slots` rows. vocabulary: number of tokens. cache: the sequences' slots and pages."""
         self.slots = slots
+        self._cache = cache
         self.sequences: list[Sequence] = []
         """The sequences by row."""
         self.sampling = SamplingState(slots, vocabulary, device)
@@ -30,38 +33,26 @@ class SlotBatch:
         """The last token of each row, which its next decode step reads: [slots]."""
         self.positions = torch.zeros(slots, dtype=torch.long, device=device)
         """The position of that token: [slots]."""
-        # Free KV slots, descending: pop() returns the lowest.
-        self._free = list(reversed(range(slots)))
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def reserve(self, sequence: Sequence) -> None:
-        """Assign a free KV slot to a sequence whose prefill begins."""
-        sequence.kv_slot = self._free.pop()
-
-    def release(self, sequence: Sequence) -> None:
-        """Free the KV slot of a sequence that is not in a row, if it has one."""
-        if sequence.kv_slot is not None:
-            self._free.append(sequence.kv_slot)
-            sequence.kv_slot = None
-
     def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences with cached prompts to the next rows: PREFILL → DECODE.
+        """Add sequences with cached tokens to the next rows: PREFILL → DECODE.
 
         Errors of the device are passed on; the batch is then unchanged.
         """
         first, last = len(self.sequences), len(self.sequences) + len(sequences)
         states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
         self.kv_slots[first:last], self.positions[first:last] = to_device(states, self.positions.device).T
-        self.sampling.set(first, [sequence.request for sequence in sequences])
+        self.sampling.set(first, sequences)
         # Last, after everything that can fail.
         self._replace([*self.sequences, *sequences])
         for sequence in sequences:
             sequence.start_decoding()
 
     def remove(self, row: int) -> None:
-        """Free a row and its KV slot, and move the last row's sequence into the row. Keys and values are not moved.
+        """Free a row, its KV slot and pages, and move the last row's sequence into the row; keys and values stay.
 
         Errors of the device are passed on. The list of sequences changes last: if a copy fails, all other rows are
         still valid.
@@ -74,15 +65,14 @@ class SlotBatch:
             for state in (self.kv_slots, self.tokens, self.positions):
                 state[row] = state[last]
         self._replace(remaining)
-        self.release(removed)
+        self._cache.release(removed)
 
-    def clear(self) -> list[Sequence]:
-        """Free all rows and their KV slots; return the sequences that were in them."""
+    def clear(self) -> None:
+        """Free all rows, their KV slots and pages."""
         sequences = self.sequences
         self._replace([])
         for sequence in sequences:
-            self.release(sequence)
-        return sequences
+            self._cache.release(sequence)
 
     def advance(self, decoded: int, tokens: torch.Tensor) -> None:
         """Store the sampled tokens, [rows], possibly FAILED, and advance the positions of the first `decoded` rows."""

@@ -26,6 +26,7 @@ MAX_COMPLETIONS = 64
 """Maximum completions of a request with n > 1, over all of its rows."""
 MAX_GUIDE_BYTES = 1 << 17
 """Maximum bytes of a guide; about the OpenAI API's bound for a schema's strings."""
+MAX_SALT_BYTES = 256
 
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
 
@@ -195,6 +196,10 @@ class RequestParameters:
         0, Integer(low=-(2**31), high=2**31 - 1),
         "Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it.",
     )
+    cache_salt: str = _parameter(
+        "", Text(MAX_SALT_BYTES),
+        "Prompts share cached prefixes only with requests of the same salt.",
+    )
     stream: bool = _parameter(
         False, Flag(),
         "True: a response for each chunk of text; one row per request, and only under the config `streaming`.",
@@ -221,7 +226,7 @@ class RequestParameters:
     )
     return_perf_metrics: bool = _parameter(
         False, Flag(),
-        "True returns the four times of the request and `num_cached_tokens`.",
+        "True returns the four times of the request.",
     )
     # Parameters of other backends: validated, but without effect.
     pad_id: int | None = _parameter(

@@ -39,8 +39,9 @@ class CompiledLlama:
         return self.llama.dimensions.padded_head_dim
 
     def scratch_bytes(self, shape: KVCacheShape) -> int:
-        """Return the bytes of the kernels' scratch memory for a KV cache of this shape."""
-        return scratch_bytes(self.llama, shape.positions, ROOM)
+        """Return the bytes of the kernels' scratch memory and of the page table for a KV cache of this shape."""
+        page_table = 4 * shape.slots * shape.columns
+        return scratch_bytes(self.llama, shape.columns * shape.page_size, ROOM) + page_table
 
     def describe(self) -> str:
         """Return a description of the INT8 product, for the log."""
@@ -102,9 +103,13 @@ class CpuRunner:
         hidden = self._run(tokens, slots, positions)
         return hidden if every else hidden[ends - 1]
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`."""
-        self._forward.copy(source, target, length)
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Set the entries of a slot's row of the page table from column `first` on. Page 0 is the null page."""
+        self._forward.set_pages(slot, first, pages)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the keys and values of page `source` to page `target`, in every layer."""
+        self._forward.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step of one token per row; return hidden states, [rows, hidden]. span is not used on a CPU."""

@@ -1,29 +1,40 @@
-"""The KV cache: its shape, and the cache of the PyTorch runner, with the keys and values of every slot, allocated once.
+"""The KV cache: its shape, and the cache of the PyTorch runner: one pool of pages, allocated once.
 
-A sequence keeps its slot until it ends, and a forward pass names the slot and the position of each of its tokens. So
-nothing is moved when sequences are added or removed.
+A page holds the keys and values of `page_size` consecutive positions of one sequence, in all layers. `BlockManager`
+decides which sequence has which pages, several sequences can share a page. A sequence in the engine has a slot: a row
+of the page table. A forward pass names the slot and the position of each of its tokens; the table has the page. Page 0
+is the null page: the table's entries without a page, and what padding rows write to.
 
 Positions beyond a sequence's length have stale values, possibly NaN, which would pass through a mask (0 · NaN is NaN).
-So `gather` returns zeros for them, and `clear` zeroes them before attention reads a whole block.
+So readers replace them by zeros.
 
 In INT8, each key and each value has a scale per position and head: x ≈ scale · q with |q| ≤ 127.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-BLOCK = 16
-"""Granularity of the positions per slot, because the compiled kernels read whole blocks."""
+from llama_engine.transfer import to_device
+
+CPU_PAGE_SIZE = 16
+"""Positions per page on a CPU, a constant in the compiled kernels."""
+
+GPU_PAGE_SIZE = 256
+"""Positions per page on a GPU: FlashAttention 2 takes multiples of 256."""
 
 _SCALE = torch.float32
 
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """Dimensions of a KV cache. spare: additional positions per slot, 0 or 1, for writes of padding rows."""
+    """Dimensions of a KV cache.
+
+    slots: rows of the page table. page_size: positions per page. pages: number of pages, besides the null page.
+    """
 
     layers: int
     slots: int
@@ -31,38 +42,51 @@ class KVCacheShape:
     max_model_len: int
     head_dim: int
     dtype: torch.dtype
-    spare: int = 0
+    page_size: int
+    pages: int
 
     @property
-    def positions(self) -> int:
-        """Number of positions per slot, a multiple of BLOCK."""
-        return -(-(self.max_model_len + self.spare) // BLOCK) * BLOCK
+    def columns(self) -> int:
+        """Entries per row of the page table: for max_model_len positions and one that padding rows write to."""
+        return self.max_model_len // self.page_size + 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of positions in all pages."""
+        return self.pages * self.page_size
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per position of a slot: keys and values of all layers, and their scales."""
+        """Bytes per position: keys and values of all layers, and their scales."""
         scale = _SCALE.itemsize if self.dtype == torch.int8 else 0
         return 2 * self.layers * self.key_value_heads * (self.head_dim * self.dtype.itemsize + scale)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole cache."""
-        return self.slots * self.positions * self.bytes_per_token
+        """Bytes of all pages, the null page included."""
+        return (self.pages + 1) * self.page_size * self.bytes_per_token
+
+    def pages_of(self, tokens: int) -> int:
+        """Return the number of pages that hold `tokens` positions."""
+        return -(-tokens // self.page_size)
 
 
-def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype) -> int:
-    """Return the peak bytes of `KVCache.gather` for all slots. dtype: of the returned copies."""
-    copies = 2 * shape.slots * shape.positions * shape.key_value_heads * shape.head_dim * dtype.itemsize
-    # Multiplying by the scales needs one more copy of keys or values.
-    return copies if shape.dtype == dtype else copies * 3 // 2
+def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype, rows: int) -> int:
+    """Return the peak bytes of copies that attention reads, for sequences in `rows` slots. dtype: of activations."""
+    positions = rows * shape.pages_of(shape.max_model_len) * shape.page_size
+    itemsize = dtype.itemsize if shape.dtype == dtype else dtype.itemsize + shape.dtype.itemsize
+    return 2 * positions * shape.key_value_heads * shape.head_dim * itemsize
 
 
 class KVCache:
-    """Keys and values per layer, [slots, KV heads, positions, head dim]. Not thread-safe."""
+    """The pool, per layer keys and values [pages, page size, KV heads, head dim], and the page table. Not thread-safe.
+
+    The layout is that of FlashAttention. PyTorch's other attention reads copies of a sequence's pages.
+    """
 
     def __init__(self, shape: KVCacheShape, device: torch.device) -> None:
         self.shape = shape
-        size = (shape.layers, shape.slots, shape.key_value_heads, shape.positions)
+        size = (shape.layers, shape.pages + 1, shape.page_size, shape.key_value_heads)
         self.keys = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self._quantized = shape.dtype == torch.int8
@@ -72,40 +96,52 @@ class KVCache:
         self._tensors = [self.keys, self.values]
         if self._quantized:
             self._tensors += [self.key_scales, self.value_scales]
+        self.page_table = torch.zeros(shape.slots, shape.columns, dtype=torch.int32, device=device)
+        """The pages of each slot, [slots, columns]; captured steps read it at this address."""
+        # What `read` copies to on a CPU, where new memory would cost a page fault for every 4 KiB.
+        copies = (2, shape.pages_of(shape.max_model_len), *self.keys.shape[2:])
+        self._copies = torch.empty(copies, dtype=shape.dtype) if device.type == "cpu" else None
 
-    def write(
-        self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Store the keys and values [n, KV heads, head dim] of n tokens at positions [n] of slots [n]."""
-        # Two index tensors separated by a slice: the result's shape is [n, heads, head dim].
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Set the entries of a slot's row of the page table from column `first` on."""
+        table = self.page_table
+        table[slot, first : first + len(pages)] = to_device(pages, table.device, torch.int32)
+
+    def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return where the pool has these positions [n] of slots [n]: indices [n] of the positions of all pages.
+
+        Padding rows have the position max_model_len, which is in the null page.
+        """
+        size = self.shape.page_size
+        pages = self.page_table[slots, positions // size].masked_fill(positions >= self.shape.max_model_len, 0)
+        return torch.add(positions % size, pages, alpha=size)
+
+    def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the keys and values [n, KV heads, head dim] of n tokens at their places [n]."""
         if self._quantized:
-            keys, self.key_scales[layer][slots, :, positions] = _quantize(keys)
-            values, self.value_scales[layer][slots, :, positions] = _quantize(values)
-        self.keys[layer][slots, :, positions] = keys.to(self.shape.dtype)
-        self.values[layer][slots, :, positions] = values.to(self.shape.dtype)
+            keys, self.key_scales[layer].flatten(0, 1)[places] = _quantize(keys)
+            values, self.value_scales[layer].flatten(0, 1)[places] = _quantize(values)
+        self.keys[layer].flatten(0, 1)[places] = keys.to(self.shape.dtype)
+        self.values[layer].flatten(0, 1)[places] = values.to(self.shape.dtype)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of slot `source` to slot `target`, in every layer."""
+    def copy(self, source: int, target: int) -> None:
+        """Copy page `source` to page `target`, in every layer."""
         for tensor in self._tensors:
-            tensor[:, target, :, :length] = tensor[:, source, :, :length]
-
-    def clear(self, layer: int, slot: int, first: int, end: int) -> None:
-        """Set the positions [first, end) of a slot to zeros, in one layer."""
-        for tensor in self._tensors:
-            tensor[layer, slot, :, first:end] = 0
+            tensor[:, target] = tensor[:, source]
 
     def read(
-        self, layer: int, slots: int | torch.Tensor, length: int, dtype: torch.dtype
+        self, layer: int, slot: int, length: int, end: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and values of the first `length` positions of a slot, [KV heads, length, head dim] each.
+        """Return copies of the keys and values of a slot's first `end` positions, [KV heads, end, head dim] each.
 
-        They are views if dtype is the cache's. For several slots [rows]: copies [rows, KV heads, length, head dim].
+        Positions from `length` on are zeros. The copies are valid until the next call.
         """
-        keys, values = self.keys[layer, slots, :, :length].to(dtype), self.values[layer, slots, :, :length].to(dtype)
-        if self._quantized:
-            keys = keys * self.key_scales[layer, slots, :, :length, None].to(dtype)
-            values = values * self.value_scales[layer, slots, :, :length, None].to(dtype)
-        return keys, values
+        pages = self.page_table[slot, : self.shape.pages_of(end)]
+        out = (None, None) if self._copies is None else self._copies[:, : len(pages)]
+        keys, values = (states[:end] for states in self._pages(layer, pages, dtype, out))
+        if length < end:
+            keys[length:], values[length:] = 0, 0
+        return keys.transpose(0, 1), values.transpose(0, 1)
 
     def gather(
         self, layer: int, slots: torch.Tensor, held: torch.Tensor, dtype: torch.dtype
@@ -114,9 +150,29 @@ class KVCache:
 
         slots: [rows]. held: [rows, span], bool, the positions that the row's sequence has; others are zeros.
         """
-        keys, values = self.read(layer, slots, held.shape[1], dtype)
-        stale = ~held[:, None, :, None]
-        return keys.masked_fill_(stale, 0), values.masked_fill_(stale, 0)
+        rows, span = held.shape
+        pages = self.page_table[slots, : self.shape.pages_of(span)]
+        stale = ~held[..., None, None]
+        keys, values = (
+            states.view(rows, -1, *states.shape[1:])[:, :span].masked_fill_(stale, 0).transpose(1, 2)
+            for states in self._pages(layer, pages.flatten(), dtype)
+        )
+        return keys, values
+
+    def _pages(
+        self, layer: int, pages: torch.Tensor, dtype: torch.dtype, out: Iterable[torch.Tensor | None] = (None, None)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of the keys and values of n pages, [n · page size, KV heads, head dim] each.
+
+        out: memory for them in the cache's dtype, [n, page size, KV heads, head dim] each.
+        """
+        keys, values = (
+            torch.index_select(tensor[layer], 0, pages, out=copies).flatten(0, 1).to(dtype)
+            for tensor, copies in zip(self._tensors, out, strict=False)
+        )
+        for states, scales in zip((keys, values), self._tensors[2:], strict=False):
+            states *= scales[layer].index_select(0, pages).flatten(0, 1)[..., None].to(dtype)
+        return keys, values
 
 
 def _quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

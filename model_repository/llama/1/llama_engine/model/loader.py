@@ -21,7 +21,7 @@ from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.hub import resolve_folder
-from llama_engine.model.kv_cache import KVCacheShape, gathered_bytes
+from llama_engine.model.kv_cache import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
 from llama_engine.model.llama_config import read_config
 from llama_engine.model.manifest import Manifest, verified_manifest
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""
-
-MAX_DEFAULT_MODEL_LEN = 4096
-"""Upper limit of the default max_model_len; without it, a 128k-token checkpoint would by default need a huge cache."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,24 @@ class Checkpoint:
     prepared: Manifest | None
     attention: VarlenAttention | None = None
 
-    def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", spare: int = 0) -> KVCacheShape:
-        """Return the shape of a KV cache with `slots` slots. kv_cache_dtype: the setting. spare: as in KVCacheShape."""
+    @property
+    def output_can_be_prefix(self) -> bool:
+        """Whether the KV cache of generated tokens can serve as a prompt's prefix.
+
+        In PyTorch a decode step's keys and values differ from a prefill's in the last bits. Where bits are promised,
+        they can't.
+        """
+        return isinstance(self.model, CompiledLlama) or bool(self.info.bits_depend_on)
+
+    def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", tokens: int | None = None) -> KVCacheShape:
+        """Return the shape of a KV cache with `slots` slots. kv_cache_dtype: the setting.
+
+        tokens: number of positions, rounded up to whole pages; None is max_model_len for each slot.
+        """
         compiled = isinstance(self.model, CompiledLlama)
         dim = self.model.padded_head_dim if isinstance(self.model, CompiledLlama) else head_dim(self.config)
+        page_size = GPU_PAGE_SIZE if self.info.device.type == "cuda" else CPU_PAGE_SIZE
+        pages = slots * -(-self.max_model_len // page_size) if tokens is None else -(-tokens // page_size)
         return KVCacheShape(
             layers=self.config.num_hidden_layers,
             slots=slots,
@@ -74,22 +85,25 @@ class Checkpoint:
             max_model_len=self.max_model_len,
             head_dim=dim,
             dtype=choose_cache_dtype(kv_cache_dtype, compiled, self.info.dtype),
-            spare=spare,
+            page_size=page_size,
+            pages=pages,
         )
 
     def attention_reserve(self, shape: KVCacheShape) -> int:
         """Return the bytes of temporary memory for a decode step's attention, or of the compiled kernels' scratch."""
         if isinstance(self.model, CompiledLlama):
             return self.model.scratch_bytes(shape)
-        if self.info.device.type == "cpu" or self.attention is not None:
+        if self.attention is not None:
             return 0
-        return gathered_bytes(shape, self.info.dtype)
+        # A CPU attends to one sequence at a time.
+        rows = 1 if self.info.device.type == "cpu" else shape.slots
+        return gathered_bytes(shape, self.info.dtype, rows)
 
-    def runner(self, shape: KVCacheShape) -> ModelRunner:
-        """Return a runner of the model with a new KV cache of this shape."""
+    def runner(self, shape: KVCacheShape, captured: bool = False) -> ModelRunner:
+        """Return a runner of the model with a new KV cache of this shape. captured: as in TorchRunner."""
         if isinstance(self.model, CompiledLlama):
             return CpuRunner(self.model, shape)
-        return TorchRunner(self.model, shape, self.attention)
+        return TorchRunner(self.model, shape, self.attention, captured)
 
 
 def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
@@ -150,7 +164,7 @@ def _load_files(
     """Load config, tokenizer and model from a folder. Raises CheckpointError and exceptions of the libraries."""
     config = read_config(folder, name)
     positions = config.max_position_embeddings
-    max_model_len = settings.max_model_len or min(positions, MAX_DEFAULT_MODEL_LEN)
+    max_model_len = settings.max_model_len or positions
     if max_model_len > positions:
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
     tokenizer = read_tokenizer(folder, config)

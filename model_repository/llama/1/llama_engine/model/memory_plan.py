@@ -19,6 +19,11 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
+DEFAULT_SLOT_TOKENS = 4096
+"""Tokens per slot of the default KV cache, if max_model_len isn't less."""
+
+_MIN_MODEL_LEN = 2
+
 _MIB = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -30,7 +35,7 @@ class MemoryPlan:
 
     weights: size of the loaded weights. sampling: sampling parameters and token histories. reserve: activations,
     attention and CUDA graphs. free: free memory of the device besides the weights. fraction: usable share of weights +
-    free, the setting `memory_fraction`.
+    free, the setting `memory_fraction`. graphs: whether decode steps may be captured as CUDA graphs.
     """
 
     weights: int
@@ -41,6 +46,7 @@ class MemoryPlan:
     fraction: float
     device: str
     shape: KVCacheShape
+    graphs: bool = False
 
     @property
     def total(self) -> int:
@@ -54,38 +60,68 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """Return the plan as one line, for the log."""
+        shape = self.shape
+        short = min(shape.tokens // shape.slots, shape.max_model_len)
+        holds = f"{shape.slots} sequences of {short:,} tokens"
+        if short < shape.max_model_len:
+            holds += f" or {shape.tokens // shape.max_model_len} of {shape.max_model_len:,}"
         return (
             f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
-            f"({self.shape.slots} slots x {self.shape.positions} tokens x {self.shape.bytes_per_token} B) "
+            f"({shape.tokens:,} tokens x {shape.bytes_per_token:,} B: {holds}) "
             f"+ sampling {_mib(self.sampling)} + reserve {_mib(self.reserve)} = {_mib(self.total)} "
             f"of {_mib(self.budget)} ({self.fraction:.0%} of {_mib(self.weights + self.free)})"
         )
+
+    @property
+    def fitting_tokens(self) -> int:
+        """Number of tokens in the largest cache that fits, whole pages; it can be less than max_model_len."""
+        page = self.shape.page_size * self.shape.bytes_per_token
+        spare = self.budget - (self.total - self.cache)
+        # Without the null page.
+        return max(spare // page - 1, 0) * self.shape.page_size
 
     def check(self) -> None:
         """Raise OutOfMemoryPlan with the figures and the settings to change if the plan does not fit."""
         if self.total <= self.budget:
             return
-        left = self.budget - self.weights - self.reserve
-        per_slot = (self.cache + self.sampling) // self.shape.slots
-        fits = max(left // per_slot, 0) if per_slot else 0
-        advice = (
-            f"lower slots to {fits} or max_model_len below {self.shape.max_model_len}"
-            if fits
-            else "lower max_model_len or prefill_tokens, or take a smaller or more strongly quantized checkpoint"
-        )
+        fits, needed = self.fitting_tokens, self.shape.max_model_len
+        if fits >= needed:
+            advice = f"lower kv_cache_tokens to {fits}"
+        elif fits >= _MIN_MODEL_LEN:
+            advice = f"lower max_model_len and kv_cache_tokens to {fits}"
+        else:
+            advice = "lower prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"
         raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
 
 
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
     """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
 
-    Raises InvalidSettings if `slots` is 0.
+    Without the setting `kv_cache_tokens` the cache is reduced to what fits, but holds at least one sequence of
+    max_model_len. Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
     """
     if slots < 1:
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
+    longest, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
+    if tokens is not None:
+        if tokens < longest:
+            raise InvalidSettings(f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {longest}")
+        return _plan(checkpoint, settings, slots, tokens)
+    shape = checkpoint.cache_shape(slots)
+    pages = max(slots * shape.pages_of(min(longest, DEFAULT_SLOT_TOKENS)), shape.pages_of(longest))
+    wanted = pages * shape.page_size
+    plan = _plan(checkpoint, settings, slots, wanted)
+    if plan.total <= plan.budget:
+        return plan
+    fits = max(plan.fitting_tokens, longest)
+    _log.warning("the KV cache has %d tokens, not %d: no more fit into the memory", fits, wanted)
+    return _plan(checkpoint, settings, slots, fits)
+
+
+def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -> MemoryPlan:
     config, info = checkpoint.config, checkpoint.info
     graphs = settings.cuda_graphs != "off" and unsupported_reason(checkpoint) is None
-    shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, spare=int(graphs))
+    shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, tokens)
     return MemoryPlan(
         weights=info.weight_bytes,
         cache=shape.bytes,
@@ -105,20 +141,8 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         fraction=settings.memory_fraction,
         device=str(info.device),
         shape=shape,
+        graphs=graphs,
     )
-
-
-def fitting_slots(checkpoint: Checkpoint, settings: Settings, max_batch_size: int) -> int:
-    """Return the number of slots: the setting; else max_batch_size, reduced to what fits the memory, at least 1."""
-    if settings.slots is not None:
-        return settings.slots
-    for slots in range(max_batch_size, 1, -1):
-        plan = plan_memory(checkpoint, settings, slots)
-        if plan.total <= plan.budget:
-            if slots < max_batch_size:
-                _log.warning("%d slots, not %d (max_batch_size): no more fit into the memory", slots, max_batch_size)
-            return slots
-    return 1
 
 
 def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:

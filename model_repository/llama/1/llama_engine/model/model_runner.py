@@ -11,11 +11,16 @@ from llama_engine.model.activation_terms import TermCounts
 
 
 class PromptChunk(NamedTuple):
-    """Consecutive tokens of one prompt. slot: the sequence's KV slot. start: position of the first token."""
+    """Consecutive tokens of one sequence. slot: its row of the page table. start: position of the first token.
+
+    generated: number of last tokens that are output, computed again after a preemption. On a CPU their keys and values
+    get the bits of decode steps.
+    """
 
     slot: int
     start: int
     tokens: Sequence[int]
+    generated: int = 0
 
 
 class ModelRunner(Protocol):
@@ -30,8 +35,11 @@ class ModelRunner(Protocol):
         every: return the hidden states of all tokens instead, [tokens, hidden].
         """
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`."""
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Set the entries of a slot's row of the page table from column `first` on. Page 0 is the null page."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the keys and values of page `source` to page `target`, in every layer."""
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step of one token per row; return hidden states, [rows, hidden].

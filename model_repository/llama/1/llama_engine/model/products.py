@@ -28,7 +28,6 @@ from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationT
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.heads import head_dim, key_value_heads
-from llama_engine.model.kv_cache import BLOCK
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_info import BATCH, ModelInfo
 from llama_engine.model.onednn_int8 import OneDnnPacker
@@ -52,8 +51,8 @@ def load_model(
     Raises CheckpointError for incompatible settings and for INT8 weights without an exact product. Exceptions of the
     libraries are passed on.
     """
-    # Tables for all positions of the cache: whole blocks, and a spare position for padding rows.
-    tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
+    # With one more position, for padding rows.
+    tables = rope_tables(config, max_model_len + 1)
     dtype = choose_dtype(settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
     attention = _gpu_attention(config, settings, device, dtype)

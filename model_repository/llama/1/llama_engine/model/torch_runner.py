@@ -1,9 +1,9 @@
 """The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for CPUs and GPUs.
 
-On a CPU, attention is computed per block of prompt positions and per row of a decode step. So a row's result depends
-neither on other rows nor on the chunking of its prompt. On a GPU, one call per row would be launch-bound. With
-FlashAttention a pass takes one call; without, each prompt chunk takes one call, and all rows of a decode step take one
-call with a mask over the longest row.
+On a CPU, attention is computed per block of prompt positions and per row of a decode step, over a copy of the
+sequence's pages. So a row's result depends neither on other rows nor on the chunking of its prompt. On a GPU, one call
+per row would be launch-bound. With FlashAttention a pass takes one call, which reads the pages where they are; without,
+each prompt chunk takes one call, and all rows of a decode step take one call with a mask over the longest row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of, slot_starts
+from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
 from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
@@ -31,20 +31,26 @@ class Extent(NamedTuple):
     """Consecutive positions of a slot: a prompt chunk, the part of one in a block, or a single token.
 
     mask: which positions the tokens of a chunk attend to, [length, start + length], bool; None is causal attention
-    within the chunk, or attention to all positions for a single token.
+    within the chunk, or attention to all positions for a single token. generated: whether it is a token of the output.
     """
 
     slot: int
     start: int
     length: int
     mask: torch.Tensor | None = None
+    generated: bool = False
 
 
 class TorchRunner:
     """Runs a Llama over a KV cache of its own. Not thread-safe: one pass at a time."""
 
-    def __init__(self, model: Llama, shape: KVCacheShape, attention: VarlenAttention | None = None) -> None:
-        """attention: FlashAttention for a GPU; None uses PyTorch's scaled_dot_product_attention."""
+    def __init__(
+        self, model: Llama, shape: KVCacheShape, attention: VarlenAttention | None = None, captured: bool = False
+    ) -> None:
+        """attention: FlashAttention for a GPU; None uses PyTorch's scaled_dot_product_attention.
+
+        captured: whether decode steps are captured, so that they must not read values of tensors, even on a CPU.
+        """
         self.model = model
         self.device = model.embedding.device
         self.kv_cache = KVCache(shape, self.device)
@@ -52,9 +58,8 @@ class TorchRunner:
         self._scaling = model.head_dim**-0.5
         # FlashAttention requires the cache to have the dtype of the queries.
         self._attention = attention if shape.dtype == self._dtype else None
-        spare = bool(shape.spare)
-        self._attends_alone = self.device.type == "cpu" and not spare and self._attention is None
-        self._columns = torch.arange(shape.positions, device=self.device)
+        self._attends_alone = self.device.type == "cpu" and not captured and self._attention is None
+        self._positions = torch.arange(shape.max_model_len, device=self.device)
         # `Layout.first` of a decode step, where every sequence has one query.
         self._first = torch.arange(shape.slots + 1, dtype=torch.int32, device=self.device)
 
@@ -66,7 +71,7 @@ class TorchRunner:
         counts = [len(chunk.tokens) for chunk in chunks]
         if self._attention is not None:
             ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
-            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.kv_cache.keys[0].shape, self.device)
+            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.kv_cache.page_table)
             attend = partial(self._attend_layout, layout)
         elif self._attends_alone:
             extents = [block for chunk in chunks for block in self._blocks(chunk)]
@@ -88,16 +93,20 @@ class TorchRunner:
         hidden = self._run(tokens, slots, positions, attend)
         return hidden if every else hidden[last]
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`."""
-        self.kv_cache.copy(source, target, length)
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Set the entries of a slot's row of the page table from column `first` on."""
+        self.kv_cache.set_pages(slot, first, pages)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the keys and values of page `source` to page `target`, in every layer."""
+        self.kv_cache.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step of one token per row; return hidden states, [rows, hidden].
 
         span: number of positions that attention reads, greater than every position except those of padding rows. The
-        position max_model_len marks a padding row of a captured step, which writes to the cache's spare position; its
-        output is discarded.
+        position max_model_len marks a padding row of a captured step, which writes to the null page; its output is
+        discarded.
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
@@ -105,8 +114,7 @@ class TorchRunner:
         if self._attention is not None:
             # A padding row attends to a single position, with arbitrary values.
             lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 1).int()
-            starts = slot_starts(slots, self.kv_cache.keys[0].shape)
-            layout = Layout(slots, starts, self._first[: len(slots) + 1], lengths, 1, span)
+            layout = Layout(self.kv_cache.page_table[slots], self._first[: len(slots) + 1], lengths, 1, span)
             return self._run(tokens, slots, positions, partial(self._attend_layout, layout))
         return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
 
@@ -122,11 +130,11 @@ class TorchRunner:
     def warm_up(self) -> None:
         """Run decode steps of several sizes, so that libraries load their kernels before requests arrive.
 
-        No slot may be in use, because the steps write to the cache.
+        No slot may be in use: without pages, the steps write to the null page.
         """
         shape = self.kv_cache.shape
         for rows in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):
-            slots, tokens = self._columns.new_tensor(range(rows)), self._columns.new_zeros(rows)
+            slots, tokens = self._positions.new_tensor(range(rows)), self._positions.new_zeros(rows)
             for position in (0, shape.max_model_len - 1):
                 self.logits(self.decode(slots, tokens, torch.full_like(tokens, position), position + 1))
 
@@ -134,16 +142,18 @@ class TorchRunner:
         slot, start, length = chunk.slot, chunk.start, len(chunk.tokens)
         if start == 0 or length == 1:
             return Extent(slot, start, length)
-        mask = self._columns[: start + length] <= self._columns[start : start + length, None]
+        mask = self._positions[: start + length] <= self._positions[start : start + length, None]
         return Extent(slot, start, length, mask)
 
     def _blocks(self, chunk: PromptChunk) -> Iterator[Extent]:
-        """Split a chunk at multiples of ATTENTION_BLOCK positions."""
-        start, end = chunk.start, chunk.start + len(chunk.tokens)
+        """Split a chunk at multiples of ATTENTION_BLOCK positions, and its generated tokens singly."""
+        start, end = chunk.start, chunk.start + len(chunk.tokens) - chunk.generated
         while start < end:
             length = min(end - start, ATTENTION_BLOCK - start % ATTENTION_BLOCK)
             yield Extent(chunk.slot, start, length)
             start += length
+        for position in range(start, start + chunk.generated):
+            yield Extent(chunk.slot, position, 1, generated=True)
 
     def _run(
         self,
@@ -157,8 +167,10 @@ class TorchRunner:
         attend: (layer, query [n, heads, dim]) → [n, heads, dim], called after the layer's keys and values are cached.
         """
 
+        places = self.kv_cache.places(slots, positions)
+
         def write_and_attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            self.kv_cache.write(layer, slots, positions, key, value)
+            self.kv_cache.write(layer, places, key, value)
             return attend(layer, query)
 
         return self.model.forward(tokens, positions, write_and_attend)
@@ -184,7 +196,8 @@ class TorchRunner:
 
     def _attend_token(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [1, heads, dim] of one token over its slot's positions up to its own."""
-        keys, values = self.kv_cache.read(layer, extent.slot, extent.start + 1, query.dtype)
+        length = extent.start + 1
+        keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype)
         # Treat the query heads of a KV head as tokens without a mask, so that keys and values are read once.
         grouped = query.view(len(keys), -1, query.shape[-1])
         if query.dtype != torch.float32:
@@ -198,19 +211,19 @@ class TorchRunner:
     def _attend_block(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [length, heads, dim] of an extent that lies in one block.
 
-        Shapes are always those of the whole block: the block's other tokens are padding. The slot's positions after the
-        extent, up to the block's end, must be unused; they are cleared.
+        Shapes are always those of the whole block: the block's other tokens are padding. Generated tokens attend as in
+        a decode step.
         """
+        if extent.generated:
+            return self._attend_token(layer, extent, query)
         first = extent.start - extent.start % ATTENTION_BLOCK
-        end = min(first + ATTENTION_BLOCK, len(self._columns))
+        end = min(first + ATTENTION_BLOCK, len(self._positions))
         before, behind = extent.start - first, end - extent.start - extent.length
-        if behind:
-            self.kv_cache.clear(layer, extent.slot, end - behind, end)
-        keys, values = self.kv_cache.read(layer, extent.slot, end, query.dtype)
+        keys, values = self.kv_cache.read(layer, extent.slot, end - behind, end, query.dtype)
         padded = functional.pad(query, (0, 0, 0, 0, before, behind))
         # [KV heads, query heads of the group · tokens, dim], so that keys and values are read once.
         grouped = padded.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
-        causal = self._columns[:end] <= self._columns[first:end, None]
+        causal = self._positions[:end] <= self._positions[first:end, None]
         mask = causal.repeat(query.shape[1] // len(keys), 1)
         attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask)
         whole = attended.reshape(-1, end - first, query.shape[-1]).transpose(0, 1)
@@ -220,7 +233,8 @@ class TorchRunner:
         """Return the attention [length, heads, dim] of one prompt chunk, on a GPU."""
         if extent.length == 1:
             return self._attend_token(layer, extent, query)
-        keys, values = self.kv_cache.read(layer, extent.slot, extent.start + extent.length, query.dtype)
+        length = extent.start + extent.length
+        keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype)
         group = query.shape[1] // len(keys)
         if extent.mask is not None and group > 1:
             # With a mask and grouped heads, SDPA falls back to a kernel that stores all scores.
@@ -240,7 +254,7 @@ class TorchRunner:
     ) -> torch.Tensor:
         """Return the attention [rows, heads, dim] of one token per row, in one call with a mask."""
         # [rows, span]: a token attends to its own position and everything before it.
-        held = self._columns[:span] <= positions[:, None]
+        held = self._positions[:span] <= positions[:, None]
         keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)
         grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
         return functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=held[:, None, None]).flatten(

@@ -42,7 +42,7 @@ REQUESTS = Metric(
 PROMPT_TOKENS = Metric(
     "llama_prompt_tokens_total",
     "counter",
-    "Prompt tokens of rows that got a slot, without those copied from another completion of the same prompt.",
+    "Prompt tokens of rows that got a slot, without cached ones.",
 )
 GENERATED_TOKENS = Metric(
     "llama_generated_tokens_total", "counter", "Generated tokens, including those of aborted rows."
@@ -110,6 +110,31 @@ INT8_PRODUCTS = Metric(
     label="linear",
     values=LINEAR_LAYERS,
 )
+PAGE_STATES = ("used", "cached", "free")
+KV_CACHE_PAGES = Metric(
+    "llama_kv_cache_pages",
+    "gauge",
+    "Pages of the KV cache by state: used (held by rows that have a slot), cached (a prefix that no row uses; evicted "
+    "when no page is free), free.",
+    label="state",
+    values=PAGE_STATES,
+)
+KV_CACHE_USAGE = Metric(
+    "llama_kv_cache_usage_ratio",
+    "gauge",
+    "Used pages of the KV cache by all pages, 0 to 1: the Gateway API inference extension's KV cache utilization, as "
+    "vllm:kv_cache_usage_perc.",
+)
+PREFIX_QUERIES = Metric("llama_prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.")
+PREFIX_HITS = Metric(
+    "llama_prefix_cache_hits_total", "counter", "Prompt tokens of llama_prefix_cache_queries_total that were found."
+)
+EVICTIONS = Metric("llama_kv_cache_evictions_total", "counter", "Cached pages that gave way to a row's new page.")
+PREEMPTIONS = Metric(
+    "llama_preemptions_total",
+    "counter",
+    "How often a row has lost its pages to others, with none free or cached; it waits and continues later.",
+)
 SLOTS = Metric("llama_slots", "gauge", "Rows that can be decoded together.")
 SLOTS_IN_USE = Metric("llama_slots_in_use", "gauge", "Rows that have a slot.")
 WAITING = Metric("llama_waiting_rows", "gauge", "Rows in the model that have no slot yet.")
@@ -139,8 +164,9 @@ MODEL_INFO = Metric(
 
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
-    STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, STEPS, STEP_ERRORS, CANCELLATIONS,
-    LAST_STEP, SERVER_RESTARTS, INT8_ROWS, INT8_OUTLIER_ROWS, INT8_PRODUCTS, MODEL_INFO,
+    STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
+    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP, SERVER_RESTARTS,
+    INT8_ROWS, INT8_OUTLIER_ROWS, INT8_PRODUCTS, MODEL_INFO,
 )  # fmt: skip
 
 
@@ -150,8 +176,8 @@ class Registry(Protocol):
     def add(self, metric: Metric, amount: float, value: str = "") -> None:
         """Increase a counter. value: the value of the metric's label, which selects the series."""
 
-    def set(self, metric: Metric, amount: float) -> None:
-        """Set a gauge."""
+    def set(self, metric: Metric, amount: float, value: str = "") -> None:
+        """Set a gauge. value: as in `add`."""
 
     def observe(self, metric: Metric, amount: float) -> None:
         """Observe a value in a histogram."""

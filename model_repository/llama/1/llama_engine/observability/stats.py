@@ -12,19 +12,26 @@ import time
 from collections import Counter
 from functools import partial
 
+from llama_engine.block_manager import CacheCounts
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, RequestError
 from llama_engine.events import Completion, finish_reason
 from llama_engine.observability.metrics import (
     CANCELLATIONS,
+    EVICTIONS,
     GENERATED_TOKENS,
     INT8_OUTLIER_ROWS,
     INT8_PRODUCTS,
     INT8_ROWS,
     INTER_TOKEN_LATENCY,
+    KV_CACHE_PAGES,
+    KV_CACHE_USAGE,
     LAST_STEP,
     LATENCY,
     MODEL_INFO,
+    PREEMPTIONS,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
     PROMPT_TOKENS,
     QUEUE_LIMIT,
     QUEUE_TIME,
@@ -60,13 +67,13 @@ class Stats:
         self._registry = registry
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
-        self._gauges: dict[Metric, float] = {
-            MODEL_INFO: 1,
-            SLOTS: slots,
-            SLOTS_IN_USE: 0,
-            WAITING: 0,
-            QUEUE_LIMIT: queue_limit,
-            SERVER_RESTARTS: restarts,
+        self._gauges: dict[tuple[Metric, str], float] = {
+            (MODEL_INFO, ""): 1,
+            (SLOTS, ""): slots,
+            (SLOTS_IN_USE, ""): 0,
+            (WAITING, ""): 0,
+            (QUEUE_LIMIT, ""): queue_limit,
+            (SERVER_RESTARTS, ""): restarts,
         }
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0
@@ -95,12 +102,14 @@ class Stats:
                 self._counts[INT8_ROWS, linear] += count.rows
                 self._counts[INT8_OUTLIER_ROWS, linear] += count.two_terms
                 self._counts[INT8_PRODUCTS, linear] += (count.rows + count.two_terms) * count.weights
+            if step.preempted:
+                self._counts[PREEMPTIONS, ""] += step.preempted
             self._last_step = now
-            self._gauges |= {SLOTS_IN_USE: running, WAITING: waiting}
+            self._set_load(running, waiting, step.cache)
             # After a failure, steps that only prefill must not update LAST_STEP: sampling may still fail.
             self._failing = not step.sampled and (step.failed or self._failing)
             if not self._failing:
-                self._gauges[LAST_STEP] = time.time()
+                self._gauges[LAST_STEP, ""] = time.time()
 
     def record_finished(self, sequence: Sequence) -> None:
         """Record a finished sequence."""
@@ -110,7 +119,7 @@ class Stats:
             if isinstance(sequence.result, Cancelled):
                 self._counts[CANCELLATIONS, ""] += 1
             if not math.isnan(sequence.admitted_at):
-                self._counts[PROMPT_TOKENS, ""] += sequence.num_prompt_tokens - sequence.num_copied
+                self._counts[PROMPT_TOKENS, ""] += sequence.num_prompt_tokens - sequence.num_cached_prompt_tokens
                 self._observations.append((QUEUE_TIME, sequence.admitted_at - sequence.arrived_at))
             if not math.isnan(sequence.first_token_at):
                 self._observations.append((TIME_TO_FIRST_TOKEN, sequence.first_token_at - sequence.arrived_at))
@@ -127,10 +136,13 @@ class Stats:
         with self._lock:
             self._counts[STEP_ERRORS, ""] += 1
 
-    def record_load(self, running: int, waiting: int) -> None:
-        """Record the numbers of running and waiting sequences outside of a step."""
+    def record_load(self, running: int, waiting: int, cache: CacheCounts | None = None) -> None:
+        """Record the numbers of running and waiting sequences outside of a step, and the KV cache, None if unchanged.
+
+        Sequences that are aborted between two steps free pages.
+        """
         with self._lock:
-            self._gauges |= {SLOTS_IN_USE: running, WAITING: waiting}
+            self._set_load(running, waiting, cache)
 
     def close(self, timeout: float) -> None:
         """Write the remaining values to the metrics and end the thread; wait for at most `timeout` seconds."""
@@ -139,6 +151,21 @@ class Stats:
         # Only after the thread has ended: concurrent access to a metric crashes Triton.
         if not self._thread.is_alive():
             self._registry.close()
+
+    def _set_load(self, running: int, waiting: int, cache: CacheCounts | None) -> None:
+        self._gauges |= {(SLOTS_IN_USE, ""): running, (WAITING, ""): waiting}
+        if cache is None:
+            return
+        pages = {"used": cache.used_pages, "cached": cache.cached_pages, "free": cache.free_pages}
+        self._gauges |= {(KV_CACHE_PAGES, state): count for state, count in pages.items()}
+        self._gauges[KV_CACHE_USAGE, ""] = cache.used_pages / max(sum(pages.values()), 1)
+        for metric, count in (
+            (PREFIX_QUERIES, cache.queried_tokens),
+            (PREFIX_HITS, cache.hit_tokens),
+            (EVICTIONS, cache.evicted_pages),
+        ):
+            if count:
+                self._counts[metric, ""] += count
 
     def _run(self) -> None:
         while not self._closing.wait(FLUSH_SECONDS):
@@ -153,7 +180,7 @@ class Stats:
             observations, self._observations = self._observations, []
         registry = self._registry
         updates = [partial(registry.add, metric, amount, label) for (metric, label), amount in counts.items()]
-        updates += [partial(registry.set, metric, value) for metric, value in gauges.items()]
+        updates += [partial(registry.set, metric, value, label) for (metric, label), value in gauges.items()]
         updates += [partial(registry.observe, metric, value) for metric, value in observations]
         for update in updates:
             try:

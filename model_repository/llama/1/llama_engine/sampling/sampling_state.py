@@ -7,7 +7,6 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import torch
 
-from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.sequence import Sequence
 from llama_engine.transfer import to_device
 
@@ -69,9 +68,13 @@ class SamplingState:
         """Return the bytes of the token histories: bool for the prompt, int32 counts for the completion."""
         return slots * vocabulary * 5
 
-    def set(self, first: int, requests: list[GenerationRequest]) -> None:
-        """Set the parameters of these requests in the rows from `first` on, and reset the rows' histories."""
-        last = first + len(requests)
+    def set(self, first: int, sequences: list[Sequence]) -> None:
+        """Set the parameters and histories of these sequences in the rows from `first` on.
+
+        A sequence has generated tokens already if it was preempted.
+        """
+        last = first + len(sequences)
+        requests = [sequence.request for sequence in sequences]
         device = self.parameters.device
         parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
         self.parameters[first:last] = to_device(parameters, device, torch.float32)
@@ -80,9 +83,13 @@ class SamplingState:
         self.seeds[first:last] = [request.seed for request in requests]
         self.counts[first:last] = 0
         self.in_prompt[first:last] = False
-        for row, request in enumerate(requests, first):
+        for row, sequence in enumerate(sequences, first):
+            request = sequence.request
             if request.repetition_penalty != 1.0:
                 self.in_prompt[row, to_device(request.prompt_tokens, device, torch.long)] = True
+            if sequence.output_tokens:
+                output = to_device(sequence.output_tokens, device, torch.long)
+                self.counts[row].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def copy(self, source: int, target: int) -> None:
         """Copy the state of row `source` to row `target`."""

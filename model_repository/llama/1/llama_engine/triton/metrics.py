@@ -89,9 +89,9 @@ class TritonMetrics:
         """Increase a counter."""
         self._series[metric, value].increment(amount)
 
-    def set(self, metric: Metric, amount: float) -> None:
+    def set(self, metric: Metric, amount: float, value: str = "") -> None:
         """Set a gauge."""
-        self._series[metric, ""].set(amount)
+        self._series[metric, value].set(amount)
 
     def observe(self, metric: Metric, amount: float) -> None:
         """Observe a value in a histogram."""

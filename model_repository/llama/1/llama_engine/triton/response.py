@@ -131,7 +131,7 @@ class Response:
         errors = [result for result in (self.error, *results) if isinstance(result, RequestError)]
         if errors:
             return self._error(errors[0])
-        tensors = completion_tensors([result for result in results if isinstance(result, Completion)])
+        tensors = completion_tensors(self.sequences)
         if any(sequence.request.has_optional_outputs for sequence in self.sequences):
             spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]
             tensors += optional_tensors(spans, self._writer, final=True)
@@ -167,7 +167,7 @@ class Response:
         chunks = [event for event in events if isinstance(event, Chunk)]
         count = sum(chunk.num_tokens for chunk in chunks)
         completion = last if isinstance(last, Completion) else None
-        tensors = chunk_tensors("".join(chunk.text for chunk in chunks), completion, sequence.num_prompt_tokens, count)
+        tensors = chunk_tensors(sequence, "".join(chunk.text for chunk in chunks), count, completion)
         if len(self.sequences) > 1:
             tensors.append(choice_tensor(choice))
         if sequence.request.has_optional_outputs:

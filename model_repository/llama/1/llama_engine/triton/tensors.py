@@ -14,31 +14,35 @@ import triton_python_backend_utils as pb_utils
 
 from llama_engine.events import Completion
 from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
+from llama_engine.sequence import Sequence as EngineSequence
 
 
-def completion_tensors(completions: Sequence[Completion]) -> list[pb_utils.Tensor]:
-    """Return the output tensors of a response with complete texts."""
+def completion_tensors(sequences: Sequence[EngineSequence]) -> list[pb_utils.Tensor]:
+    """Return the output tensors of a response with complete texts, of sequences without an error."""
+    completions = [sequence.result for sequence in sequences if isinstance(sequence.result, Completion)]
     return [
         _strings("text_output", [completion.text for completion in completions]),
         _strings("finish_reason", [completion.finish_reason for completion in completions]),
         _strings("stop_reason", [completion.stop_reason for completion in completions]),
         _counts("num_input_tokens", [completion.num_input_tokens for completion in completions]),
         _counts("num_output_tokens", [completion.num_output_tokens for completion in completions]),
+        _counts("num_cached_tokens", [sequence.num_cached_prompt_tokens for sequence in sequences]),
     ]
 
 
 def chunk_tensors(
-    text: str, completion: Completion | None, num_input_tokens: int, num_output_tokens: int
+    sequence: EngineSequence, text: str, num_output_tokens: int, completion: Completion | None
 ) -> list[pb_utils.Tensor]:
     """Return the output tensors of a chunk. completion: result of the sequence in its last chunk, else None."""
     tensors = [
         _strings("text_output", [text]),
         _reason("" if completion is None else completion.finish_reason),
-        _count("num_input_tokens", num_input_tokens),
+        _count("num_input_tokens", sequence.num_prompt_tokens),
         _count("num_output_tokens", num_output_tokens),
     ]
     if completion is not None:
         tensors.append(_strings("stop_reason", [completion.stop_reason]))
+        tensors.append(_count("num_cached_tokens", sequence.num_cached_prompt_tokens))
     return tensors
 
 

@@ -1,10 +1,13 @@
 // Attention of each token over its own positions, from a KV cache of floats, bfloat16 or int8.
 //
-// Keys are cached transposed in blocks of 16 positions, so that 16 scores are one register:
+// The cache is a pool of pages of 16 positions. A sequence's pages may lie anywhere: a row of the page table names them.
+// Keys are cached transposed, so that 16 scores are one register:
 //
-//     keys    [slot][KV head][position / 16][head dim][16]
-//     values  [slot][KV head][position][head dim]
-//     scales  [slot][KV head][position], of int8 keys and of int8 values
+//     keys    [KV head][page][head dim][16]
+//     values  [KV head][page][16][head dim]
+//     scales  [KV head][page][16], of int8 keys and of int8 values
+//
+// A head's pages are adjacent, because pages at a stride of several heads would share few sets of the caches.
 //
 // A token's result depends on its own positions alone, in the order 0 … p: alone or in a batch, in a prefill of any cut or
 // a decode step, it is the same bits.
@@ -14,48 +17,61 @@
 #include "lanes.h"
 #include "prefetch.h"
 
-constexpr int BLOCK = 16;  // positions
+constexpr int PAGE = 16;  // positions
 
 struct Cache {  // of a layer
     void *keys, *values;
     float *key_scales, *value_scales;  // null unless int8
 };
 
-// One KV head of one slot.
+// One KV head of one sequence.
 template <class Element>
-struct Head {
+class Head {
+public:
     static constexpr bool SCALED = std::is_same_v<Element, int8_t>;
-    Element *keys, *values;
-    float *key_scales, *value_scales;
-    int dim;
+    const int dim;
 
-    // index: slot · KV heads + KV head.
-    Head(const Cache& cache, int64_t index, int64_t positions, int dim)
-        : keys(static_cast<Element*>(cache.keys) + index * positions * dim),
-          values(static_cast<Element*>(cache.values) + index * positions * dim),
-          key_scales(cache.key_scales + (SCALED ? index * positions : 0)),
-          value_scales(cache.value_scales + (SCALED ? index * positions : 0)),
-          dim(dim) {}
+    // pages: the sequence's row of the page table. first: index of the head's first page.
+    Head(const Cache& cache, const int32_t* pages, int64_t first, int dim)
+        : dim(dim),
+          first_keys(static_cast<Element*>(cache.keys) + first * PAGE * dim),
+          first_values(static_cast<Element*>(cache.values) + first * PAGE * dim),
+          first_key_scales(cache.key_scales + (SCALED ? first * PAGE : 0)),
+          first_value_scales(cache.value_scales + (SCALED ? first * PAGE : 0)),
+          pages(pages) {}
+
+    // The start of the page that has a position.
+    Element* keys(int64_t at) const { return first_keys + page(at) * PAGE * dim; }
+    Element* values(int64_t at) const { return first_values + page(at) * PAGE * dim; }
+    float* key_scales(int64_t at) const { return first_key_scales + page(at) * PAGE; }
+    float* value_scales(int64_t at) const { return first_value_scales + page(at) * PAGE; }
 
     void write(int64_t position, const float* key, const float* value) const {
-        Element* to = keys + position / BLOCK * BLOCK * dim + position % BLOCK;
+        const int64_t within = position % PAGE;
+        Element *to_key = keys(position) + within, *to_value = values(position) + within * dim;
         if constexpr (SCALED) {
-            key_scales[position] = quantize(key, [&](int i, Lanes q) {
+            key_scales(position)[within] = quantize(key, [&](int i, Lanes q) {
                 int8_t lane[LANES];
                 // GCC 12 has miscompiled such a copy: the kernels' trial at load compares cached keys with a reference.
                 store(lane, q);
-                for (int j = 0; j < LANES; j++) to[(i + j) * BLOCK] = lane[j];
+                for (int j = 0; j < LANES; j++) to_key[(i + j) * PAGE] = lane[j];
             });
-            value_scales[position] = quantize(value, [&](int i, Lanes q) { store(values + position * dim + i, q); });
+            value_scales(position)[within] = quantize(value, [&](int i, Lanes q) { store(to_value + i, q); });
         } else {
             for (int i = 0; i < dim; i++) {
-                to[i * BLOCK] = Element(key[i]);
-                values[position * dim + i] = Element(value[i]);
+                to_key[i * PAGE] = Element(key[i]);
+                to_value[i] = Element(value[i]);
             }
         }
     }
 
 private:
+    Element *first_keys, *first_values;
+    float *first_key_scales, *first_value_scales;
+    const int32_t* pages;
+
+    int64_t page(int64_t at) const { return pages[at / PAGE]; }
+
     // Quantize to put(i, 16 integers) and return the scale: NaN if an element isn't finite.
     template <class Put>
     float quantize(const float* x, const Put& put) const {
@@ -89,7 +105,7 @@ struct Query {
     int64_t length;
 };
 
-// Floats of scratch that `attend` needs: the queries, interleaved, and the scores of whole blocks.
+// Floats of scratch that `attend` needs: the queries, interleaved, and the scores of whole pages.
 inline int64_t scratch_floats(int64_t positions, int dim) { return MAX_QUERIES * (positions + dim); }
 
 template <class Element, int QUERIES>
@@ -106,7 +122,7 @@ public:
         }
         score(head, queries, interleaved, longest, scores);
         Lanes inverse[QUERIES];
-        for (int q = 0; q < QUERIES; q++) inverse[q] = set(1.0f / softmax(head, queries[q].length, scores + q * BLOCK));
+        for (int q = 0; q < QUERIES; q++) inverse[q] = set(1.0f / softmax(head, q, queries[q].length, scores + q * PAGE));
         int i = 0;
         for (; i + PARTS * LANES <= head.dim; i += PARTS * LANES)
             mix<PARTS>(head, queries, scores, inverse, longest, i);
@@ -114,19 +130,28 @@ public:
     }
 
 private:
+    // Positions from a prefetch to the use of its page. The hardware's prefetcher stops at the end of each page, and a
+    // read from memory takes longer than a page's products.
+    static constexpr int AHEAD = 4 * PAGE;
+    // Positions whose values are prefetched with the keys. Those of longer sequences are prefetched by `softmax`, which
+    // reads nothing else from memory.
+    static constexpr int WITH_KEYS = 32 * PAGE;
     static constexpr int PARTS = QUERIES > 4 ? MAX_PARTS / 2 : MAX_PARTS;
 
-    // scores [blocks][QUERIES][16]; of positions beyond a query's length, -inf.
+    // scores [pages][QUERIES][16]; of positions beyond a query's length, -inf.
     static void score(const Head<Element>& head, const Query* queries, const float* interleaved, int64_t longest,
                       float* scores) {
         const int dim = head.dim;
-        for (int64_t at = 0; at < longest; at += BLOCK) {
-            const Element* block = head.keys + at * dim;
-            prefetch(head.values + at * dim, BLOCK * dim);  // for `mix`
+        for (int64_t at = 0; at < std::min<int64_t>(longest, AHEAD); at += PAGE) prefetch<1>(head.keys(at), PAGE * dim);
+        for (int64_t at = 0; at < longest; at += PAGE) {
+            const Element *keys = head.keys(at), *values = head.values(at);
+            const Element* later = head.keys(std::min(at + AHEAD, longest - 1));
             Lanes sums[QUERIES][2];
             for (auto& s : sums) s[0] = s[1] = set(0.0f);
             for (int i = 0; i < dim; i += 2) {
-                Lanes even = load(block + i * BLOCK), odd = load(block + (i + 1) * BLOCK);
+                prefetch<1>(later + i * PAGE, 2 * PAGE);
+                if (at < WITH_KEYS) prefetch<2>(values + i * PAGE, 2 * PAGE);  // for `mix`
+                Lanes even = load(keys + i * PAGE), odd = load(keys + (i + 1) * PAGE);
                 for (int q = 0; q < QUERIES; q++) {
                     sums[q][0] = fma(set(interleaved[i * QUERIES + q]), even, sums[q][0]);
                     sums[q][1] = fma(set(interleaved[(i + 1) * QUERIES + q]), odd, sums[q][1]);
@@ -134,21 +159,23 @@ private:
             }
             for (int q = 0; q < QUERIES; q++) {
                 Lanes s = sums[q][0] + sums[q][1];
-                if constexpr (Head<Element>::SCALED) s = s * load(head.key_scales + at);
-                store(scores + at * QUERIES + q * BLOCK, first(count_below(queries[q].length, at), s, set(-INFINITY)));
+                if constexpr (Head<Element>::SCALED) s = s * load(head.key_scales(at));
+                store(scores + at * QUERIES + q * PAGE, first(count_below(queries[q].length, at), s, set(-INFINITY)));
             }
         }
     }
 
     // Scores to weights in place, and return their sum. The weights of int8 values include the values' scales.
-    static float softmax(const Head<Element>& head, int64_t length, float* scores) {
+    static float softmax(const Head<Element>& head, int q, int64_t length, float* scores) {
+        const int share = PAGE * head.dim / QUERIES;  // of a page's values, that this query prefetches
         Lanes top = set(-INFINITY), total = set(0.0f);
-        for (int64_t at = 0; at < length; at += BLOCK) top = max(top, load(scores + at * QUERIES));
+        for (int64_t at = 0; at < length; at += PAGE) top = max(top, load(scores + at * QUERIES));
         const Lanes highest = set(largest_lane(top));
-        for (int64_t at = 0; at < length; at += BLOCK) {
+        for (int64_t at = 0; at < length; at += PAGE) {
             Lanes weights = first(count_below(length, at), exp(load(scores + at * QUERIES) - highest), set(0.0f));
             total = total + weights;
-            if constexpr (Head<Element>::SCALED) weights = weights * load(head.value_scales + at);
+            if (at >= WITH_KEYS) prefetch<2>(head.values(at) + q * share, share);
+            if constexpr (Head<Element>::SCALED) weights = weights * load(head.value_scales(at));
             store(scores + at * QUERIES, weights);
         }
         return sum(total);
@@ -163,24 +190,32 @@ private:
             for (auto& part : m) part = set(0.0f);
         int64_t shared = longest;
         for (int q = 0; q < QUERIES; q++) shared = std::min(shared, queries[q].length);
-        auto add = [&](int64_t p, auto includes) {
-            const Element* value = head.values + p * head.dim + i;
-            const float* weight = weights + p / BLOCK * BLOCK * QUERIES + p % BLOCK;
+        auto add = [&](const Element* value, const float* weight, auto includes) {
             Lanes v[COUNT];
             for (int j = 0; j < COUNT; j++) v[j] = load(value + j * LANES);
             for (int q = 0; q < QUERIES; q++)
                 if (includes(q))
-                    for (int j = 0; j < COUNT; j++) mixed[q][j] = fma(set(weight[q * BLOCK]), v[j], mixed[q][j]);
+                    for (int j = 0; j < COUNT; j++) mixed[q][j] = fma(set(weight[q * PAGE]), v[j], mixed[q][j]);
         };
-        for (int64_t p = 0; p < shared; p++) add(p, [](int) { return true; });
-        for (int64_t p = shared; p < longest; p++) add(p, [&](int q) { return p < queries[q].length; });
+        for (int64_t at = 0; at < longest; at += PAGE) {
+            const Element* value = head.values(at) + i;
+            const Element* later = head.values(std::min(at + AHEAD, longest - 1)) + i;
+            const float* weight = weights + at * QUERIES;
+            const int all = count_below(shared, at), some = count_below(longest, at);
+            for (int p = 0; p < all; p++) {
+                prefetch<1>(later + p * head.dim, COUNT * LANES);
+                add(value + p * head.dim, weight + p, [](int) { return true; });
+            }
+            for (int p = all; p < some; p++)
+                add(value + p * head.dim, weight + p, [&](int q) { return at + p < queries[q].length; });
+        }
         for (int q = 0; q < QUERIES; q++)
             for (int j = 0; j < COUNT; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
     }
 
     // The number of the 16 positions from `at` on that lie below `length`.
     static int count_below(int64_t length, int64_t at) {
-        return static_cast<int>(std::clamp<int64_t>(length - at, 0, BLOCK));
+        return static_cast<int>(std::clamp<int64_t>(length - at, 0, PAGE));
     }
 };
 

@@ -1,4 +1,4 @@
-// A Llama's decoder layers for tokens at any positions of any slots: hidden states in, hidden states out.
+// A Llama's decoder layers for tokens at any positions of any sequences: hidden states in, hidden states out.
 //
 // `rows` are tokens. All widths of the buffers are padded to multiples of 64; the padding is 0.
 #include "attention.h"
@@ -27,7 +27,10 @@ struct Model {
     int32_t head_dim, rotary;  // head_dim: padded to a multiple of 16; rotary: without the padding
     CacheType cache_type;
     float epsilon, scaling;
-    int64_t positions;           // of a slot in the cache, a multiple of 16
+    const int32_t* page_table;   // [slots][columns]: the page of each 16 positions of a sequence; 0 is no page
+    int64_t slots, columns;
+    int64_t pages;               // in the pool, the null page included
+    int64_t positions;           // of a sequence
     const float *cosine, *sine;  // [positions][rotary / 2]
     const float* norm;
     Matrix head;
@@ -43,6 +46,12 @@ struct Tokens {
     const int64_t *slots, *positions;
     int64_t rows;
 };
+
+// The KV head that a token reads and writes.
+template <class Element>
+static Head<Element> cached_head(const Model& m, const Layer& layer, const Tokens& tokens, int64_t row, int64_t head) {
+    return {layer.cache, m.page_table + tokens.slots[row] * m.columns, head * m.pages, m.head_dim};
+}
 
 // The number of the first rows that have two terms.
 static int64_t count_two(const Quantized& q, int64_t rows) {
@@ -138,8 +147,7 @@ static void write_cache(Worker& worker, const Model& m, const Layer& layer, cons
                 rotate(qkv + (head * group + h) * dim, cosine, sine, static_cast<int>(half));
             float* key = qkv + (m.heads + head) * dim;
             rotate(key, cosine, sine, static_cast<int>(half));
-            Head<Element>(layer.cache, tokens.slots[row] * m.kv_heads + head, m.positions, m.head_dim)
-                .write(position, key, key + m.kv_heads * dim);
+            cached_head<Element>(m, layer, tokens, row, head).write(position, key, key + m.kv_heads * dim);
         }
     });
 }
@@ -164,7 +172,7 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
         const int64_t begin = item / m.kv_heads * stripe, end = std::min(begin + stripe, tokens.rows);
         for (int64_t row = begin; row < end;) {
             const int64_t run = run_length(tokens, row, end - row);
-            Head<Element> head(layer.cache, tokens.slots[row] * m.kv_heads + kv_head, m.positions, m.head_dim);
+            const Head<Element> head = cached_head<Element>(m, layer, tokens, row, kv_head);
             Query queries[MAX_QUERIES];
             int count = 0;
             for (int64_t i = 0; i < run * group; i++) {
@@ -190,6 +198,17 @@ static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer
         case BFLOAT16: return attend(BFloat16(0.0f));
         case INT8: return attend(int8_t());
     }
+}
+
+// The first token that is outside the page table or has no page, or -1. Other functions don't check.
+extern "C" int64_t find_without_page(const Model* model, const int64_t* slots, const int64_t* positions, int64_t rows) {
+    const Model& m = *model;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t slot = slots[r], position = positions[r];
+        if (slot < 0 || slot >= m.slots || position < 0 || position >= m.positions) return r;
+        if (m.page_table[slot * m.columns + position / PAGE] == 0) return r;
+    }
+    return -1;
 }
 
 // x: [rows][width], changed in place.

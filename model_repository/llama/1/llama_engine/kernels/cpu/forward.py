@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from llama_engine.kernels.cpu.packing import (
 )
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model
 from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
-from llama_engine.model.kv_cache import BLOCK, KVCacheShape
+from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
 
 ROOM = 512
 """Default maximum of tokens computed at once."""
@@ -47,7 +48,7 @@ class CpuLlama:
 
 
 def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
-    """Return an upper bound of `CpuForward`'s scratch bytes. positions: per slot. room: tokens computed at once."""
+    """Return an upper bound of `CpuForward`'s scratch bytes. positions: per sequence. room: tokens computed at once."""
     dimensions = llama.dimensions
     hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
     attended = padded(dimensions.heads * dimensions.padded_head_dim)
@@ -60,18 +61,21 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
 
 
 class CpuForward:
-    """The forward pass of a Llama on tokens of any slots. Not thread-safe: one call at a time.
+    """The forward pass of a Llama on tokens of any sequences. Not thread-safe: one call at a time.
 
-    A token's hidden state and logits have the same bits in any batch, for any chunking of its sequence, and with any
-    number of threads (torch.get_num_threads() at each call).
+    A token's hidden state and logits have the same bits in any batch, for any chunking of its sequence, on any pages,
+    and with any number of threads (torch.get_num_threads() at each call).
 
     cache: shape of the KV cache, with the padded head dimension. room: maximum tokens computed at once; calls with more
-    tokens are split. Raises ValueError if RoPE's tables are shorter than the cache, or the cache isn't this model's.
+    tokens are split. Raises ValueError if RoPE's tables are shorter than max_model_len, or the cache isn't this model's
+    or has pages of another size than the kernels.
     """
 
     def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:
-        if len(llama.cosine) < cache.positions:
-            raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and the cache has {cache.positions}")
+        if len(llama.cosine) < cache.max_model_len:
+            raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and sequences {cache.max_model_len}")
+        if cache.page_size != CPU_PAGE_SIZE:
+            raise ValueError(f"the cache has pages of {cache.page_size} positions, and the kernels of {CPU_PAGE_SIZE}")
         of_cache = (cache.layers, cache.key_value_heads, cache.head_dim)
         of_model = (len(llama.layers), llama.dimensions.kv_heads, llama.dimensions.padded_head_dim)
         if of_cache != of_model:
@@ -82,6 +86,7 @@ class CpuForward:
         dimensions = llama.dimensions
         self._width = padded(dimensions.hidden)
         self.layer_caches = [self._allocate_cache() for _ in llama.layers]
+        self._page_table = torch.zeros(cache.slots, cache.columns, dtype=torch.int32)
         qkv, attended = llama.layers[0].query_key_value, llama.layers[0].attention_output
         self._qkv = torch.zeros(room, len(qkv.weight))
         self._attended = torch.zeros(room, attended.weight.shape[1])
@@ -95,7 +100,7 @@ class CpuForward:
         # In the order of the kernels' enumeration of linear layers.
         self._shapes = dimensions.linear_shapes
         self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
-        stride = llama.kernels.scratch_stride(cache.positions, dimensions.padded_head_dim)
+        stride = llama.kernels.scratch_stride(cache.columns * cache.page_size, dimensions.padded_head_dim)
         self._threads = torch.get_num_threads()
         self._scratch = torch.zeros(self._threads, stride)
         self._tables = [table.detach().float().contiguous() for table in (llama.cosine, llama.sine)]
@@ -105,33 +110,43 @@ class CpuForward:
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Run all layers and return the hidden states before the final norm; x may be changed in place.
 
-        x: [tokens, hidden] float32, the embeddings. slots, positions: [tokens] int64, each token's place in the KV
-        cache. A sequence's tokens must be in ascending order of position, and its earlier positions must be cached.
-        Raises IndexError for a slot or position outside the cache, because the kernels don't check bounds.
+        x: [tokens, hidden] float32, the embeddings. slots: [tokens] int64, rows of the page table. positions: [tokens]
+        int64. A sequence's tokens must be in ascending order of position, and its earlier positions must be cached.
+        Raises IndexError for a slot or position outside the page table and for a position without a page, because the
+        passes of the kernels don't check.
         """
-        _check_bounds("slot", slots, self.cache.slots)
-        _check_bounds("position", positions, self.cache.positions)
+        slots, positions = slots.contiguous(), positions.contiguous()
+        self._check_pages(slots, positions)
         hidden = self.llama.dimensions.hidden
         padded_x = self._pad(x)
-        slots, positions = slots.contiguous(), positions.contiguous()
         for start in range(0, len(x), self.room):
             part = slice(start, start + self.room)
             self._use_threads()
             self.llama.kernels.forward(self._model, padded_x[part], slots[part], positions[part])
         return padded_x if hidden == self._width else padded_x[:, :hidden]
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` positions of slot `source` to slot `target`, in every layer.
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Set the entries of a slot's row of the page table from column `first` on. Page 0 is the null page.
 
-        Raises IndexError for a slot or a length outside the cache.
+        Raises IndexError for entries outside the table or pages outside the pool.
         """
-        _check_bounds("slot", torch.tensor([source, target]), self.cache.slots)
-        _check_bounds("position", torch.tensor([length - 1]), self.cache.positions)
-        # Copy whole blocks: within a block, the keys of its positions are interleaved.
-        end = padded(length, BLOCK)
+        if not pages:
+            return
+        last = first + len(pages) - 1
+        _check_range("slot", slot, slot, self.cache.slots)
+        _check_range("column", first, last, self.cache.columns)
+        _check_range("page", min(pages), max(pages), self.cache.pages + 1)
+        self._page_table[slot, first : last + 1] = torch.tensor(pages, dtype=torch.int32)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the keys and values of page `source` to page `target`, in every layer.
+
+        Raises IndexError for a page outside the pool.
+        """
+        _check_range("page", min(source, target), max(source, target), self.cache.pages + 1)
         for tensors in self.layer_caches:
             for tensor in tensors:
-                tensor[target, :, :end] = tensor[source, :, :end]
+                tensor[:, target] = tensor[:, source]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocabulary] float32 of hidden states x [tokens, hidden], final norm included."""
@@ -154,7 +169,7 @@ class CpuForward:
         wide = functional.pad(qkv, (0, dimensions.padded_head_dim - dim)).flatten(1)
         self._qkv[:tokens, : wide.shape[1]] = wide
         self._use_threads()
-        self.llama.kernels.attention(self._model, layer, slots, positions)
+        self.llama.kernels.attention(self._model, layer, slots.contiguous(), positions.contiguous())
         attended = self._attended[:tokens, : dimensions.heads * dimensions.padded_head_dim]
         return attended.view(tokens, dimensions.heads, -1)[:, :, :dim].clone()
 
@@ -164,6 +179,16 @@ class CpuForward:
         result = {name: TermCount(rows, two, outputs * inputs) for (name, (outputs, inputs)), (rows, two) in counts}
         self._counts.zero_()
         return result
+
+    def _check_pages(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Raise IndexError unless every token has a page."""
+        token = self.llama.kernels.find_without_page(self._model, slots, positions)
+        if token < 0:
+            return
+        slot, position = int(slots[token]), int(positions[token])
+        _check_range("slot", slot, slot, self.cache.slots)
+        _check_range("position", position, position, self.cache.max_model_len)
+        raise IndexError(f"position {position} of slot {slot} has no page")
 
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
         padding = self._width - x.shape[1]
@@ -178,9 +203,9 @@ class CpuForward:
 
     def _allocate_cache(self) -> list[torch.Tensor]:
         """Allocate the KV cache of a layer: keys, values, and for int8 their scales."""
-        dimensions, cache = self.llama.dimensions, self.cache
-        heads = (cache.slots, dimensions.kv_heads, cache.positions)
-        tensors = [torch.empty(*heads, dimensions.padded_head_dim, dtype=cache.dtype) for _ in range(2)]
+        cache = self.cache
+        heads = (cache.key_value_heads, cache.pages + 1, cache.page_size)
+        tensors = [torch.empty(*heads, cache.head_dim, dtype=cache.dtype) for _ in range(2)]
         if cache.dtype == torch.int8:
             tensors += [torch.empty(heads) for _ in range(2)]
         for tensor in tensors:
@@ -214,7 +239,11 @@ class CpuForward:
             cache_type=CACHE_TYPES[self.cache.dtype],
             epsilon=dimensions.epsilon,
             scaling=dimensions.scaling,
-            positions=self.cache.positions,
+            page_table=self._page_table.data_ptr(),
+            slots=self.cache.slots,
+            columns=self.cache.columns,
+            pages=self.cache.pages + 1,
+            positions=self.cache.max_model_len,
             cosine=self._tables[0].data_ptr(),
             sine=self._tables[1].data_ptr(),
             norm=self._norm.data_ptr(),
@@ -232,8 +261,6 @@ class CpuForward:
         )
 
 
-def _check_bounds(what: str, indices: torch.Tensor, bound: int) -> None:
-    if len(indices):
-        lowest, highest = (int(extreme) for extreme in indices.aminmax())
-        if lowest < 0 or highest >= bound:
-            raise IndexError(f"{what} {lowest if lowest < 0 else highest} is outside the KV cache of {bound} {what}s")
+def _check_range(what: str, lowest: int, highest: int, bound: int) -> None:
+    if lowest < 0 or highest >= bound:
+        raise IndexError(f"{what} {lowest if lowest < 0 else highest} is outside the KV cache of {bound} {what}s")

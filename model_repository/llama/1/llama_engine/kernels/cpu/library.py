@@ -56,6 +56,9 @@ class CpuKernels:
         model = ctypes.POINTER(Model)
         self._forward = library.forward
         self._forward.argtypes = (model, pointer, pointer, pointer, int64, ctypes.c_int)
+        self._find_without_page = library.find_without_page
+        self._find_without_page.argtypes = (model, pointer, pointer, int64)
+        self._find_without_page.restype = int64
         self._logits = library.logits
         self._logits.argtypes = (model, pointer, int64, pointer, ctypes.c_int)
         self._attention = library.attention
@@ -93,6 +96,10 @@ class CpuKernels:
             model, x.data_ptr(), slots.data_ptr(), positions.data_ptr(), len(x), torch.get_num_threads()
         )  # fmt: skip
 
+    def find_without_page(self, model: Model, slots: torch.Tensor, positions: torch.Tensor) -> int:
+        """Return the index of the first token that is outside the page table or has no page, or -1."""
+        return int(self._find_without_page(model, slots.data_ptr(), positions.data_ptr(), len(slots)))
+
     def logits(self, model: Model, x: torch.Tensor, result: torch.Tensor) -> None:
         """Write the logits of x [rows, width] to result [rows, head.outputs]."""
         self._logits(model, x.data_ptr(), len(x), result.data_ptr(), torch.get_num_threads())
@@ -104,5 +111,5 @@ class CpuKernels:
         )  # fmt: skip
 
     def scratch_stride(self, positions: int, head_dim: int) -> int:
-        """Return the number of scratch floats per thread. positions: per slot."""
+        """Return the number of scratch floats per thread. positions: per sequence."""
         return int(self._scratch_stride(positions, head_dim))

@@ -1,13 +1,14 @@
-// Prefetching into the second-level cache.
+// Prefetching into the first-level or the second-level cache.
 #pragma once
 #include <immintrin.h>
 
 #include <cstdint>
 
-template <class Element>
+template <int LEVEL, class Element>
 inline void prefetch(const Element* from, int64_t count) {
+    constexpr auto hint = LEVEL == 1 ? _MM_HINT_T0 : _MM_HINT_T1;
     auto bytes = reinterpret_cast<const char*>(from);
-    for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(Element)); i += 64) _mm_prefetch(bytes + i, _MM_HINT_T1);
+    for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(Element)); i += 64) _mm_prefetch(bytes + i, hint);
 }
 
 // The weights that a thread multiplies next, fetched while it computes products: memory has nothing else to do then.

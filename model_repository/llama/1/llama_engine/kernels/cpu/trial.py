@@ -20,7 +20,7 @@ from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, 
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, QuantizedRows, pack_layer, pack_linear, padded
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
-from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 ATTENTION_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
@@ -102,16 +102,32 @@ def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms:
 def _verify_attention(
     kernels: CpuKernels, dimensions: Dimensions, cache_dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    """Verify the attention of a sequence of 37 tokens, computed in three chunks."""
-    tokens, dim = 37, dimensions.head_dim
-    shape = KVCacheShape(1, 2, dimensions.kv_heads, tokens, dimensions.padded_head_dim, cache_dtype)
-    forward = CpuForward(attention_model(kernels, dimensions, shape.positions), shape, tokens)
-    qkv = torch.randn(tokens, dimensions.heads + 2 * dimensions.kv_heads, dim, generator=generator)
-    positions = torch.arange(tokens)
-    cuts = [slice(0, 20), slice(20, 21), slice(21, tokens)]
-    slots = torch.ones(tokens, dtype=torch.long)
-    result = torch.cat([forward.attention(qkv[cut], slots[cut], positions[cut]) for cut in cuts])
-    expected = cpu_reference.attention(qkv, dimensions, forward.llama.cosine, forward.llama.sine, cache_dtype)
+    """Verify the attention of two sequences of 37 tokens on scattered pages, computed in three chunks."""
+    tokens, dim, page_table = 37, dimensions.head_dim, [[5, 2, 6], [1, 4, 3]]
+    shape = KVCacheShape(
+        layers=1,
+        slots=len(page_table),
+        key_value_heads=dimensions.kv_heads,
+        max_model_len=tokens,
+        head_dim=dimensions.padded_head_dim,
+        dtype=cache_dtype,
+        page_size=CPU_PAGE_SIZE,
+        pages=6,
+    )
+    forward = CpuForward(attention_model(kernels, dimensions, tokens), shape, 2 * tokens)
+    for slot, pages in enumerate(page_table):
+        forward.set_pages(slot, 0, pages)
+    qkv = torch.randn(2, tokens, dimensions.heads + 2 * dimensions.kv_heads, dim, generator=generator)
+    slots = torch.arange(2).repeat_interleave(tokens).view(2, tokens)
+    positions = torch.arange(tokens).repeat(2, 1)
+    results = []
+    for cut in (slice(0, 20), slice(20, 21), slice(21, tokens)):
+        x = qkv[:, cut]
+        attended = forward.attention(x.flatten(0, 1), slots[:, cut].flatten(), positions[:, cut].flatten())
+        results.append(attended.view(2, x.shape[1], dimensions.heads, dim))
+    result = torch.cat(results, dim=1)
+    cosine, sine = forward.llama.cosine, forward.llama.sine
+    expected = torch.stack([cpu_reference.attention(x, dimensions, cosine, sine, cache_dtype) for x in qkv])
     error = (result - expected).abs().max().item() / expected.abs().max().item()
     if not error <= ATTENTION_TOLERANCE[cache_dtype]:  # a NaN fails too
         raise RuntimeError(f"the attention is wrong by {error:.1%} of the largest value")

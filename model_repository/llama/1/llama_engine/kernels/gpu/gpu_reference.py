@@ -10,13 +10,13 @@ def attention(
 ) -> torch.Tensor:
     """Return the causal attention [n, heads, dim] of the last n of a sequence's `length` positions.
 
-    query: [n, heads, dim]. keys, values: [KV heads, positions, dim] of the sequence's slot; positions from `length` on
-    are ignored. Softmax and sums are computed in float32.
+    query: [n, heads, dim]. keys, values: [positions, KV heads, dim] of the sequence; positions from `length` on are
+    ignored. Softmax and sums are computed in float32.
     """
-    count, group = len(query), query.shape[1] // len(keys)
-    keys = keys[:, :length].float().repeat_interleave(group, 0)
-    values = values[:, :length].float().repeat_interleave(group, 0)
-    scores = torch.einsum("qhd,hpd->hqp", query.float(), keys) * scaling
+    count, group = len(query), query.shape[1] // keys.shape[1]
+    keys = keys[:length].float().repeat_interleave(group, 1)
+    values = values[:length].float().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,phd->hqp", query.float(), keys) * scaling
     last = torch.arange(length - count, length, device=query.device)
     future = torch.arange(length, device=query.device) > last[:, None]
-    return torch.einsum("hqp,hpd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), values).to(query.dtype)
+    return torch.einsum("hqp,phd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), values).to(query.dtype)

@@ -17,6 +17,7 @@ import torch
 
 from llama_engine.errors import one_line
 from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.model.kv_cache import GPU_PAGE_SIZE
 from llama_engine.transfer import lists_to_device
 
 TOLERANCE = 2e-2
@@ -25,7 +26,7 @@ TOLERANCE = 2e-2
 MIN_CAPABILITY = (8, 0)
 """Minimum compute capability of FlashAttention: Ampere."""
 
-_TRIAL_LENGTHS = (1, 67, 200)
+_TRIAL_LENGTHS = (1, 67, 600)
 _TRIAL_QUERIES = (1, 3, 64)
 """Number of queries of each sequence in the trial prefill; they are its last positions."""
 
@@ -35,15 +36,12 @@ _log = logging.getLogger(__name__)
 class Layout(NamedTuple):
     """The sequences of one attention call, whose queries are concatenated.
 
-    slots: [n], integers, KV slots, for implementations that index the cache by slot. starts: [n + 1], int32, first row
-    of each slot in the cache as rows of `dim` values; the last entry repeats the one before (`slot_starts`). first:
-    [n + 1], int32, index of each sequence's first query, and the number of all queries. lengths: [n], int32, number of
-    cached positions, the last query's included. max_queries, max_length: upper bounds of the queries and the length of
-    a sequence.
+    pages: [n, columns], int32, each sequence's row of the page table. first: [n + 1], int32, index of each sequence's
+    first query, and the number of all queries. lengths: [n], int32, number of cached positions, the last query's
+    included. max_queries, max_length: upper bounds of the queries and the length of a sequence.
     """
 
-    slots: torch.Tensor
-    starts: torch.Tensor
+    pages: torch.Tensor
     first: torch.Tensor
     lengths: torch.Tensor
     max_queries: int
@@ -51,7 +49,7 @@ class Layout(NamedTuple):
 
 
 VarlenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float], torch.Tensor]
-"""(query [n, heads, dim], keys and values [slots, KV heads, positions, dim], layout, scaling) → [n, heads, dim]."""
+"""(query [n, heads, dim], keys and values [pages, page size, KV heads, dim], layout, scaling) → [n, heads, dim]."""
 
 
 def varlen_attention(
@@ -60,26 +58,25 @@ def varlen_attention(
     """Return the causal attention [n, heads, dim] of queries at the last positions of their sequences.
 
     query: [n, heads, dim], float16 or bfloat16, the dtype of the cache. keys, values: one layer of the KV cache,
-    [slots, KV heads, positions, dim], contiguous.
+    [pages, page size, KV heads, dim], contiguous.
     """
     # Imported here because only GPUs use it.
     from torch.nn.attention.varlen import varlen_attn
 
-    slots, heads, positions, dim = keys.shape
-    # View the cache as [positions of all slots, heads, dim] without a copy: heads are `positions` rows apart.
-    shape, stride = ((slots * heads - heads + 1) * positions, heads, dim), (dim, positions * dim, 1)
     attended = varlen_attn(
         query,
-        keys.as_strided(shape, stride),
-        values.as_strided(shape, stride),
+        keys,
+        values,
         layout.first,
-        layout.starts,
+        # Not read, as the keys are in pages of `lengths` positions in all; but FlashAttention 2 wants a tensor.
+        layout.first,
         layout.max_queries,
         layout.max_length,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=query.shape[1] != heads,
+        enable_gqa=query.shape[1] != keys.shape[2],
         seqused_k=layout.lengths,
+        block_table=layout.pages,
         num_splits=1,
     )
     assert isinstance(attended, torch.Tensor)
@@ -104,19 +101,22 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int, gr
 def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> None:
     """Raise RuntimeError unless a batch's attention agrees with the reference and with each sequence computed alone."""
     generator = torch.Generator(device).manual_seed(0)
-    shape = (len(_TRIAL_LENGTHS), 2, 2 * max(_TRIAL_LENGTHS), head_dim)
+    columns = -(-max(_TRIAL_LENGTHS) // GPU_PAGE_SIZE) + 1
+    shape = (len(_TRIAL_LENGTHS) * columns, GPU_PAGE_SIZE, 2, head_dim)
     keys, values = torch.randn(2, *shape, device=device, generator=generator).to(dtype)
+    # No sequence's pages are in order or side by side.
+    table = torch.arange(len(keys), dtype=torch.int32, device=device).flip(0).view(columns, -1).T.contiguous()
     slots = list(reversed(range(len(_TRIAL_LENGTHS))))
     for counts in (_TRIAL_QUERIES, (1,) * len(_TRIAL_LENGTHS)):
         query = torch.randn(sum(counts), 2 * group, head_dim, device=device, generator=generator).to(dtype)
-        together = attention(
-            query, keys, values, layout_of(slots, counts, _TRIAL_LENGTHS, keys.shape, device), head_dim**-0.5
-        )
+        layout = layout_of(slots, counts, _TRIAL_LENGTHS, table)
+        together = attention(query, keys, values, layout, head_dim**-0.5)
         alone = []
         parts = torch.split(query, list(counts))
         for slot, count, length, part in zip(slots, counts, _TRIAL_LENGTHS, parts, strict=True):
-            layout = layout_of([slot], [count], [length], keys.shape, device)
-            expected = gpu_reference.attention(part, keys[slot], values[slot], length, head_dim**-0.5)
+            of_slot = keys[table[slot]].flatten(0, 1), values[table[slot]].flatten(0, 1)
+            expected = gpu_reference.attention(part, *of_slot, length, head_dim**-0.5)
+            layout = layout_of([slot], [count], [length], table)
             alone.append(attention(part, keys, values, layout, head_dim**-0.5))
             error = (alone[-1].double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
             # Not `error > TOLERANCE`, so that NaN fails, too.
@@ -126,23 +126,11 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
             raise RuntimeError("on this GPU a sequence's result depends on its neighbours")
 
 
-def slot_starts(slots: torch.Tensor, cache: torch.Size) -> torch.Tensor:
-    """Return the index of the first row of each slot [n] in a layer's cache of rows of `dim` values, [n + 1], int32.
-
-    cache: size of the layer's keys, [slots, KV heads, positions, dim]. The last entry repeats the one before: attention
-    takes lengths from `Layout.lengths` instead.
-    """
-    return (torch.cat((slots, slots[-1:])) * (cache[1] * cache[2])).int()
-
-
-def layout_of(
-    slots: Sequence[int], counts: Sequence[int], lengths: Sequence[int], cache: torch.Size, device: torch.device
-) -> Layout:
+def layout_of(slots: Sequence[int], counts: Sequence[int], lengths: Sequence[int], page_table: torch.Tensor) -> Layout:
     """Return the layout of sequences with these KV slots, numbers of queries (counts) and lengths.
 
-    cache: size of a layer's keys, [slots, KV heads, positions, dim].
+    page_table: [slots, columns], int32, on the device.
     """
-    starts = [slot * cache[1] * cache[2] for slot in (*slots, slots[-1])]
-    numbers = (slots, starts, [0, *accumulate(counts)], lengths)
-    indices, first_rows, first_queries, on_device = lists_to_device(numbers, device, torch.int32)
-    return Layout(indices, first_rows, first_queries, on_device, max(counts), max(lengths))
+    numbers = (slots, [0, *accumulate(counts)], lengths)
+    rows, first, on_device = lists_to_device(numbers, page_table.device, torch.int32)
+    return Layout(page_table[rows], first, on_device, max(counts), max(lengths))

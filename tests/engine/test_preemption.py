@@ -1,0 +1,179 @@
+"""A KV cache with too few pages: sequences are preempted and continued, and nothing but time shows it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from engine.engines import alone, engine_of, run
+from engine.pages import assert_consistent
+from engine.prompts import random_request, request_of
+from engine.scheduling import client_of, running
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.errors import InvalidSettings, Unavailable
+from llama_engine.events import Completion
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sequence import Sequence
+
+MODEL_LEN = 128
+
+
+@pytest.fixture
+def short(checkpoint: Checkpoint) -> Checkpoint:
+    """With so few positions that a small pool holds a sequence of them."""
+    return replace(checkpoint, max_model_len=MODEL_LEN)
+
+
+def _engine(checkpoint: Checkpoint, slots: int, tokens: int = MODEL_LEN + 32, **parameters: str) -> Engine:
+    return engine_of(checkpoint, slots, kv_cache_tokens=str(tokens), **parameters)
+
+
+def _run_all(engine: Engine, sequences: list[Sequence]) -> int:
+    """Admit the sequences as the scheduler does; return the number of preemptions."""
+    waiting, preempted = list(sequences), 0
+    while waiting or engine.used_slots:
+        while waiting and engine.can_admit(waiting[0]):
+            engine.add(waiting.pop(0))
+        step = engine.step()
+        assert step.errors == 0
+        preempted += step.preempted
+        assert_consistent(engine)
+    return preempted
+
+
+def test_sequences_that_outgrow_the_cache_give_their_texts(short: Checkpoint) -> None:
+    requests = [request_of(short, seed, 20, max_tokens=60) for seed in range(6)]
+    engine = _engine(short, 6)
+    sequences = [engine.builder.build(request) for request in requests]
+    assert _run_all(engine, sequences) > 1
+    assert [sequence.result for sequence in sequences] == alone(short, requests)
+
+
+def _longer(request: GenerationRequest) -> GenerationRequest:
+    """The request with as many tokens as its prompt leaves, at most 60."""
+    return replace(request, max_tokens=min(MODEL_LEN - len(request.prompt_tokens), 60))
+
+
+def test_requests_of_every_kind_survive_preemption(short: Checkpoint) -> None:
+    randomness, preempted = random.Random(4), 0
+    guide = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    guided = GenerationRequest(
+        prompt="", prompt_tokens=(50, 60, 70), max_tokens=60, guided_decoding_guide_type="json_schema",
+        guided_decoding_guide=json.dumps(guide), temperature=1.0, seed=3,
+    )  # fmt: skip
+    for cache in ("on", "off"):
+        engine = _engine(short, 6, prefix_cache=cache)
+        for _ in range(4):
+            requests = [
+                replace(_longer(random_request(short, randomness)), num_logprobs=randomness.choice((None, 2)))
+                for _ in range(8)
+            ]
+            sequences = [engine.builder.build(request) for request in requests]
+            preempted += _run_all(engine, sequences)
+            assert [sequence.result for sequence in sequences] == alone(short, requests)
+            assert all(
+                len(sequence.log_probs) == (sequence.num_output_tokens if request.needs_log_probs else 0)
+                for sequence, request in zip(sequences, requests, strict=True)
+            )
+    assert preempted > 5
+    crowd = [request_of(short, seed, 20, max_tokens=60) for seed in range(5)]
+    assert _engine(short, 6).generate([*crowd, guided]) == [
+        *alone(short, crowd),
+        *engine_of(short, 1).generate([guided]),
+    ]
+
+
+def test_choices_are_preempted_and_continued(short: Checkpoint) -> None:
+    request = replace(request_of(short, 1, 40, max_tokens=60), n=6)
+    for cache in ("on", "off"):
+        engine = _engine(short, 6, prefix_cache=cache)
+        choices = engine.builder.choices(request)
+        assert _run_all(engine, choices) > 0
+        assert [choice.result for choice in choices] == alone(short, request.choices())
+
+
+def test_the_youngest_of_the_lowest_priority_is_preempted(short: Checkpoint) -> None:
+    engine = _engine(short, 4, 12 * 16)
+    # Of different lengths, so that they need their pages in different steps.
+    requests = [request_of(short, seed, 20 + seed, max_tokens=60) for seed in range(4)]
+    requests[0] = replace(requests[0], priority=5)
+    sequences = [engine.builder.build(request) for request in requests]
+    for sequence in sequences:
+        engine.add(sequence)
+    while not engine.step().preempted:
+        assert engine.used_slots == 4
+    assert [sequence.kv_slot is None for sequence in sequences] == [True, False, False, False]
+    while not engine.step().preempted:
+        assert all(sequence.result is None for sequence in sequences)
+    assert [sequence.kv_slot is None for sequence in sequences] == [True, False, False, True]
+
+
+def test_the_oldest_is_never_preempted_and_newcomers_wait(short: Checkpoint) -> None:
+    """Under a stream of arrivals: what was preempted goes first, and it isn't preempted at every page."""
+    engine = _engine(short, 4)
+    sequences = [engine.builder.build(request_of(short, seed, 20, max_tokens=60)) for seed in range(30)]
+    waiting, preempted = list(sequences), 0
+    while waiting or engine.used_slots:
+        if waiting and engine.can_admit(waiting[0]):
+            engine.add(waiting.pop(0))
+        oldest = next(sequence for sequence in sequences if sequence.result is None)
+        had_slot = oldest.kv_slot is not None
+        step = engine.step()
+        assert not had_slot or oldest in step.finished or oldest.kv_slot is not None
+        preempted += step.preempted
+        queued = [bool(sequence.output_tokens) for sequence in engine._prefill.sequences]
+        assert queued == sorted(queued, reverse=True), "a newcomer is before what was preempted"
+    assert [sequence.result for sequence in sequences] == alone(short, [sequence.request for sequence in sequences])
+    # Each sequence takes five pages for its output; a storm would preempt at most of them.
+    assert 0 < preempted < len(sequences)
+
+
+def test_a_long_prompt_in_prefill_can_be_preempted(short: Checkpoint) -> None:
+    engine = _engine(short, 4, prefill_tokens="8")
+    requests = [request_of(short, 1, 30, max_tokens=90), request_of(short, 2, 100, max_tokens=8)]
+    first, second = (engine.builder.build(request) for request in requests)
+    engine.add(first)
+    while not first.output_tokens:
+        engine.step()
+    engine.add(second)
+    preempted = 0
+    while engine.used_slots:
+        preempted += engine.step().preempted
+    assert preempted > 0
+    assert [first.result, second.result] == alone(short, requests)
+
+
+def test_a_stream_pauses_and_goes_on(short: Checkpoint) -> None:
+    requests = [request_of(short, seed, 20, max_tokens=60) for seed in range(5)]
+    with running(short, 5, kv_cache_tokens=str(MODEL_LEN + 32)) as started:
+        sequences = started.add(*requests, stream=True)
+        results = started.finish(sequences)
+    assert results == alone(short, requests)
+    for sequence, result in zip(sequences, results, strict=True):
+        assert isinstance(result, Completion)
+        assert "".join(chunk.text for chunk in client_of(sequence).chunks) == result.text
+    assert started.registry.counts["llama_preemptions_total"] > 0
+
+
+def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: Checkpoint) -> None:
+    with running(short, 4, kv_cache_tokens=str(MODEL_LEN)) as started:
+        (holder,) = started.add(request_of(short, 1, 100, max_tokens=20))
+        started.pace.let(2)
+        late, patient = started.add(request_of(short, 2, 60), deadline=0.0), started.add(request_of(short, 3, 60))
+        results = started.finish([holder, *late, *patient])
+    assert isinstance(results[1], Unavailable)
+    assert [results[0], results[2]] == alone(short, [holder.request, patient[0].request])
+
+
+def test_a_pool_smaller_than_a_sequence_is_refused(short: Checkpoint) -> None:
+    with pytest.raises(InvalidSettings, match="kv_cache_tokens is 64; it must be at least max_model_len, 128"):
+        engine_of(short, 2, kv_cache_tokens="64")
+
+
+def test_engines_generate_beyond_their_pages(short: Checkpoint) -> None:
+    requests = [request_of(short, seed, 100, max_tokens=20) for seed in range(3)]
+    engine = _engine(short, 3)
+    assert run(engine, [engine.builder.build(request) for request in requests]).results == alone(short, requests)

@@ -1,0 +1,152 @@
+"""The prefix cache: what it has isn't computed again, and no text, failure or other salt shows that it exists."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engine.engines import Run, alone, engine_of, load, run, spoil_cache
+from engine.forward_passes import ForwardPass, watching
+from engine.pages import assert_consistent, free_pages
+from engine.prompts import request_of
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.errors import GenerationError
+from llama_engine.events import Completion
+from llama_engine.model.loader import Checkpoint
+
+PAGE = 16
+
+
+def _computed(engine: Engine, requests: list[GenerationRequest]) -> tuple[Run, int]:
+    """Run the requests together; return the results, and how many prompt tokens were computed."""
+    outcome = run(engine, [engine.builder.build(request) for request in requests])
+    assert_consistent(engine)
+    return outcome, sum(step.prefill_tokens for step in outcome.steps)
+
+
+def _followed(request: GenerationRequest, tokens: tuple[int, ...]) -> GenerationRequest:
+    return replace(request, prompt_tokens=request.prompt_tokens + tokens)
+
+
+def test_a_prompt_is_computed_once(checkpoint: Checkpoint) -> None:
+    engine, request = engine_of(checkpoint, 4), request_of(checkpoint, 1, 100)
+    expected = alone(checkpoint, [request, replace(request, seed=5)])
+    first, computed = _computed(engine, [request])
+    again, tail = _computed(engine, [request, replace(request, seed=5)])
+    assert [*first.results, *again.results] == [expected[0], *expected]
+    assert (computed, tail) == (100, 2 * (100 % PAGE))
+
+
+def test_prompts_that_arrive_together_share_what_one_of_them_computes(checkpoint: Checkpoint) -> None:
+    common = request_of(checkpoint, 1, 70)
+    requests = [_followed(common, (300 + number,)) for number in range(6)]
+    for budget in (512, 20):
+        engine = engine_of(checkpoint, 6, prefill_tokens=str(budget))
+        outcome, computed = _computed(engine, requests)
+        assert outcome.results == alone(checkpoint, requests)
+        assert computed == 71 + 5 * (71 - 64)
+
+
+def test_the_next_turn_of_a_chat_computes_what_is_new(checkpoint: Checkpoint) -> None:
+    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 2, 30, max_tokens=40)
+    sequence = engine.builder.build(request)
+    run(engine, [sequence])
+    answer = tuple(sequence.output_tokens)
+    turn = _followed(request, (*answer, 400, 401, 402))
+    outcome, computed = _computed(engine, [turn])
+    assert outcome.results == alone(checkpoint, [turn])
+    # The last token of the answer isn't in the cache, and full pages are.
+    assert computed == 30 + 40 + 3 - (64 if checkpoint.output_can_be_prefix else 16)
+
+
+def test_where_a_decode_step_has_other_bits_than_a_prefill_its_pages_are_not_found() -> None:
+    stock = load("int8", kernels="stock")
+    engine, request = engine_of(stock, 2), request_of(stock, 2, 30, max_tokens=40)
+    sequence = engine.builder.build(request)
+    run(engine, [sequence])
+    turn = _followed(request, (*sequence.output_tokens, 400))
+    outcome, computed = _computed(engine, [turn])
+    assert outcome.results == alone(stock, [turn])
+    assert computed == 71 - 16
+
+
+def test_a_salt_finds_what_it_would_find_without_the_others(checkpoint: Checkpoint) -> None:
+    """Exact counts: hits and misses of another salt's prompts can't be told apart."""
+    requests = [request_of(checkpoint, seed, 100) for seed in range(3)]
+    ours = [replace(request, cache_salt="ours") for request in requests]
+    guesses = [replace(request, cache_salt="theirs") for request in [*requests, request_of(checkpoint, 9, 100)]]
+    quiet, busy = engine_of(checkpoint, 2), engine_of(checkpoint, 2)
+    _computed(busy, ours)
+    counts = [[_computed(engine, [guess])[1] for guess in guesses * 2] for engine in (quiet, busy)]
+    assert counts[0] == counts[1] == [100] * 4 + [100 % PAGE] * 4
+
+
+def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(checkpoint: Checkpoint) -> None:
+    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
+    _computed(engine, [request])
+    sequence = engine.builder.build(replace(request, prompt_logprobs=2))
+    fresh = engine_of(checkpoint, 2).builder.build(sequence.request)
+    assert sum(step.prefill_tokens for step in run(engine, [sequence]).steps) == 100
+    run(engine_of(checkpoint, 2), [fresh])
+    assert len(sequence.prompt_log_probs) == 99
+    seen, expected = (torch.tensor([token.log_prob for token in of.prompt_log_probs]) for of in (sequence, fresh))
+    assert torch.allclose(seen, expected, atol=1e-5)
+
+
+def test_off_finds_nothing_and_keeps_nothing(checkpoint: Checkpoint) -> None:
+    engine, request = engine_of(checkpoint, 2, prefix_cache="off"), request_of(checkpoint, 1, 100)
+    assert [_computed(engine, [request])[1] for _ in range(2)] == [100, 100]
+    assert len(free_pages(engine)) == engine.plan.shape.pages
+
+
+def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(checkpoint: Checkpoint) -> None:
+    common = request_of(checkpoint, 1, 70)
+    requests = [_followed(common, (300 + number,)) for number in range(3)]
+    engine = engine_of(checkpoint, 3, prefill_tokens="20")
+
+    def fail(forward: ForwardPass) -> None:
+        if forward.number == 2:
+            raise RuntimeError("in the middle of a prompt")
+
+    with watching(fail):
+        outcome, _ = _computed(engine, requests)
+    assert isinstance(outcome.results[0], GenerationError)
+    assert outcome.results[1:] == alone(checkpoint, requests[1:])
+    assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
+
+
+@pytest.mark.parametrize("prefix", ["own", "found"])
+def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: Checkpoint, prefix: str) -> None:
+    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
+    if prefix == "found":
+        _computed(engine, [request])
+    sequence = engine.builder.build(request)
+    engine.add(sequence)
+    engine.step()
+    for page in sequence.pages:
+        spoil_cache(engine, page)
+    engine.step()
+    assert isinstance(sequence.result, GenerationError)
+    outcome, computed = _computed(engine, [request])
+    assert outcome.results == alone(checkpoint, [request])
+    assert computed == 100
+
+
+def test_what_free_pages_hold_is_never_read(checkpoint: Checkpoint) -> None:
+    engine = engine_of(checkpoint, 3, kv_cache_tokens="512")
+    requests = [request_of(checkpoint, seed, 90) for seed in range(8)]
+    for request in requests:
+        for page in free_pages(engine):
+            spoil_cache(engine, page)
+        assert _computed(engine, [request, requests[0]])[0].results == alone(checkpoint, [request, requests[0]])
+
+
+def test_a_cancelled_sequence_leaves_what_it_has_computed(checkpoint: Checkpoint) -> None:
+    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
+    sequence = engine.builder.build(request)
+    engine.add(sequence)
+    engine.step()
+    engine.remove(sequence)
+    outcome, computed = _computed(engine, [request])
+    assert isinstance(outcome.results[0], Completion)
+    assert computed == 100 % PAGE

@@ -6,15 +6,17 @@ Python dominates and small enough for two cores; with one it has Llama-2-7B's sh
 the baselines generate exactly as many tokens as they are asked for.
 
 The tokenizer is the embedded checkpoint's. A larger vocabulary is filled with tokens that no text contains, so that
-every generated token can be decoded.
+every generated token can be decoded. Chats send generated text again: their checkpoint has a tokenizer of words, whose
+text always becomes the same tokens again.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -29,6 +31,8 @@ FOLDER = ROOT / ".work" / "bench"
 """Folder of the random checkpoints."""
 DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 """PyTorch's names of the formats."""
+SPECIAL_TOKENS = 4
+"""Of the embedded checkpoint's tokenizer: the first ids."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -65,19 +69,41 @@ def default_checkpoint() -> Path:
 
 def random_checkpoint(config: LlamaConfig) -> Path:
     """Return a checkpoint of that config; created unless it exists: a small one in FP32, a larger one in BF16."""
-    target = FOLDER / f"llama-{config.hidden_size}x{config.num_hidden_layers}"
+    return _created(config, FOLDER / f"llama-{config.hidden_size}x{config.num_hidden_layers}", _save_tokenizer)
+
+
+def words_checkpoint(config: LlamaConfig, positions: int, folder: Path = FOLDER) -> Path:
+    """Return a checkpoint of that shape with that many positions, and a tokenizer of words; created unless it exists.
+
+    Every text of `word`s is as many tokens. Special tokens are never generated.
+    """
+    longer = copy.deepcopy(config)
+    longer.max_position_embeddings = positions
+    return _created(longer, folder / f"words-{config.hidden_size}x{config.num_hidden_layers}-{positions}", _save_words)
+
+
+def word(token: int) -> str:
+    """Return the text of a token of `words_checkpoint` that is not special: a space and four letters."""
+    return " " + "".join(chr(ord("a") + token // 26**place % 26) for place in (3, 2, 1, 0))
+
+
+def _created(config: LlamaConfig, target: Path, save_tokenizer: Callable[[Path, int], None]) -> Path:
     if target.exists():
         return target
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     # Under another name first: an interrupted write must not pass for a complete checkpoint.
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=FOLDER) as name:
-        building = Path(name) / target.name
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
+        building = Path(folder) / target.name
         torch.manual_seed(0)
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = LlamaForCausalLM(config).to(getattr(torch, "float32" if config is SMALL else "bfloat16"))
+            small = config.hidden_size == SMALL.hidden_size
+            model = LlamaForCausalLM(config).to(getattr(torch, "float32" if small else "bfloat16"))
+        if save_tokenizer is _save_words:
+            # Of thousands of random logits the largest is above 0.
+            model.lm_head.weight.data[:SPECIAL_TOKENS] = 0
         model.generation_config.eos_token_id = None
         model.save_pretrained(building)
-        _save_tokenizer(building, config.vocab_size)
+        save_tokenizer(building, config.vocab_size)
         building.rename(target)
     return target
 
@@ -90,6 +116,17 @@ def _save_tokenizer(folder: Path, vocabulary_size: int) -> None:
     for token in range(len(vocabulary), vocabulary_size):
         # No merge leads to them, so no text is ever split into them.
         vocabulary[f"<unused{token}>"] = token
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+
+
+def _save_words(folder: Path, vocabulary_size: int) -> None:
+    for name in _TOKENIZER_FILES:
+        shutil.copyfile(EMBEDDED / name, folder / name)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = {special["content"]: special["id"] for special in tokenizer["added_tokens"]}
+    # Byte-level tokenizers write the space as Ġ.
+    words = {word(token).replace(" ", "Ġ"): token for token in range(SPECIAL_TOKENS, vocabulary_size)}
+    tokenizer["model"] = {"type": "WordLevel", "vocab": vocabulary | words, "unk_token": "<unk>"}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 

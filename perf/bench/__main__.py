@@ -3,7 +3,7 @@
 The budget may end first, so the order is by importance and duration: the table of the article with which this project
 began (naive, batched and INT8; docs/benchmarks.md), the same at mixed lengths, other servers at 32 users, the same with
 fewer and more users, and on a CPU without --model TinyLlama's shape. What there was no time for is recorded with that
-reason.
+reason. Prefixes, a measurement of prefix caches on a CPU, are by choice alone (`perf.bench.prefixes`).
 """
 
 from __future__ import annotations
@@ -11,21 +11,33 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from perf import environment
 from perf.bench.loads import LARGE, SECTIONS, SLOTS, Bench
-from perf.checkpoint import TINY_LLAMA, default_checkpoint, described, random_checkpoint
+from perf.bench.prefixes import (
+    CONTEXT_LOADS,
+    CONTEXT_POSITIONS,
+    KV_CACHE_TOKENS,
+    LARGE_LOADS,
+    POSITIONS,
+    SMALL_LOADS,
+)
+from perf.checkpoint import SMALL, TINY_LLAMA, default_checkpoint, described, random_checkpoint, words_checkpoint
 from perf.command import CORES, Budget, existing_checkpoint, make_command, positive
-from perf.report.results import read
+from perf.report.prefixes import context, prefixes
+from perf.report.results import RESULTS, NotMeasuredError, read
 from perf.report.tables import summary
 from perf.results_file import Results
 from perf.roofline.device import measure_rates
-from perf.servers.baselines import servers
+from perf.servers.baselines import prefix_cache_servers, servers, small_pool_server
 from perf.servers.running import Server
 from perf.servers.triton import article_servers
+
+PREFIXES = ("prefixes", "prefixes-large", "context")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -34,11 +46,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--budget", type=positive, default=120.0, metavar="MINUTES", help="for all of it (default 120)")
     add("--model", type=existing_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
-    add("--only", nargs="+", choices=[*SECTIONS, "large"], default=[*SECTIONS, "large"], help="sections (default: all)")
-    known = [server.key for server in servers()]
+    sections = [*SECTIONS, "large"]
+    add("--only", nargs="+", choices=[*sections, *PREFIXES], default=sections, help=f"default: {' '.join(sections)}")
+    ours, vllm = prefix_cache_servers()
+    known = [server.key for server in [*servers(), *ours, *vllm]]
     add("--without", nargs="*", choices=known, metavar="SERVER", default=[], help=f"servers to leave out: {known}")
-    add("--output", type=Path, default=Path("perf/results/bench.json"), metavar="FILE")
-    return parser.parse_args(arguments)
+    add("--output", type=Path, metavar="FILE", help="default: perf/results/bench.json, of prefixes bench-prefixes.json")
+    options = parser.parse_args(arguments)
+    if options.output is None:
+        options.output = RESULTS / ("bench-prefixes.json" if set(options.only) <= set(PREFIXES) else "bench.json")
+    return options
 
 
 def main() -> None:
@@ -57,15 +74,35 @@ def main() -> None:
     for section, loads in SECTIONS.items():
         if section in options.only:
             for server in chosen(section, peers):
-                bench.measure(server, checkpoint, loads)
+                bench.measure([server], checkpoint, loads)
     # A model of the user's, or a GPU's default, is large itself.
     if "large" in options.only and options.model is None and not torch.cuda.is_available():
         larger = random_checkpoint(TINY_LLAMA)
         for server in chosen("large", peers):
-            bench.measure(server, larger, LARGE)
+            bench.measure([server], larger, LARGE)
+    for section in options.only:
+        if section in PREFIXES:
+            measure_prefixes(bench, section, options.without)
     results.finish()
-    print(f"\n{summary(read(options.output))}\n")
+    result = read(options.output)
+    print(f"\n{summary(result)}\n")
+    for make in (prefixes, context):
+        with suppress(NotMeasuredError):
+            print(f"{make(result)}\n")
     print(f"written to {options.output}; make report puts it into the pages")
+
+
+def measure_prefixes(bench: Bench, section: str, without: Sequence[str]) -> None:
+    """Measure a section of prefixes. Ours with its cache on and off run side by side, one of them idle at any time."""
+    if section == "context":
+        checkpoint = words_checkpoint(SMALL, CONTEXT_POSITIONS)
+        bench.measure([small_pool_server(KV_CACHE_TOKENS)], checkpoint, CONTEXT_LOADS)
+        return
+    shape, loads = (SMALL, SMALL_LOADS) if section == "prefixes" else (TINY_LLAMA, LARGE_LOADS)
+    ours, vllm = prefix_cache_servers()
+    for together in (ours, *([server] for server in vllm)):
+        measured = [server for server in together if server.key not in without]
+        bench.measure(measured, words_checkpoint(shape, POSITIONS), loads)
 
 
 def chosen(section: str, peers: Sequence[Server]) -> list[Server]:

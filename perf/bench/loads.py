@@ -6,21 +6,25 @@ server can't spoil a run of an hour.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from llama_engine.errors import one_line
+from transformers import LlamaConfig
 
 from perf.analyzer import run as analyzer
 from perf.bench.counters import sampled
-from perf.bench.measure import counted, entry
+from perf.bench.measure import counted, entry, prefix_entry
+from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described
 from perf.command import CORES, Budget
 from perf.environment import StealTime
 from perf.load.generator import drive
-from perf.load.records import TIME_OVER
+from perf.load.protocols import Request
+from perf.load.records import TIME_OVER, Run
 from perf.results_file import Results
 from perf.roofline.rates import DeviceRates
 from perf.servers.running import NotRunError, Running, Server
@@ -73,12 +77,18 @@ class Bench:
     budget: Budget
     rates: DeviceRates
 
-    def measure(self, server: Server, checkpoint: Path, loads: Sequence[Load]) -> None:
-        """Start a server, apply the loads, stop it; every load has an entry afterwards.
+    def measure(self, servers: Sequence[Server], checkpoint: Path, loads: Sequence[Load | PrefixLoad]) -> None:
+        """Start each server, apply the loads, stop them; every load has an entry of each server afterwards.
 
-        What ends the server's measurements is the reason of all loads that are left: it can't run, or it has not
+        Each load is applied to one server after the other, so that their measurements lie close together.
+        What ends a server's measurements is the reason of all its loads that are left: it can't run, or it has not
         answered a load in time and may still be computing it.
         """
+        for _ in zip_longest(*(self._measurements(server, checkpoint, loads) for server in servers)):
+            pass
+
+    def _measurements(self, server: Server, checkpoint: Path, loads: Sequence[Load | PrefixLoad]) -> Iterator[None]:
+        """Run a server and measure a load at each step."""
         left = list(loads)
         try:
             self._refuse_late()
@@ -89,6 +99,7 @@ class Bench:
                     self._refuse_late()
                     self._note(left[0], server, self._apply(server, running, checkpoint, left[0]))
                     del left[0]
+                    yield
         except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
             reason = str(error) if isinstance(error, NotRunError) else one_line(error)
             for load in left:
@@ -98,29 +109,44 @@ class Bench:
         if self.budget.left < START_S:
             raise NotRunError(f"{self.budget.left:.0f} s are left of --budget")
 
-    def _apply(self, server: Server, running: Running, checkpoint: Path, load: Load) -> dict[str, object]:
+    def _apply(self, server: Server, running: Running, checkpoint: Path, load: Load | PrefixLoad) -> dict[str, object]:
+        steal = StealTime()
+        if isinstance(load, PrefixLoad):
+            requests, warmup = load.requests(LlamaConfig.from_pretrained(checkpoint).vocab_size)
+            measurement = prefix_entry(server, running, load, self._drive(running, requests, load.users, warmup))
+        else:
+            measurement = self._closed_loop(server, running, checkpoint, load)
+        return {**measurement, "model": described(checkpoint), "stolen_share": round(steal.share(), 4)}
+
+    def _closed_loop(self, server: Server, running: Running, checkpoint: Path, load: Load) -> dict[str, object]:
         # One request at a time takes minutes for each wave.
         measured = load.measured // 2 if server.key.startswith("naive") else load.measured
         requests = warm_and_measured(checkpoint, load.mix, load.users, measured, load.mean)
-        timeout, steal = min(LOAD_S, self.budget.left / 4), StealTime()
         more: dict[str, object] = {}
         if load.generator == "perf_analyzer":
             assert running.triton is not None, "perf_analyzer speaks to Triton alone"
             with sampled(running.triton.metrics_url) as counters:
-                run, command = analyzer.measure(running.triton.grpc_url, requests, load.users, load.users, timeout)
+                run, command = analyzer.measure(
+                    running.triton.grpc_url, requests, load.users, load.users, self._timeout
+                )
             more = {"command": command, **counted(counters, run, requests)}
         else:
-            run = drive(running.target, requests, load.users, load.users, timeout)
-            if late := sum(TIME_OVER in record.error for record in run.records):
-                raise NotRunError(f"{late} of {len(requests)} requests weren't answered within {timeout:.0f} s")
-        return {
-            **entry(server, running, checkpoint, load.mix, run, requests, self.rates, more),
-            "generator": load.generator,
-            "model": described(checkpoint),
-            "stolen_share": round(steal.share(), 4),
-        }
+            run = self._drive(running, requests, load.users, load.users)
+        measurement = entry(server, running, checkpoint, load.mix, run, requests, self.rates, more)
+        return {**measurement, "generator": load.generator}
 
-    def _note(self, load: Load, server: Server, measurement: Mapping[str, object]) -> None:
+    @property
+    def _timeout(self) -> float:
+        return min(LOAD_S, self.budget.left / 4)
+
+    def _drive(self, running: Running, requests: Sequence[Request], users: int, warmup: int) -> Run:
+        timeout = self._timeout
+        run = drive(running.target, requests, users, warmup, timeout)
+        if late := sum(TIME_OVER in record.error for record in run.records):
+            raise NotRunError(f"{late} of {len(requests)} requests weren't answered within {timeout:.0f} s")
+        return run
+
+    def _note(self, load: Load | PrefixLoad, server: Server, measurement: Mapping[str, object]) -> None:
         """Write a measurement and print it in a line."""
         key = f"{load.key}/{server.key}"
         self.results.add(key, measurement)

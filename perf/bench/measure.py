@@ -15,10 +15,11 @@ import psutil
 from transformers import LlamaConfig
 
 from perf.bench.counters import Samples
+from perf.bench.prefixes import PrefixLoad
 from perf.environment import memory_of
 from perf.load.protocols import Request
 from perf.load.records import Run
-from perf.load.summary import summarize
+from perf.load.summary import summarize, summarize_prefixes
 from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
 from perf.servers.running import Running, Server
@@ -42,28 +43,42 @@ def entry(
     lengths = [request.output_tokens for request in requests[run.warmup :]]
     prompts = [record.prompt_tokens for record in run.measured if record.prompt_tokens is not None]
     prompt = round(statistics.mean(prompts)) if prompts else PROMPT_TOKENS
-    measurement: dict[str, object] = {
-        **server.to_json(),
-        "settings": dict(running.settings),
-        "command": running.command,
-        "load": {
-            "mix": mix,
-            "concurrency": run.concurrency,
-            "requests": len(lengths),
-            "warmup_requests": run.warmup,
-            "prompt_tokens": prompt,
-            "mean_output_tokens": round(statistics.fmean(lengths), 2),
-        },
-        **summarize(run),
-        **_memory(running),
-        **more,
-    }
+    load: dict[str, object] = {"mix": mix, **_load(run, lengths), "prompt_tokens": prompt}
+    measurement = {**_served(server, running, load, run), **more}
     rate = measurement.get("tokens_per_second")
     if isinstance(rate, float):
         config, rows = LlamaConfig.from_pretrained(checkpoint), run.concurrency
         bound = roofline(config, server.weights, rates, rows, lengths, PROMPT_TOKENS, True, server.floats)
         measurement["limit"] = bound.beside(rate)
     return measurement
+
+
+def prefix_entry(server: Server, running: Running, load: PrefixLoad, run: Run) -> dict[str, object]:
+    """Return the measurement of a load with prefixes: without a limit, as that of a cached prompt is another one."""
+    lengths = [record.output_tokens for record in run.measured if not record.error]
+    facts: dict[str, object] = {"kind": load.kind, "round": load.round, **_load(run, lengths or [0])}
+    measurement = {**_served(server, running, facts, run), **summarize_prefixes(run)}
+    if load.kind == "context" and not (long := run.records[0]).error and long.first_token is not None:
+        measurement["long_sequence"] = {
+            "tokens": (long.prompt_tokens or 0) + long.output_tokens,
+            "time_to_first_token_ms": round(1e3 * (long.first_token - long.scheduled), 3),
+            "latency_ms": round(1e3 * long.latency, 3),
+        }
+    return measurement
+
+
+def _load(run: Run, lengths: Sequence[int]) -> dict[str, object]:
+    return {
+        "concurrency": run.concurrency,
+        "requests": len(run.measured),
+        "warmup_requests": run.warmup,
+        "mean_output_tokens": round(statistics.fmean(lengths), 2),
+    }
+
+
+def _served(server: Server, running: Running, load: Mapping[str, object], run: Run) -> dict[str, object]:
+    head = {**server.to_json(), "settings": dict(running.settings), "command": running.command, "load": load}
+    return {**head, **summarize(run), **_memory(running)}
 
 
 def counted(counters: Samples, run: Run, requests: Sequence[Request]) -> dict[str, object]:

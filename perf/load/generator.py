@@ -1,7 +1,8 @@
 """`drive`: put a server under load, on asyncio and aiohttp, and return what happened to the requests.
 
-A closed loop: each of `concurrency` users sends its next request when the last one is answered, until none is left. The
-warm-up is no phase of its own: its requests are sent first in the same sequence, so that the measured ones meet a busy
+A closed loop: each of `concurrency` users sends its next request when the last one is answered, until none is left. A
+chat is one user's, turn after turn; a turn's prompt has the server's answers to the turns before it. The warm-up is no
+phase of its own: its requests are sent first in the same sequence, so that the measured ones meet a busy
 server.
 
 Every request has a connection of its own, because a server may close a kept one just when it is used again; here that
@@ -15,6 +16,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import aiohttp
@@ -42,26 +44,29 @@ def generate(target: Target, requests: Sequence[Request], concurrency: int, time
     """Do the same in this process; return one record per request, in order."""
     load = _Load(target, requests, timeout)
     asyncio.run(load.run(concurrency))
-    for request, record, chunks in zip(requests, load.records, load.chunks, strict=True):
-        read_answer(target.protocol, chunks, not record.error, record)
-        if not record.error and record.output_tokens != request.output_tokens:
-            record.error = f"{record.output_tokens} tokens came, not {request.output_tokens}"
+    for chat in load.chats:
+        # The turns before it were read when it was sent.
+        load.read(chat[-1])
     return load.records
 
 
 class _Load:
     """A sequence of requests, sent to an idle server, until the last one is answered or the time is over.
 
-    records: still without the answers. chunks: their bytes, with the time of each.
+    records: without the answers that are not read yet. chats: the numbers of each one's requests.
     """
 
     def __init__(self, target: Target, requests: Sequence[Request], timeout: float) -> None:
         self._url = target.url + path(target)
-        # Encoded beforehand: nothing but sending and receiving happens under load.
-        self._bodies = [body(target, request) for request in requests]
+        self._target = target
+        self._requests = requests
+        # Encoded beforehand: nothing but sending and receiving happens under load, except between the turns of a chat.
+        self._bodies = [body(target, request) if request.turn == 1 else b"" for request in requests]
         self._timeout = timeout
-        self.records = [Record(0.0) for _ in requests]
-        self.chunks: list[list[tuple[float, bytes]]] = [[] for _ in requests]
+        self.records = [Record(0.0, turn=request.turn) for request in requests]
+        self._chunks: list[list[tuple[float, bytes]]] = [[] for _ in requests]
+        firsts = [number for number, request in enumerate(requests) if request.turn == 1]
+        self.chats = [range(*border) for border in zip(firsts, [*firsts[1:], len(requests)], strict=True)]
         self._began = time.perf_counter()
 
     def _now(self) -> float:
@@ -78,13 +83,19 @@ class _Load:
             ) as client,
             asyncio.TaskGroup() as users,
         ):
-            waiting = iter(range(len(self._bodies)))
+            waiting = iter(self.chats)
 
             async def user() -> None:
                 # Since when the user is free: not now, as other users' answers may have been read since.
                 free = self._now()
-                for number in waiting:
-                    free = await self._send(client, number, free)
+                for chat in waiting:
+                    free = await self._send(client, chat[0], free)
+                    prompt = self._requests[chat[0]].prompt
+                    for number in chat[1:]:
+                        prompt += self.read(number - 1) + self._requests[number].prompt
+                        self._bodies[number] = body(self._target, replace(self._requests[number], prompt=prompt))
+                        # Its preparation is not the server's time.
+                        free = await self._send(client, number, self._now())
 
             for _ in range(concurrency):
                 users.create_task(user())
@@ -93,6 +104,9 @@ class _Load:
         """Send a request and read its answer until the deadline; return when it ended."""
         record, now = self.records[number], self._now()
         record.scheduled = scheduled
+        if record.turn > 1 and self.records[number - 1].error:
+            record.ended, record.error = now, "not sent: the turn before it failed"
+            return now
         if now >= self._timeout:
             record.ended, record.error = now, f"not sent: {TIME_OVER}"
             return now
@@ -118,5 +132,13 @@ class _Load:
                 message = (await response.read())[:200].decode(errors="replace").strip()
                 return f"HTTP {response.status}: {message}"
             async for chunk in response.content.iter_any():
-                self.chunks[number].append((self._now(), chunk))
+                self._chunks[number].append((self._now(), chunk))
         return ""
+
+    def read(self, number: int) -> str:
+        """Read an answer into its record, once; return its text."""
+        record, tokens = self.records[number], self._requests[number].output_tokens
+        read_answer(self._target.protocol, self._chunks[number], not record.error, record)
+        if not record.error and record.output_tokens != tokens:
+            record.error = f"{record.output_tokens} tokens came, not {tokens}"
+        return record.text

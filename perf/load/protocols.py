@@ -42,10 +42,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a load. output_tokens: the exact number to generate, greedily."""
+    """One request of a load. output_tokens: the exact number to generate, greedily.
+
+    turn: of a chat, from 1. From 2 on the same user sends it once the request before it in the load is answered, with
+    its prompt appended to that request's whole prompt and answer.
+    """
 
     prompt: str
     output_tokens: int
+    turn: int = 1
 
 
 class AnswerError(Exception):
@@ -118,9 +123,12 @@ def _triton_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, bool
     """Read one of our chunks: each counts its own tokens, and has the prompt's."""
     tokens = _count(fields, "num_output_tokens")
     record.output_tokens += tokens
+    record.text += str(fields.get("text_output", ""))
     last = bool(fields.get("finish_reason"))
     if last:
         record.prompt_tokens = _count(fields, "num_input_tokens")
+        if "num_cached_tokens" in fields:
+            record.cached_tokens = _count(fields, "num_cached_tokens")
     return tokens > 0, last
 
 
@@ -130,7 +138,10 @@ def _completion_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, 
     if isinstance(usage, dict):
         record.output_tokens = _count(usage, "completion_tokens")
         record.prompt_tokens = _count(usage, "prompt_tokens")
+        if details := usage.get("prompt_tokens_details"):
+            record.cached_tokens = _count(details, "cached_tokens")
     choices = [(choice.get("text"), choice.get("finish_reason") is not None) for choice in fields.get("choices", [])]
+    record.text += "".join(text or "" for text, _ in choices)
     # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
     return any(text or not ends for text, ends in choices), any(ends for _, ends in choices)
 

@@ -42,7 +42,8 @@ class Record:
     scheduled: when its user was free, which is when the user's previous answer arrived. sent: None if it never was.
     ended: when it succeeded or failed. token_times: of a stream, the arrival of each event with a token; an event may
     hold several tokens. prompt_tokens: None where the server does not count them. output_tokens: as the server counts
-    them, else 0. error: what went wrong, in one line; "" for none.
+    them, else 0. error: what went wrong, in one line; "" for none. cached_tokens: tokens of the prompt that its prefix
+    cache had; None where the server does not say. text: of a stream. turn: the request's.
     """
 
     scheduled: float
@@ -52,6 +53,9 @@ class Record:
     prompt_tokens: int | None = None
     output_tokens: int = 0
     error: str = ""
+    cached_tokens: int | None = None
+    text: str = ""
+    turn: int = 1
 
     @property
     def first_token(self) -> float | None:
@@ -87,7 +91,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """A closed loop. records: of every request, in order; the first `warmup` are not measured."""
+    """A closed loop. records: of every request, in order; the first `warmup`, whole chats, are not measured."""
 
     concurrency: int
     records: tuple[Record, ...]
@@ -100,12 +104,19 @@ class Run:
 
     @property
     def steady(self) -> Window | None:
-        """The window in which the concurrency holds; None of a single wave."""
-        sent = [record for record in self.records if record.sent is not None]
+        """The window in which the concurrency holds; None of a single wave.
+
+        A user is free for other requests when its chat ends; most requests are chats of a single turn.
+        """
+        firsts = [number for number, record in enumerate(self.records) if record.turn == 1]
+        lasts = [*(number - 1 for number in firsts[1:]), len(self.records) - 1]
+        sent = [chat for chat in zip(firsts, lasts, strict=True) if self.records[chat[0]].sent is not None]
         if len(sent) <= self.concurrency:
             return None
         # Scheduled, not sent: the window starts at the very answer that made the first one's place free.
-        return steady_state([record.scheduled for record in sent], [record.ended for record in sent], self.warmup)
+        begun = [self.records[first].scheduled for first, _ in sent]
+        ended = [self.records[last].ended for _, last in sent]
+        return steady_state(begun, ended, sum(first < self.warmup for first in firsts))
 
 
 def steady_state(sent: Sequence[float], answered: Sequence[float], warmup: int) -> Window:

@@ -62,6 +62,25 @@ def summarize(run: Run) -> dict[str, object]:
     return summary | {name: percentiles(values) for name, values in named.items() if values}
 
 
+def summarize_prefixes(run: Run) -> dict[str, object]:
+    """Return TTFT of first and of later turns in milliseconds, and the share of prompt tokens that the cache had.
+
+    hit_rate: None where the server does not say.
+    """
+    answered = [record for record in run.measured if not record.error and record.first_token is not None]
+    ttfts: dict[str, list[float]] = {}
+    for record in answered:
+        assert record.first_token is not None
+        name = "first_turn_ttft_ms" if record.turn == 1 else "later_turns_ttft_ms"
+        ttfts.setdefault(name, []).append(record.first_token - record.scheduled)
+    prompt = sum(record.prompt_tokens or 0 for record in answered)
+    counted = [record.cached_tokens for record in answered if record.cached_tokens is not None]
+    return {
+        **{name: percentiles(values) for name, values in ttfts.items()},
+        "hit_rate": round(sum(counted) / prompt, 4) if counted and prompt else None,
+    }
+
+
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return mean, p50, p95, p99 and max in milliseconds; by nearest rank, so each is a value that was measured."""
     ordered = sorted(seconds)

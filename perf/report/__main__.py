@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from perf.environment import ROOT
-from perf.report import plots, tables
+from perf.report import plots, prefixes, tables
 from perf.report.results import RESULTS, NotMeasuredError, Result, read
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -25,6 +25,8 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
     "users-avx2": ("bench-avx2", tables.by_users),
+    "prefixes": ("bench-prefixes", prefixes.prefixes),
+    "context": ("bench-prefixes", prefixes.context),
     "quality": ("quality", tables.quality),
     "quality-planted": ("quality-planted", tables.quality),
 }

@@ -79,8 +79,10 @@ def _reason(entry: Row) -> str | None:
 
 
 def read(file: Path) -> Result:
-    """Read a result file. Raises OSError or ValueError."""
+    """Read a result file. Raises NotMeasuredError if there is none, OSError or ValueError."""
     path = file.resolve()
     # Pages contain no folders of a machine.
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    if not path.exists():
+        raise NotMeasuredError(f"{path.stem} is not measured yet")
     return Result(name, json.loads(path.read_text()))

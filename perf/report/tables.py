@@ -89,7 +89,7 @@ def _article(result: Result, *mixes: str) -> str:
         [
             f"Load: {load['concurrency']} requests at a time{new}; greedy; warm-up not counted.",
             WINDOW,
-            *_conditions(result, rows, *prefixes),
+            *conditions(result, rows, *prefixes),
         ],
     )
 
@@ -106,7 +106,7 @@ def peers(result: Result) -> str:
             f"Load: {', '.join(map(str, users))} users, each sends its next request when the previous one is answered; "
             "greedy; warm-up not counted.",
             f"{WINDOW} Tokens count on arrival: those of an unstreamed answer with the answer.",
-            *_conditions(result, rows, "peers/closed/"),
+            *conditions(result, rows, "peers/closed/"),
         ],
     )
 
@@ -151,7 +151,7 @@ def large(result: Result) -> str:
         rows,
         [
             f"{rows[0]['model']}; new tokens: {lengths(rows[0]['load'])}; closed loop; greedy; warm-up not counted.",
-            *_conditions(result, rows, "large/"),
+            *conditions(result, rows, "large/"),
         ],
     )
 
@@ -214,7 +214,7 @@ def _speed_up(rows: Rows) -> Column:
     return Column(f"over {chosen[0]['title']}" if chosen else "", cell)
 
 
-def _conditions(result: Result, rows: Rows, *prefixes: str) -> list[str]:
+def conditions(result: Result, rows: Rows, *prefixes: str) -> list[str]:
     """Return the notes beneath servers under load: the limit, steal time, what did not run, and the origin."""
     bounds: dict[str, dict[str, None]] = {}
     for row in rows:

@@ -63,6 +63,41 @@ def servers() -> list[Server]:
     ]
 
 
+def prefix_cache_servers() -> tuple[list[Server], list[Server]]:
+    """Return ours in INT8 with its prefix cache on and off, and vLLM with its own, on a CPU.
+
+    All of them say how many tokens of a prompt the cache had.
+    """
+    best = fastest()
+    ours = [
+        our_server(
+            f"triton_llama_int8_prefix_cache_{state}",
+            f"triton-llama INT8, prefix cache {state}",
+            "streaming",
+            "int8",
+            {"LLAMA_QUANTIZATION": "int8", "LLAMA_PREFIX_CACHE": state},
+            {"return_perf_metrics": True},
+        )
+        for state in ("on", "off")
+    ]
+    launches: list[tuple[str, str, Weights, Callable[..., _Launch]]] = [
+        ("vllm_int8_prefix_cache", "vLLM INT8 W8A8, prefix cache on", "int8", _vllm_int8),
+        ("vllm_prefix_cache", f"vLLM {best.upper()}, prefix cache on", best, _vllm),
+    ]
+    vllm = [
+        Server(key, title, kind, partial(_baseline, key, kind, partial(launch, prefix_cache=True)))
+        for key, title, kind, launch in launches
+    ]
+    return ours, vllm
+
+
+def small_pool_server(tokens: int) -> Server:
+    """Return ours in INT8 with a KV cache of that many tokens."""
+    environment = {"LLAMA_QUANTIZATION": "int8", "LLAMA_KV_CACHE_TOKENS": str(tokens)}
+    title = f"triton-llama INT8, KV cache of {tokens:,} tokens"
+    return our_server("triton_llama_int8_small_pool", title, "streaming", "int8", environment)
+
+
 def _ours(weights: Weights, one_term: bool = False) -> Server:
     """one_term: INT8 with one 8-bit term per activation, which multiplies as often as W8A8."""
     key, title = f"triton_llama_{weights}", f"triton-llama {weights.upper()}"
@@ -126,7 +161,7 @@ def _transformers_serve(checkpoint: Path, threads: int, port: int) -> _Launch:
     return _Launch("openai_completions", str(checkpoint), command, environment, 180.0, settings, fields)
 
 
-def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
+def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> _Launch:
     versions = vllm_environment.installed()
     config = AutoConfig.from_pretrained(checkpoint)
     fields = {"ignore_eos": True, "repetition_penalty": 1.0}
@@ -134,8 +169,10 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     command = [str(vllm_environment.interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
     command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(SLOTS)]
-    # The load repeats its prompts: with prefix caching the comparison would measure that.
-    command += ["--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    # Other loads repeat their prompts: with prefix caching the comparison would measure that.
+    caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    command += caching if prefix_cache else ["--no-enable-prefix-caching"]
+    command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--host", HOST, "--port", str(port)]
     resources: dict[str, str] = {}
     if not torch.cuda.is_available():
@@ -154,8 +191,8 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     return _Launch("openai_completions", "llama", command, environment, 400.0, settings, fields)
 
 
-def _vllm_int8(checkpoint: Path, threads: int, port: int) -> _Launch:
-    return _vllm(w8a8(checkpoint), threads, port)
+def _vllm_int8(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> _Launch:
+    return _vllm(w8a8(checkpoint), threads, port, prefix_cache)
 
 
 def _versions(*packages: str) -> dict[str, str]:

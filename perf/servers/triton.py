@@ -62,19 +62,33 @@ def article_servers() -> list[Server]:
 
 
 def our_server(
-    key: str, title: str, variant: str, weights: Weights, environment: Mapping[str, str] | None = None
+    key: str,
+    title: str,
+    variant: str,
+    weights: Weights,
+    environment: Mapping[str, str] | None = None,
+    fields: Mapping[str, object] | None = None,
 ) -> Server:
-    """Return our server of a config. weights: of the linear layers. environment: overrides the config's parameters."""
+    """Return our server of a config. weights: of the linear layers. environment: overrides the config's parameters.
+
+    fields: of every request.
+    """
     settings = dict(environment or {})
     if unquantized() == "fp16":
         # What the load needs: on a GPU the KV cache of 32 full contexts of a Llama-2-7B takes 64 GB.
         settings["LLAMA_MAX_MODEL_LEN"] = str(-(-(PROMPT_TOKENS + MAX_OUTPUT) // 256) * 256)
-    return Server(key, title, weights, partial(_serving, key, variant, weights, settings))
+    return Server(key, title, weights, partial(_serving, key, variant, weights, settings, fields or {}))
 
 
 @contextmanager
 def _serving(
-    key: str, variant: str, weights: Weights, settings: Mapping[str, str], checkpoint: Path, threads: int
+    key: str,
+    variant: str,
+    weights: Weights,
+    settings: Mapping[str, str],
+    fields: Mapping[str, object],
+    checkpoint: Path,
+    threads: int,
 ) -> Iterator[Running]:
     """Run a fresh server during the block. Raises a LauncherError if it does not start, NotRunError of `read_back`."""
     environment = {"OMP_NUM_THREADS": str(threads), **settings}
@@ -87,7 +101,7 @@ def _serving(
     with triton:
         loaded, steps, weights_mib = read_back(triton.log_text(), weights)
         protocol: Protocol = "triton_stream" if variant == "streaming" else "triton_generate"
-        target = Target(key, protocol, f"http://{triton.http_url}", MODEL)
+        target = Target(key, protocol, f"http://{triton.http_url}", MODEL, fields)
         facts = {"variant": variant, "environment": environment, "loaded": loaded, "decode_steps": steps}
         command = [*(f"{name}={value}" for name, value in environment.items()), "make", "serve", f"VARIANT={variant}"]
         yield Running(target, shlex.join(command), facts, triton.pid, weights_mib, triton)

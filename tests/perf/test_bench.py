@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 8, 150,
 
 def measured(folder: Path, server: Server, minutes: float = 10.0) -> dict[str, Any]:
     results = Results(folder / "bench.json", "bench", {}, "make bench")
-    Bench(results, Budget(minutes), RATES).measure(server, EMBEDDED, LOADS)
+    Bench(results, Budget(minutes), RATES).measure([server], EMBEDDED, LOADS)
     results.finish()
     entries: dict[str, Any] = json.loads((folder / "bench.json").read_text())["measurements"]
     return entries
@@ -65,6 +66,15 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
         assert measurement["memory"]["process_mib"] > measurement["memory"]["weights_mib"]
     assert 1 <= entries["article/ours"]["mean_rows"] <= 2
     assert 1 <= entries["article/ours"]["mean_batch"] <= 2
+
+
+def test_servers_take_turns_at_each_load(ours: Server, tmp_path: Path) -> None:
+    loads = [Load(key, "uniform", 1, 1, 2) for key in ("first", "second")]
+    results = Results(tmp_path / "bench.json", "bench", {}, "make bench")
+    Bench(results, Budget(10.0), RATES).measure([replace(ours, key="a"), replace(ours, key="b")], EMBEDDED, loads)
+    results.finish()
+    entries: dict[str, Any] = json.loads((tmp_path / "bench.json").read_text())["measurements"]
+    assert list(entries) == ["first/a", "first/b", "second/a", "second/b"]
 
 
 def test_mean_length_and_limit_are_of_the_measured_requests() -> None:

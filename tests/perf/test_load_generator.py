@@ -128,6 +128,32 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
         assert record.scheduled in ended, "a user is free when its previous answer has arrived"
 
 
+async def test_a_turn_has_the_chat_before_it_in_its_prompt() -> None:
+    received: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        received.append((await request.json())["text_input"])
+        return await stream(request, chunk(1), chunk(2, "length"))
+
+    async with serving(answer) as target:
+        chats = [Request(" a", 3), Request(" b", 3, 2), Request(" c", 3, 3), Request(" d", 3), Request(" e", 3, 2)]
+        records = await asyncio.to_thread(generate, target, chats, 2, 60.0)
+    assert [record.error for record in records] == [""] * 5
+    assert sorted(received) == [" a", " aéé b", " aéé béé c", " d", " déé e"]
+    assert [record.turn for record in records] == [1, 2, 3, 1, 2]
+
+
+async def test_turns_after_a_failed_one_are_not_sent() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await obey(request, (await request.json())["text_input"])
+
+    async with serving(answer) as target:
+        chats = [Request("500", 3), Request("b", 3, 2), Request("c", 3, 3), Request("fine", 3)]
+        records = await asyncio.to_thread(generate, target, chats, 1, 60.0)
+    failed = "not sent: the turn before it failed"
+    assert [record.error for record in records] == ["HTTP 500: no room", failed, failed, ""]
+
+
 def test_an_unreachable_server_is_recorded() -> None:
     with socket.socket() as held:
         # Bound, so that no other process gets the port, but not listening.

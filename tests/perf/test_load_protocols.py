@@ -24,8 +24,10 @@ def choice(text: str, finish: str | None = None, **more: object) -> dict[str, ob
     return {"choices": [{"index": 0, "text": text, "finish_reason": finish}], **more}
 
 
-def usage(completion: int, prompt: int = 7) -> dict[str, object]:
-    return {"usage": {"completion_tokens": completion, "prompt_tokens": prompt, "total_tokens": prompt + completion}}
+def usage(completion: int, prompt: int = 7, cached: int | None = None) -> dict[str, object]:
+    counts = {"completion_tokens": completion, "prompt_tokens": prompt, "total_tokens": prompt + completion}
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {"usage": counts | details}
 
 
 CHUNKS = sse(chunk("é", 1), chunk(" b c", 3), chunk("", 1, "length", prompt=7))
@@ -67,6 +69,22 @@ def test_counts_do_not_depend_on_where_the_bytes_are_split(
         answer = read(protocol, *parts)
         assert (len(answer.token_times), answer.output_tokens, answer.prompt_tokens) == (events, tokens, prompt)
         assert answer.error == ""
+
+
+@pytest.mark.parametrize(
+    ("protocol", "last", "cached"),
+    [
+        ("triton_stream", chunk("a", 1, "length", prompt=7) | {"num_cached_tokens": 5}, 5),
+        ("triton_stream", chunk("a", 1, "length", prompt=7), None),
+        ("openai_completions", choice("a", "length", **usage(1, cached=5)), 5),
+        ("openai_completions", choice("a", "length", **usage(1)), None),
+    ],
+)
+def test_cached_tokens_are_those_that_the_server_counts(
+    protocol: Protocol, last: dict[str, object], cached: int | None
+) -> None:
+    answer = read(protocol, sse(last))
+    assert (answer.cached_tokens, answer.text, answer.error) == (cached, "a", "")
 
 
 def test_a_token_has_the_time_of_the_bytes_that_end_its_event() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perf.load.records import Record, Run, steady_state
-from perf.load.summary import summarize
+from perf.load.summary import summarize, summarize_prefixes
 
 
 def unary(scheduled: float, ended: float, tokens: int) -> Record:
@@ -97,3 +97,33 @@ def test_failed_requests_of_the_warm_up_are_counted_too() -> None:
     with_answer = summary_of(1, 1, *records, unary(0.0, 2.0, 10))
     assert (with_answer["requests"], with_answer["errors"]) == (3, 3)
     assert with_answer["latency_ms"]["max"] == 2000.0
+
+
+def turn(number: int, scheduled: float, ttft: float, ended: float, cached: int | None = None) -> Record:
+    times = (scheduled + ttft, ended)
+    return Record(scheduled, scheduled, ended, times, 100, 2, "", cached, turn=number)
+
+
+def test_the_steady_state_of_chats_ends_with_the_first_chat_after_the_last_began() -> None:
+    """One user's chats end at 2 and 6, the other's at 1 and 3 and 5."""
+    chats = [
+        [turn(1, 0, 0.5, 1), turn(2, 1, 0.5, 2)],
+        [turn(1, 0, 0.5, 1)],
+        [turn(1, 1, 0.5, 2), turn(2, 2, 0.5, 3)],
+        [turn(1, 2, 0.5, 4), turn(2, 4, 0.5, 6)],
+        [turn(1, 3, 0.5, 4), turn(2, 4, 0.5, 5)],
+    ]
+    window = Run(2, tuple(record for chat in chats for record in chat), warmup=3).steady
+    assert window == (1, 5)
+
+
+def test_ttft_of_first_and_later_turns_and_the_hit_rate_are_of_the_measured_ones() -> None:
+    records = (turn(1, 0, 9, 10, 0), turn(1, 10, 2, 13, 60), turn(2, 13, 1, 15, 90))
+    summary: dict[str, Any] = summarize_prefixes(Run(1, records, warmup=1))
+    assert summary["first_turn_ttft_ms"]["max"] == 2000
+    assert summary["later_turns_ttft_ms"]["max"] == 1000
+    assert summary["hit_rate"] == 0.75
+
+
+def test_a_server_that_does_not_count_cached_tokens_has_no_hit_rate() -> None:
+    assert summarize_prefixes(Run(1, (turn(1, 0, 1, 2), turn(1, 2, 1, 4)), warmup=1))["hit_rate"] is None

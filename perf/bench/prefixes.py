@@ -1,0 +1,107 @@
+"""Loads whose prompts share prefixes, of random words (`perf.checkpoint.word`): a word is a token.
+
+- **chat**: eight turns, all chats with the same system prompt. A turn's prompt is the whole chat so far. The warm-up's
+  chats have one to eight turns, lest all users be at the same turn.
+- **retrieval**: a long document, the same for all, and a question.
+- **unshared**: no prefix in common; what the cache costs where it never helps. In rounds, in which servers alternate.
+- **context**: one sequence that takes half of the KV cache, beside short ones.
+
+Every load and round has words of its own, so that the cache has nothing of the loads before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from perf.checkpoint import SPECIAL_TOKENS, word
+from perf.load.protocols import Request
+
+Kind = Literal["chat", "retrieval", "unshared", "context"]
+
+POSITIONS = 4096
+"""Of the checkpoints, but of the context's."""
+SYSTEM_TOKENS, TURNS, MESSAGE_TOKENS, ANSWER_TOKENS = 600, 8, (20, 60), (30, 90)
+DOCUMENT_TOKENS, QUESTION_TOKENS, FINDING_TOKENS = 3000, (20, 40), 40
+UNSHARED_TOKENS, UNSHARED_ANSWER = (550, 650), (30, 90)
+CONTEXT_POSITIONS, KV_CACHE_TOKENS = 16384, 32000
+# With the BOS 16,000 tokens. 31 short sequences take 15,500.
+LONG_PROMPT, LONG_ANSWER, SHORT_PROMPT, SHORT_ANSWER = 15871, 128, 299, 200
+Bounds = tuple[int, int]
+
+
+class PrefixLoad(NamedTuple):
+    """A closed loop. model: of its measurements' keys. measured: chats or requests after a warm-up of one per user."""
+
+    model: str
+    kind: Kind
+    users: int
+    measured: int
+    round: int = 1
+
+    @property
+    def key(self) -> str:
+        """Of its measurements, before the server's."""
+        return f"prefixes/{self.model}/{self.kind}/{self.users}/{self.round}"
+
+    def requests(self, vocabulary: int) -> tuple[list[Request], int]:
+        """Return the requests, the same for every server, and how many of them are the warm-up."""
+        words = _Words(self.key, vocabulary)
+        if self.kind == "context":
+            short = [Request(words.text(SHORT_PROMPT), SHORT_ANSWER) for _ in range(self.measured - 1)]
+            return [Request(words.text(LONG_PROMPT), LONG_ANSWER), *short], 0
+        if self.kind == "chat":
+            system = words.text(SYSTEM_TOKENS)
+            warmup = [turn for user in range(self.users) for turn in words.chat(system, 1 + user % TURNS)]
+            return [*warmup, *(turn for _ in range(self.measured) for turn in words.chat(system, TURNS))], len(warmup)
+        count = self.users + self.measured
+        if self.kind == "unshared":
+            return [
+                Request(words.some(UNSHARED_TOKENS), words.number(UNSHARED_ANSWER)) for _ in range(count)
+            ], self.users
+        document = words.text(DOCUMENT_TOKENS)
+        return [Request(document + words.some(QUESTION_TOKENS), FINDING_TOKENS) for _ in range(count)], self.users
+
+
+class _Words:
+    """Random words, deterministic by `seed`."""
+
+    def __init__(self, seed: str, vocabulary: int) -> None:
+        self._random = random.Random(seed)
+        self._vocabulary = vocabulary
+
+    def number(self, bounds: Bounds) -> int:
+        return self._random.randint(*bounds)
+
+    def text(self, tokens: int) -> str:
+        return "".join(word(self._random.randrange(SPECIAL_TOKENS, self._vocabulary)) for _ in range(tokens))
+
+    def some(self, bounds: Bounds) -> str:
+        return self.text(self.number(bounds))
+
+    def chat(self, system: str, turns: int) -> Iterator[Request]:
+        for turn in range(1, turns + 1):
+            message = self.some(MESSAGE_TOKENS)
+            yield Request(system + message if turn == 1 else message, self.number(ANSWER_TOKENS), turn)
+
+
+def _rounds(model: str, users: int, measured: int, rounds: int) -> list[PrefixLoad]:
+    return [PrefixLoad(model, "unshared", users, measured, number + 1) for number in range(rounds)]
+
+
+SMALL_LOADS = [
+    *(PrefixLoad("small", "chat", users, measured) for users, measured in ((1, 6), (8, 24), (32, 64))),
+    *(PrefixLoad("small", "retrieval", users, measured) for users, measured in ((1, 16), (8, 32), (32, 96))),
+    *_rounds("small", 1, 24, 3),
+    *_rounds("small", 8, 64, 3),
+    *_rounds("small", 32, 128, 3),
+]
+# Without a cache, 32 users of the larger model would take half an hour of prefill on two cores.
+LARGE_LOADS = [
+    *(PrefixLoad("large", "chat", users, measured) for users, measured in ((1, 2), (8, 8))),
+    *(PrefixLoad("large", "retrieval", users, measured) for users, measured in ((1, 4), (8, 12))),
+    *_rounds("large", 1, 4, 2),
+    *_rounds("large", 8, 16, 2),
+]
+CONTEXT_LOADS = [PrefixLoad("context", "context", 32, 125)]

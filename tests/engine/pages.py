@@ -15,15 +15,15 @@ def assert_consistent(engine: Engine) -> None:
     manager = engine._manager
     inside = [*engine._batch.sequences, *engine._prefill.sequences]
     holders = Counter(page for sequence in inside for page in sequence.pages)
-    cached = [page for pages in manager._cached.values() for page in pages]
+    cached = list(manager._cached)
     assert dict(holders) == {page: count for page, count in enumerate(manager._holders) if count}
     assert sorted([*holders, *cached, *manager._free]) == list(range(1, manager.pages + 1))
-    assert manager.num_available == len(manager._free) + len(cached)
-    assert {page: digest for digest, page in manager._page_of.items()} == {
-        page: digest for page, (digest, _) in manager._prefix_of.items()
-    }
-    assert set(cached) <= set(manager._prefix_of)
+    assert {digest: page for page, digest in manager._digest_of.items()} == manager._page_of
+    assert set(cached) <= set(manager._digest_of)
+    assert sorted(page for pages in manager._cached_of.values() for page in pages) == sorted(cached)
+    assert set(manager._salt_of) == {*holders, *cached}
+    assert Counter(manager._salt_of.values()) == manager._num_pages_of
     for sequence in inside:
         written = sequence.pages[sequence.num_cached // manager.page_size :]
-        assert all(holders[page] == 1 and page not in manager._prefix_of for page in written)
+        assert all(holders[page] == 1 and page not in manager._digest_of for page in written)
         assert (sequence.kv_slot is None) == (not sequence.pages)

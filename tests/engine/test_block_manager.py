@@ -51,6 +51,28 @@ def test_a_flood_under_one_salt_evicts_its_own_pages() -> None:
     assert len(manager.find(_sequence(tuple(range(17)), "quiet"))) == 4
 
 
+def test_prefixes_of_salts_that_are_gone_are_evicted_before_recent_ones() -> None:
+    manager = BlockManager(40, PAGE, caching=True)
+    for user in range(100):
+        manager.release(_computed(manager, _sequence(tuple(range(user, user + 13)), f"user {user}")))
+    found = [len(manager.find(_sequence(tuple(range(user, user + 13)), f"user {user}"))) for user in range(100)]
+    # Of three full pages each; the last ones have as many as there are pages.
+    assert found[:86] == [0] * 86
+    assert found[88:] == [3] * 12
+
+
+def test_pages_of_generated_tokens_are_neither_found_nor_taken_if_they_must_not() -> None:
+    manager = BlockManager(20, PAGE, caching=True, with_output=False)
+    turn = _computed(manager, _sequence(tuple(range(17))))
+    manager.release(turn)
+    preempted = _sequence(tuple(range(6)))
+    preempted.output_tokens = list(range(6, 15))
+    assert len(manager.find(preempted)) == 1
+    assert manager.missing(preempted, 1) == set()
+    computed = _computed(manager, preempted)
+    assert computed.num_findable_pages == 1
+
+
 def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
     manager = BlockManager(6, PAGE, caching=True)
     old, new = tuple(range(12)), tuple(range(100, 112))
@@ -75,6 +97,10 @@ def test_counts_add_up_and_are_taken_once() -> None:
     manager = BlockManager(6, PAGE, caching=True)
     manager.release(_computed(manager, _sequence(tuple(range(12)))))
     assert manager.allocate(_sequence(tuple(range(14))), 0)
+    resumed = _sequence((9,))
+    resumed.output_tokens = [8]
+    assert manager.allocate(resumed, 0)
+    manager.release(resumed)
     counts = manager.take_counts()
     assert (counts.used_pages, counts.cached_pages, counts.free_pages) == (4, 0, 2)
     assert (counts.queried_tokens, counts.hit_tokens, counts.evicted_pages) == (12 + 14, 12, 0)

@@ -47,7 +47,7 @@ def test_the_description_says_how_many_sequences_fit() -> None:
     ("free", "advice"),
     [
         (14_000, "lower kv_cache_tokens to "),
-        (1700, "lower max_model_len and kv_cache_tokens to "),
+        (1700, "lower max_model_len, and kv_cache_tokens if it is set, to "),
         # Not even one token fits.
         (800, "lower prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"),
     ],
@@ -80,6 +80,23 @@ def test_without_a_setting_the_cache_takes_what_fits(
     assert plan.shape.tokens == 512
     with pytest.raises(OutOfMemoryPlan):
         plan.check()
+
+
+def test_without_a_setting_the_context_is_reduced_to_what_fits(
+    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = replace(fp32, max_model_len=100_000)
+    settings = Settings(memory_fraction=1.0)
+    needed = plan_memory(long, Settings(kv_cache_tokens=100_000), 2).total - long.info.weight_bytes
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed // 3)
+    plan = plan_memory(long, settings, 2)
+    plan.check()
+    assert plan.shape.max_model_len == 25_000
+    assert caplog.messages[-1] == "max_model_len is 25000, not 100000: no more fit into the memory"
+    engine = engine_of(long, 2, memory_fraction="1.0")
+    assert engine.max_model_len == 25_000
+    with pytest.raises(OutOfMemoryPlan):
+        plan_memory(long, replace(settings, max_model_len=100_000), 2).check()
 
 
 def test_a_long_context_does_not_multiply_the_default_cache(fp32: Checkpoint) -> None:

@@ -139,10 +139,14 @@ def test_a_long_prompt_in_prefill_can_be_preempted(short: Checkpoint) -> None:
     while not first.output_tokens:
         engine.step()
     engine.add(second)
-    preempted = 0
+    preempted = computed = 0
     while engine.used_slots:
-        preempted += engine.step().preempted
+        step = engine.step()
+        preempted += step.preempted
+        computed += step.prefill_tokens
     assert preempted > 0
+    # Its pages are an ordinary prefix, of which some were evicted.
+    assert computed < 100 * (1 + preempted)
     assert [first.result, second.result] == alone(short, requests)
 
 

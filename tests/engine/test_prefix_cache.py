@@ -1,6 +1,7 @@
 """The prefix cache: what it has isn't computed again, and no text, failure or other salt shows that it exists."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -91,6 +92,45 @@ def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(checkpoint: Ch
     assert len(sequence.prompt_log_probs) == 99
     seen, expected = (torch.tensor([token.log_prob for token in of.prompt_log_probs]) for of in (sequence, fresh))
     assert torch.allclose(seen, expected, atol=1e-5)
+
+
+def test_prompts_whose_log_probs_are_requested_do_not_wait_for_each_other(checkpoint: Checkpoint) -> None:
+    requests = [replace(request_of(checkpoint, 1, 40), prompt_logprobs=0, seed=seed) for seed in range(4)]
+    engine = engine_of(checkpoint, 4)
+    outcome, computed = _computed(engine, requests)
+    assert computed == outcome.steps[0].prefill_tokens == 4 * 40
+
+
+def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoint: Checkpoint) -> None:
+    engine, requests = engine_of(checkpoint, 4), [request_of(checkpoint, seed, 20) for seed in range(3)]
+    sequences = [engine.builder.build(request) for request in requests]
+    real, calls = engine._model.set_pages, iter(range(10))
+
+    def set_pages(slot: int, first: int, pages: list[int]) -> None:
+        if next(calls) == 1:
+            raise RuntimeError("no memory for the table")
+        real(slot, first, pages)
+
+    with patch.object(engine._model, "set_pages", set_pages):
+        outcome = run(engine, sequences)
+    assert all(isinstance(result, GenerationError) for result in outcome.results)
+    assert_consistent(engine)
+    assert engine._manager.num_available == engine.plan.shape.pages
+    assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
+
+
+def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_cached_prefix(checkpoint: Checkpoint) -> None:
+    engine = engine_of(replace(checkpoint, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
+    long = request_of(checkpoint, 1, 208, max_tokens=8)
+    _computed(engine, [long])
+    holder = engine.builder.build(request_of(checkpoint, 2, 30, max_tokens=40))
+    engine.add(holder)
+    engine.step()
+    # All of its prefix is cached, but nothing is left for its last page and the other's growth.
+    follower = engine.builder.build(_followed(long, tuple(range(300, 330))))
+    assert not engine.can_admit(follower)
+    engine.add(engine.builder.build(request_of(checkpoint, 3, 5)))
+    assert not engine.can_admit(follower)
 
 
 def test_off_finds_nothing_and_keeps_nothing(checkpoint: Checkpoint) -> None:

@@ -2,8 +2,8 @@
 
 A page is free, held by sequences, or cached: no sequence holds it, but a sequence that begins with the same tokens
 finds it. Only full pages are found, by a digest of the cache salt and all tokens up to the page's end. Sequences share
-such a page and never write to it. When no page is free, the least recently used cached page is evicted, of the salt
-that has most of them: a flood of prompts under one salt doesn't evict the prefixes of the others.
+such a page and never write to it. When no page is free, the least recently used cached page is evicted. A salt that has
+half of all pages evicts its own first: a flood of prompts under one salt leaves the other half to others.
 
 Sources: vLLM's KV cache manager, nano-vllm's block manager.
 """
@@ -11,7 +11,7 @@ Sources: vLLM's KV cache manager, nano-vllm's block manager.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -51,22 +51,25 @@ class BlockManager:
         self._free = list(range(pages, NULL_PAGE, -1))
         self._holders = [0] * (pages + 1)
         self._page_of: dict[bytes, int] = {}
-        # Of pages that can be found: digest and salt.
-        self._prefix_of: dict[int, tuple[bytes, str]] = {}
-        # By salt: the cached pages, least recently used first.
-        self._cached: dict[str, OrderedDict[int, None]] = {}
-        self._num_cached = 0
+        # Of pages that can be found.
+        self._digest_of: dict[int, bytes] = {}
+        # Of pages that aren't free, and the number of these pages by salt.
+        self._salt_of: dict[int, str] = {}
+        self._num_pages_of = Counter[str]()
+        # The cached pages, least recently used first; and those of each salt.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached_of: dict[str, OrderedDict[int, None]] = {}
         self._queried = self._hits = self._evicted = 0
 
     @property
     def num_available(self) -> int:
         """Number of pages that no sequence holds."""
-        return len(self._free) + self._num_cached
+        return len(self._free) + len(self._cached)
 
     def take_counts(self) -> CacheCounts:
         """Return the numbers of pages, and of events since the last call."""
         used = self.pages - self.num_available
-        counts = CacheCounts(used, self._num_cached, len(self._free), self._queried, self._hits, self._evicted)
+        counts = CacheCounts(used, len(self._cached), len(self._free), self._queried, self._hits, self._evicted)
         self._queried = self._hits = self._evicted = 0
         return counts
 
@@ -81,50 +84,50 @@ class BlockManager:
         return last > len(sequence.pages) * self.page_size
 
     def num_new_pages(self, sequence: Sequence) -> int:
-        """Return the number of pages that a sequence without pages needs besides its cached prefix."""
-        return self.num_pages(sequence.num_tokens) - len(self.find(sequence))
+        """Return how many available pages a sequence without pages takes."""
+        if sequence.prompt_source() is not None:
+            # It takes over the prompt, and gets a page for its rest.
+            return 1
+        shared = sum(self._holders[page] > 0 for page in self.find(sequence))
+        return self.num_pages(sequence.num_tokens) - shared
 
     def find(self, sequence: Sequence) -> list[int]:
         """Return the pages that have a sequence's longest cached prefix. Its last token always remains to be computed.
 
         A prompt whose log probabilities are requested is computed as a whole.
         """
-        found: list[int] = []
-        if not self._caching or sequence.needs_prompt_log_probs:
-            return found
-        for index in range((sequence.num_tokens - 1) // self.page_size):
+        cached: list[int] = []
+        for index in range(self._num_shareable_pages(sequence)):
             page = self._page_of.get(self._digest(sequence, index))
             if page is None:
                 break
-            found.append(page)
-        return found
+            cached.append(page)
+        return cached
 
-    def missing(self, sequence: Sequence, found: int) -> set[bytes]:
-        """Return the digests of the full pages that a sequence computes if `found` of its pages are cached."""
-        last = (sequence.num_tokens - 1) // self.page_size if self._caching else 0
-        return {self._digest(sequence, index) for index in range(found, last)}
+    def missing(self, sequence: Sequence, cached: int) -> set[bytes]:
+        """Return the digests of the pages that a sequence computes for others, if `cached` of its pages are cached."""
+        return {self._digest(sequence, index) for index in range(cached, self._num_shareable_pages(sequence))}
 
-    def next_missing(self, sequence: Sequence, found: int) -> bytes | None:
-        """Return the digest of the first full page that a sequence computes; None if it computes no full page."""
-        last = (sequence.num_tokens - 1) // self.page_size if self._caching else 0
-        return self._digest(sequence, found) if found < last else None
+    def next_missing(self, sequence: Sequence, cached: int) -> bytes | None:
+        """Return the digest of the first page that `missing` has; None if it has none."""
+        return self._digest(sequence, cached) if cached < self._num_shareable_pages(sequence) else None
 
     def allocate(self, sequence: Sequence, headroom: int) -> bool:
         """Give a sequence that has no pages those for all of its tokens, the cached ones among them.
 
         Return False, changing nothing, if fewer than `headroom` pages would remain.
         """
-        found = self.find(sequence)
-        count = self.num_pages(sequence.num_tokens) - len(found)
-        idle = sum(not self._holders[page] for page in found)
+        cached = self.find(sequence)
+        count = self.num_pages(sequence.num_tokens) - len(cached)
+        idle = sum(not self._holders[page] for page in cached)
         if self.num_available - idle - count < headroom:
             return False
-        for page in found:
+        for page in cached:
             self._hold(page)
-        sequence.pages = found + [self._take() for _ in range(count)]
-        sequence.num_cached = len(found) * self.page_size
-        sequence.num_findable_pages = len(found)
-        if not sequence.needs_prompt_log_probs:
+        sequence.pages = cached + [self._take(sequence.request.cache_salt) for _ in range(count)]
+        sequence.num_cached = len(cached) * self.page_size
+        sequence.num_findable_pages = len(cached)
+        if self._caching and not sequence.output_tokens and not sequence.needs_prompt_log_probs:
             self._queried += sequence.num_tokens
             self._hits += sequence.num_cached
         return True
@@ -135,7 +138,7 @@ class BlockManager:
             return True
         if not self.num_available:
             return False
-        sequence.pages.append(self._take())
+        sequence.pages.append(self._take(sequence.request.cache_salt))
         return True
 
     def fork(self, source: Sequence, target: Sequence, headroom: int) -> bool:
@@ -148,7 +151,7 @@ class BlockManager:
             return False
         for page in source.pages[:full]:
             self._hold(page)
-        target.pages = source.pages[:full] + ([self._take()] if rest else [])
+        target.pages = source.pages[:full] + ([self._take(target.request.cache_salt)] if rest else [])
         target.num_findable_pages = min(source.num_findable_pages, full)
         return True
 
@@ -162,8 +165,7 @@ class BlockManager:
             digest, page = self._digest(sequence, index), sequence.pages[index]
             # Two sequences may have computed the same page; the second one's is not found.
             if digest not in self._page_of:
-                self._page_of[digest] = page
-                self._prefix_of[page] = digest, sequence.request.cache_salt
+                self._page_of[digest], self._digest_of[page] = page, digest
         sequence.num_findable_pages = full
 
     def release(self, sequence: Sequence) -> None:
@@ -173,10 +175,12 @@ class BlockManager:
             self._holders[page] -= 1
             if self._holders[page]:
                 continue
-            if page in self._prefix_of:
-                self._cached.setdefault(self._prefix_of[page][1], OrderedDict())[page] = None
-                self._num_cached += 1
+            salt = self._salt_of[page]
+            if page in self._digest_of:
+                self._cached[page] = None
+                self._cached_of.setdefault(salt, OrderedDict())[page] = None
             else:
+                self._disown(page)
                 self._free.append(page)
         sequence.pages = []
         sequence.num_cached = sequence.num_findable_pages = 0
@@ -184,9 +188,15 @@ class BlockManager:
     def forget(self, sequence: Sequence) -> None:
         """Let no sequence find the pages of a sequence any more: after a failure their content is unknown."""
         for page in sequence.pages:
-            if page in self._prefix_of:
-                digest, _ = self._prefix_of.pop(page)
-                del self._page_of[digest]
+            if page in self._digest_of:
+                del self._page_of[self._digest_of.pop(page)]
+
+    def _num_shareable_pages(self, sequence: Sequence) -> int:
+        """Return how many full pages a sequence without pages could take over, or compute for others."""
+        if not self._caching or sequence.needs_prompt_log_probs:
+            return 0
+        tokens = sequence.num_tokens - 1
+        return (tokens if self._with_output else min(tokens, sequence.num_prompt_tokens)) // self.page_size
 
     def _hold(self, page: int) -> None:
         if not self._holders[page]:
@@ -194,24 +204,31 @@ class BlockManager:
         self._holders[page] += 1
 
     def _uncache(self, page: int) -> None:
-        salt = self._prefix_of[page][1]
-        del self._cached[salt][page]
-        if not self._cached[salt]:
-            del self._cached[salt]
-        self._num_cached -= 1
+        salt = self._salt_of[page]
+        del self._cached[page], self._cached_of[salt][page]
+        if not self._cached_of[salt]:
+            del self._cached_of[salt]
 
-    def _take(self) -> int:
-        """Return a page that no sequence holds, held once; there must be one."""
+    def _disown(self, page: int) -> None:
+        salt = self._salt_of.pop(page)
+        self._num_pages_of[salt] -= 1
+        if not self._num_pages_of[salt]:
+            del self._num_pages_of[salt]
+
+    def _take(self, salt: str) -> int:
+        """Return a page that no sequence holds, held once, for a sequence of a salt; there must be one."""
         if self._free:
             page = self._free.pop()
         else:
-            salt = max(self._cached, key=lambda salt: len(self._cached[salt]))
-            page = next(iter(self._cached[salt]))
+            own = self._cached_of.get(salt) if 2 * self._num_pages_of[salt] >= self.pages else None
+            page = next(iter(own or self._cached))
             self._uncache(page)
-            digest, _ = self._prefix_of.pop(page)
-            del self._page_of[digest]
+            self._disown(page)
+            del self._page_of[self._digest_of.pop(page)]
             self._evicted += 1
         self._holders[page] = 1
+        self._salt_of[page] = salt
+        self._num_pages_of[salt] += 1
         return page
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:

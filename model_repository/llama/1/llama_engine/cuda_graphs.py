@@ -214,7 +214,7 @@ class DecodeGraphs:
         self._batch.tokens[:rows] = tokens
 
     def _verify(self, rows: int, span: int) -> None:
-        """Raise RuntimeError if replayed logits differ from launched ones. Writes to the null page alone."""
+        """Raise RuntimeError if replayed logits differ from launched ones. No slot may have had pages yet."""
         # The last sampling may have stored FAILED, which is no valid input.
         self._batch.tokens.zero_()
         self._decoding.fill_(rows)

@@ -74,12 +74,12 @@ class Engine:
         config = checkpoint.config
         self._device = checkpoint.info.device
         self.tokenizer = checkpoint.tokenizer
-        self.max_model_len = checkpoint.max_model_len
         self.defaults = GenerationDefaults.from_config(
             checkpoint.generation_config, settings.default_max_tokens, config.vocab_size
         )
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
+        self.max_model_len = self.plan.shape.max_model_len
         shape = self.plan.shape
         self._model = checkpoint.runner(shape, self.plan.graphs)
         self._manager = BlockManager(
@@ -141,16 +141,17 @@ class Engine:
         """Return whether a slot is free, and pages for the sequence besides those that queued sequences need."""
         if not self.used_slots or self.used_slots == self.slots:
             return not self.used_slots
-        available, beginning = self._manager.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
+        available, starting = self._manager.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
         # Looking prefixes up takes time, and mostly there are pages without.
-        if sum(self._manager.num_pages(each.num_tokens) for each in beginning) <= available:
+        if sum(self._manager.num_pages(each.num_tokens) for each in starting) <= available:
             return True
-        return sum(map(self._manager.num_new_pages, beginning)) <= available
+        return sum(map(self._manager.num_new_pages, starting)) <= available
 
     def has_pages(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether pages are available for all tokens of waiting sequences. Any thread may call it."""
-        pages = (self._manager.num_pages(sequence.num_tokens) + 1 for sequence in sequences)
-        return sum(pages) + self.used_slots <= self._manager.num_available
+        starting = [*self._prefill.queue, *sequences]
+        pages = sum(self._manager.num_pages(sequence.num_tokens) + 1 for sequence in starting)
+        return pages + self.used_slots <= self._manager.num_available
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for prefill in a free slot, which must exist: WAITING → PREFILL."""

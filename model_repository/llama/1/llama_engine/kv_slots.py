@@ -26,7 +26,7 @@ class KVSlots:
             return False
         if not sequence.output_tokens:
             sequence.num_cached_prompt_tokens = sequence.num_cached
-        self._enter(sequence)
+        self._add(sequence)
         return True
 
     def fork(self, source: Sequence, target: Sequence, headroom: int) -> bool:
@@ -36,7 +36,7 @@ class KVSlots:
         """
         if not self._manager.fork(source, target, headroom):
             return False
-        self._enter(target)
+        self._add(target)
         return True
 
     def copy_rest(self, source: Sequence, target: Sequence) -> None:
@@ -57,7 +57,7 @@ class KVSlots:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Free a sequence's slot and pages, if it has them. Prefixes of a failed sequence can no longer be found."""
+        """Free a sequence's slot and pages, if it has them. After a GenerationError its prefixes are not found."""
         if isinstance(sequence.result, GenerationError):
             self._manager.forget(sequence)
         self._manager.release(sequence)
@@ -65,7 +65,7 @@ class KVSlots:
             self._free.append(sequence.kv_slot)
             sequence.kv_slot = None
 
-    def _enter(self, sequence: Sequence) -> None:
+    def _add(self, sequence: Sequence) -> None:
         """Write a sequence's pages into a free row of the page table."""
         sequence.kv_slot = self._free.pop()
         unused = self._columns - len(sequence.pages)

@@ -73,19 +73,21 @@ class Prefill:
         """The sequences whose prefill has not begun, in the order in which it will."""
         self.partial: Sequence | None = None
         """The sequence whose prompt exceeds the budget and is being computed in chunks."""
+        # Hidden state of its last token, [1, hidden]; None before its first pass.
+        self._partial_hidden: torch.Tensor | None = None
         # The sequences of the last pass until `commit`; `clear` returns them if the step fails in between.
         self._computing: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self.queue) + (self.partial is not None)
 
-    def headroom(self, beginning: Iterable[Sequence] = ()) -> int:
-        """Return how many pages a sequence that begins must leave: one for each running one that may grow.
+    def headroom(self, starting: Iterable[Sequence] = ()) -> int:
+        """Return how many pages a sequence that starts must leave: one for each running one that may grow.
 
-        beginning: sequences that begin in the same pass.
+        starting: sequences that start in the same pass.
         """
         partial = [] if self.partial is None else [self.partial]
-        return sum(map(self._manager.may_grow, dict.fromkeys([*self._batch.sequences, *partial, *beginning])))
+        return sum(map(self._manager.may_grow, dict.fromkeys([*self._batch.sequences, *partial, *starting])))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -94,6 +96,9 @@ class Prefill:
     def preempt(self, sequence: Sequence) -> None:
         """Queue a sequence that has lost its pages before all others; it may be `partial`."""
         if sequence is self.partial:
+            # As a sampled token does, the last hidden state proves that everything before is finite.
+            if self._partial_hidden is not None and bool(self._partial_hidden.isfinite().all()):
+                self._manager.publish(sequence)
             self.partial = None
             self._cache.release(sequence)
         sequence.preempt()
@@ -129,7 +134,6 @@ class Prefill:
         prefilled = Prefilled()
         group = self._next_group()
         if group:
-            self._computing += group
             self._compute(group, prefilled)
         self._copy_prompts(prefilled)
         for sequence in prefilled.failed:
@@ -150,30 +154,31 @@ class Prefill:
         taken, and none whose prompt can be copied.
         """
         if self.partial is not None:
+            self._computing.append(self.partial)
             return [self.partial]
         group: list[Sequence] = []
         shares: list[PromptShare] = []
         computed: set[bytes] = set()
         tokens = 0
         for sequence in list(self.queue):
-            if sequence.share in shares or _can_be_copied(sequence):
+            if sequence.share in shares or sequence.prompt_source() is not None:
                 continue
-            found = len(self._manager.find(sequence))
-            if self._manager.next_missing(sequence, found) in computed:
+            cached = len(self._manager.find(sequence))
+            if self._manager.next_missing(sequence, cached) in computed:
                 continue
-            tokens += sequence.num_tokens - found * self._manager.page_size
+            tokens += sequence.num_tokens - cached * self._manager.page_size
             if tokens > self._budget and group:
                 break
-            missing = self._manager.missing(sequence, found)
             if not self._cache.reserve(sequence, self.headroom(group)):
                 break
             self.queue.remove(sequence)
+            self._computing.append(sequence)
             group.append(sequence)
-            computed |= missing
+            computed |= self._manager.missing(sequence, cached)
             if sequence.share is not None:
                 shares.append(sequence.share)
             if tokens > self._budget:
-                self.partial = sequence
+                self.partial, self._partial_hidden = sequence, None
         return group
 
     def _compute(self, group: list[Sequence], prefilled: Prefilled) -> None:
@@ -190,6 +195,8 @@ class Prefill:
             if not part.sequences[0].num_uncached:
                 prefilled.sequences += part.sequences
                 prefilled.hidden.append(part.hidden)
+            else:
+                self._partial_hidden = part.hidden
 
     def _compute_part(self, part: list[Sequence]) -> _Part:
         """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
@@ -210,8 +217,8 @@ class Prefill:
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
         """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""
-        for sequence in [sequence for sequence in self.queue if _can_be_copied(sequence)]:
-            source = _prompt_source(sequence)
+        for sequence in [sequence for sequence in self.queue if sequence.prompt_source() is not None]:
+            source = sequence.prompt_source()
             assert source is not None
             if not self._cache.fork(source, sequence, self.headroom(prefilled.sequences)):
                 break
@@ -225,7 +232,7 @@ class Prefill:
     def _copy(self, part: list[Sequence]) -> torch.Tensor:
         """Copy the rest of the prompt to a choice's page; return the hidden state of the last token, [1, hidden]."""
         (sequence,) = part
-        source, share = _prompt_source(sequence), sequence.share
+        source, share = sequence.prompt_source(), sequence.share
         assert source is not None
         assert share is not None
         assert share.hidden is not None
@@ -240,12 +247,3 @@ class Prefill:
         end = min(start + self._budget, sequence.num_tokens)
         generated = max(end - max(start, sequence.num_prompt_tokens), 0)
         return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end), generated)
-
-
-def _prompt_source(sequence: Sequence) -> Sequence | None:
-    """Return another choice of the request whose pages have the prompt; None if there is none, or no need of one."""
-    return None if sequence.share is None or sequence.output_tokens else sequence.share.cached()
-
-
-def _can_be_copied(sequence: Sequence) -> bool:
-    return _prompt_source(sequence) is not None

@@ -181,6 +181,10 @@ class Sequence:
             return prompt[first:last]
         return (*prompt[first:], *self.output_tokens[max(first - size, 0) : last - size])
 
+    def prompt_source(self) -> Sequence | None:
+        """Return another choice of the request whose pages have the prompt; None if there is or needs to be none."""
+        return None if self.share is None or self.output_tokens else self.share.cached()
+
     def follow_guide(self, guide: GuideState) -> None:
         """Constrain the output to a compiled guide: WAITING_FOR_GUIDE → WAITING."""
         assert self.processor is not None

@@ -60,7 +60,8 @@ class Settings:
     slots: int | None = _setting(None, Integer(1, 1024))
     """Number of sequences decoded together; None is the config's max_batch_size."""
     max_model_len: int | None = _setting(None, Integer(2, 1 << 20))
-    """Maximum tokens of prompt + completion; None is the checkpoint's number of positions."""
+    """Maximum tokens of prompt + completion; None is the checkpoint's number of positions, or less if memory
+    is short."""
     kv_cache_tokens: int | None = _setting(None, Integer(16, 1 << 30))
     """Positions in the KV cache, at least max_model_len; sequences take them in pages as they grow. None is slots times
     max_model_len (at most 4096 of it), or less if memory is short."""

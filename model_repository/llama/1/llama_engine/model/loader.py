@@ -64,8 +64,8 @@ class Checkpoint:
     def output_can_be_prefix(self) -> bool:
         """Whether the KV cache of generated tokens can serve as a prompt's prefix.
 
-        In PyTorch a decode step's keys and values differ from a prefill's in the last bits. Where bits are promised,
-        they can't.
+        In PyTorch a decode step's keys and values differ from a prefill's in the last bits; so with oneDNN's exact
+        product they can't.
         """
         return isinstance(self.model, CompiledLlama) or bool(self.info.bits_depend_on)
 

@@ -7,7 +7,7 @@ server does not run out of memory under load.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
-DEFAULT_SLOT_TOKENS = 4096
+SLOT_TOKENS = 4096
 """Tokens per slot of the default KV cache, if max_model_len isn't less."""
 
 _MIN_MODEL_LEN = 2
@@ -61,9 +61,9 @@ class MemoryPlan:
     def describe(self) -> str:
         """Return the plan as one line, for the log."""
         shape = self.shape
-        short = min(shape.tokens // shape.slots, shape.max_model_len)
-        holds = f"{shape.slots} sequences of {short:,} tokens"
-        if short < shape.max_model_len:
+        tokens_per_slot = min(shape.tokens // shape.slots, shape.max_model_len)
+        holds = f"{shape.slots} sequences of {tokens_per_slot:,} tokens"
+        if tokens_per_slot < shape.max_model_len:
             holds += f" or {shape.tokens // shape.max_model_len} of {shape.max_model_len:,}"
         return (
             f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
@@ -88,7 +88,7 @@ class MemoryPlan:
         if fits >= needed:
             advice = f"lower kv_cache_tokens to {fits}"
         elif fits >= _MIN_MODEL_LEN:
-            advice = f"lower max_model_len and kv_cache_tokens to {fits}"
+            advice = f"lower max_model_len, and kv_cache_tokens if it is set, to {fits}"
         else:
             advice = "lower prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"
         raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
@@ -98,24 +98,38 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
 
     Without the setting `kv_cache_tokens` the cache is reduced to what fits, but holds at least one sequence of
-    max_model_len. Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
+    max_model_len. Without the setting `max_model_len` that is reduced, too, by halves, but not below SLOT_TOKENS.
+    Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
     """
     if slots < 1:
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
-    longest, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
-    if tokens is not None:
-        if tokens < longest:
-            raise InvalidSettings(f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {longest}")
-        return _plan(checkpoint, settings, slots, tokens)
-    shape = checkpoint.cache_shape(slots)
-    pages = max(slots * shape.pages_of(min(longest, DEFAULT_SLOT_TOKENS)), shape.pages_of(longest))
-    wanted = pages * shape.page_size
-    plan = _plan(checkpoint, settings, slots, wanted)
+    positions, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
+    if tokens is not None and tokens < positions:
+        raise InvalidSettings(f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions}")
+    plan = _fitting_plan(checkpoint, settings, slots)
+    while plan.total > plan.budget and settings.max_model_len is None and plan.shape.max_model_len > SLOT_TOKENS:
+        shorter = max(plan.shape.max_model_len // 2, SLOT_TOKENS)
+        plan = _fitting_plan(replace(checkpoint, max_model_len=shorter), settings, slots)
+    if plan.total <= plan.budget and plan.shape.max_model_len < positions:
+        _log.warning("max_model_len is %d, not %d: no more fit into the memory", plan.shape.max_model_len, positions)
+    return plan
+
+
+def _fitting_plan(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
+    """Return the plan with the cache of the settings, else with the default one, reduced to what fits."""
+    if settings.kv_cache_tokens is not None:
+        return _plan(checkpoint, settings, slots, settings.kv_cache_tokens)
+    shape, positions = checkpoint.cache_shape(slots), checkpoint.max_model_len
+    pages = max(slots * shape.pages_of(min(positions, SLOT_TOKENS)), shape.pages_of(positions))
+    plan = _plan(checkpoint, settings, slots, pages * shape.page_size)
     if plan.total <= plan.budget:
         return plan
-    fits = max(plan.fitting_tokens, longest)
-    _log.warning("the KV cache has %d tokens, not %d: no more fit into the memory", fits, wanted)
-    return _plan(checkpoint, settings, slots, fits)
+    reduced = _plan(checkpoint, settings, slots, max(plan.fitting_tokens, positions))
+    if reduced.total <= reduced.budget:
+        _log.warning(
+            "the KV cache has %d tokens, not %d: no more fit into the memory", reduced.shape.tokens, plan.shape.tokens
+        )
+    return reduced
 
 
 def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -> MemoryPlan:

@@ -130,7 +130,7 @@ class TorchRunner:
     def warm_up(self) -> None:
         """Run decode steps of several sizes, so that libraries load their kernels before requests arrive.
 
-        No slot may be in use: without pages, the steps write to the null page.
+        No slot may have had pages yet, so that the steps write to the null page.
         """
         shape = self.kv_cache.shape
         for rows in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):

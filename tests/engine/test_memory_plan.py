@@ -108,7 +108,7 @@ def test_a_long_context_does_not_multiply_the_default_cache(fp32: Checkpoint) ->
 def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Checkpoint) -> None:
     """A cache of terabytes, whose allocation would fail with another error."""
     with pytest.raises(OutOfMemoryPlan, match=r"memory plan on cpu: .* does not fit; "):
-        engine_of(replace(fp32, max_model_len=1 << 30), 8)
+        engine_of(replace(fp32, max_model_len=1 << 30), 8, max_model_len="1048576")
 
 
 def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:

@@ -107,7 +107,9 @@ def measure(
     """Note the rates, the memory and the mixes of the large model in these weights."""
     quantization = "int8" if weights == "int8" else "none"
     # Mixed lengths are up to 1.9 times the mean.
-    settings = Settings(model=str(large), quantization=quantization, max_model_len=PROMPT_TOKENS + 2 * tokens)
+    settings = Settings(
+        model=str(large), quantization=quantization, max_model_len=PROMPT_TOKENS + 2 * tokens, prefix_cache="off"
+    )
     checkpoint = load_checkpoint(settings, device)
     for rows in ROWS:
         note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, tokens))

@@ -103,7 +103,7 @@ def measure(point: Point, options: argparse.Namespace, checkpoint: Path) -> Figu
             variant="default",
             model=str(checkpoint),
             model_repository=folder,
-            environment={"OMP_NUM_THREADS": str(CORES), **UNDISTURBED},
+            environment={"OMP_NUM_THREADS": str(CORES), "LLAMA_PREFIX_CACHE": "off", **UNDISTURBED},
             ready_timeout=READY_TIMEOUT_S,
         ) as triton,
     ):

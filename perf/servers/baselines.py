@@ -93,7 +93,7 @@ def prefix_cache_servers() -> tuple[list[Server], list[Server]]:
 
 def small_pool_server(tokens: int) -> Server:
     """Return ours in INT8 with a KV cache of that many tokens."""
-    environment = {"LLAMA_QUANTIZATION": "int8", "LLAMA_KV_CACHE_TOKENS": str(tokens)}
+    environment = {"LLAMA_QUANTIZATION": "int8", "LLAMA_KV_CACHE_TOKENS": str(tokens), "LLAMA_PREFIX_CACHE": "on"}
     title = f"triton-llama INT8, KV cache of {tokens:,} tokens"
     return our_server("triton_llama_int8_small_pool", title, "streaming", "int8", environment)
 

@@ -105,7 +105,9 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
     positions, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
     if tokens is not None and tokens < positions:
-        raise InvalidSettings(f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions}")
+        raise InvalidSettings(
+            f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions}: raise it or lower max_model_len"
+        )
     plan = _fitting_plan(checkpoint, settings, slots)
     while plan.total > plan.budget and settings.max_model_len is None and plan.shape.max_model_len > SLOT_TOKENS:
         shorter = max(plan.shape.max_model_len // 2, SLOT_TOKENS)

@@ -106,7 +106,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     positions, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
     if tokens is not None and tokens < positions:
         raise InvalidSettings(
-            f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions}: raise it or lower max_model_len"
+            f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions} (or lower that)"
         )
     plan = _fitting_plan(checkpoint, settings, slots)
     while plan.total > plan.budget and settings.max_model_len is None and plan.shape.max_model_len > SLOT_TOKENS:

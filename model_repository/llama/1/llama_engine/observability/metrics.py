@@ -125,7 +125,9 @@ KV_CACHE_USAGE = Metric(
     "Used pages of the KV cache by all pages, 0 to 1: the Gateway API inference extension's KV cache utilization, as "
     "vllm:kv_cache_usage_perc.",
 )
-PREFIX_QUERIES = Metric("llama_prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.")
+PREFIX_QUERIES = Metric(
+    "llama_prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache, once for each row."
+)
 PREFIX_HITS = Metric(
     "llama_prefix_cache_hits_total", "counter", "Prompt tokens of llama_prefix_cache_queries_total that were found."
 )

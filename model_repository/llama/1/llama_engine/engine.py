@@ -258,8 +258,7 @@ class Engine:
 
     def _preempt_youngest(self) -> None:
         """Take the pages of the youngest sequence of the lowest priority, which may be in prefill."""
-        partial = [] if self._prefill.partial is None else [self._prefill.partial]
-        sequence = max([*self._batch.sequences, *partial], key=_seniority)
+        sequence = max(self._prefill.running, key=_seniority)
         if sequence in self._batch.sequences:
             self._batch.remove(self._batch.sequences.index(sequence))
         self._prefill.preempt(sequence)

@@ -81,13 +81,17 @@ class Prefill:
     def __len__(self) -> int:
         return len(self.queue) + (self.partial is not None)
 
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that have pages between two steps: those that decode, and `partial`."""
+        return [*self._batch.sequences, *([] if self.partial is None else [self.partial])]
+
     def headroom(self, starting: Iterable[Sequence] = ()) -> int:
         """Return how many pages a sequence that starts must leave: one for each running one that may grow.
 
         starting: sequences that start in the same pass.
         """
-        partial = [] if self.partial is None else [self.partial]
-        return sum(map(self._manager.may_grow, dict.fromkeys([*self._batch.sequences, *partial, *starting])))
+        return sum(map(self._manager.may_grow, dict.fromkeys([*self.running, *starting])))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -217,9 +221,10 @@ class Prefill:
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
         """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""
-        for sequence in [sequence for sequence in self.queue if sequence.prompt_source() is not None]:
+        for sequence in list(self.queue):
             source = sequence.prompt_source()
-            assert source is not None
+            if source is None:
+                continue
             if not self._cache.fork(source, sequence, self.headroom(prefilled.sequences)):
                 break
             self.queue.remove(sequence)

@@ -105,7 +105,7 @@ def weights_only(reference: Checkpoint, head: bool) -> Checkpoint:
 
 def _widened(weight: LinearWeight) -> Linear:
     assert weight.scales is not None, "the reader quantizes every linear layer"
-    scales = weight.scales[:, None] / 127.0
+    scales = weight.scales[:, None]
     return lambda activations: linear(activations, weight.weight * scales, weight.bias)
 
 

@@ -51,7 +51,7 @@ def rows_with_outliers(rows: int, inputs: int) -> torch.Tensor:
 def in_float64(activations: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     """Return the product with the dequantized weight."""
     assert weight.scales is not None
-    product: torch.Tensor = activations.double() @ (weight.weight.double() * weight.scales.double()[:, None] / 127).T
+    product: torch.Tensor = activations.double() @ (weight.weight.double() * weight.scales.double()[:, None]).T
     return product if weight.bias is None else product + weight.bias.double()
 
 

@@ -112,7 +112,7 @@ def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtyp
             linears: list[Any] = [layer.get_submodule(part) for part in parts]
             _assert_equal(linear.weight, [part.weight for part in linears], torch.int8 if int8 else dtype)
             if int8:
-                _assert_equal(linear.scales, [part.weight.SCB for part in linears], torch.float32)
+                _assert_equal(linear.scales, [part.weight.SCB / 127 for part in linears], torch.float32)
             if linears[0].bias is None:
                 assert linear.bias is None
             else:
@@ -125,7 +125,7 @@ def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtyp
     if int8:
         weight, scales, _ = int8_vectorwise_quant(model.lm_head.weight.to(torch.float16))
         _assert_equal(head.weight, [weight], torch.int8)
-        _assert_equal(head.scales, [scales], torch.float32)
+        _assert_equal(head.scales, [scales / 127], torch.float32)
     else:
         _assert_equal(head.weight, [model.lm_head.weight], dtype)
         assert head.scales is None

@@ -91,7 +91,7 @@ def _emulated(name: str, compiler: list[str]) -> CpuKernels:
 def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: bool = False) -> LinearWeight:
     """Return an INT8 layer whose outputs are about as large as its inputs."""
     weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
-    scales = (torch.rand(outputs, generator=generator) + 0.5) * 1.7 * inputs**-0.5
+    scales = (torch.rand(outputs, generator=generator) + 0.5) / 127 * 1.7 * inputs**-0.5
     return LinearWeight(weight, scales, torch.randn(outputs, generator=generator) if bias else None)
 
 

@@ -62,7 +62,7 @@ class OneDnnInt8Linear:
         assert weight.scales is not None, "the weight is not quantized"
         self.out_features, self.in_features = weight.weight.shape
         self.bits, self._terms = bits, terms
-        self._product = IntegerProduct(weight.weight, weight.scales.float() / 127.0, bits)
+        self._product = IntegerProduct(weight.weight, weight.scales, bits)
         self._bias = None if weight.bias is None else weight.bias.float()
 
     def __call__(self, activations: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,8 @@ _EMBEDDING, _NORM, _HEAD = "model.embed_tokens", "model.norm", "lm_head"
 _QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+MAX_WEIGHT = 127
+"""Largest magnitude of an INT8 weight, that of its row's largest value; bitsandbytes saves that value as SCB."""
 _ROW_FORMAT = 0
 """bitsandbytes' number for the row layout, its only layout of INT8 weights since 2024."""
 
@@ -121,7 +123,7 @@ class WeightReader:
                 self._quantize(f"{part}.weight", weight[of_part], scales[of_part])
             first += height
         biases = [self._floats(name) for part in parts if (name := f"{part}.bias") in self._used]
-        on_device = None if scales is None else scales.to(self._device)
+        on_device = None if scales is None else (scales / MAX_WEIGHT).to(self._device)
         return LinearWeight(weight.to(self._device), on_device, torch.cat(biases) if biases else None)
 
     def _convert(self, name: str, result: torch.Tensor) -> None:

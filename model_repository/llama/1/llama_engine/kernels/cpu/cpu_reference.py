@@ -29,7 +29,7 @@ def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torc
     """Return a linear layer's exact INT8 product with x [rows, inputs] float32, with the same bits as the kernels."""
     assert layer.scales is not None
     q, scale = quantize(x, terms)
-    y = (q @ layer.weight.long().T).double().float() * (scale[:, None] * (layer.scales.float() / 127))
+    y = (q @ layer.weight.long().T).double().float() * (scale[:, None] * layer.scales)
     return y if layer.bias is None else y + layer.bias.float()
 
 
@@ -75,7 +75,7 @@ def logits(
 
 def _linear(x: torch.Tensor, layer: LinearWeight) -> torch.Tensor:
     assert layer.scales is not None
-    y = x @ (layer.weight.double() * (layer.scales.double() / 127)[:, None]).T
+    y = x @ (layer.weight.double() * layer.scales.double()[:, None]).T
     return y if layer.bias is None else y + layer.bias.double()
 
 

@@ -142,7 +142,7 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
 
     return PackedLinear(
         weight=kernels.pack(weight.detach().contiguous(), source.to(torch.int32), padded(columns)),
-        scale=arrange(scales) / 127,
+        scale=arrange(scales),
         bias=None if linear.bias is None else arrange(linear.bias),
     )
 

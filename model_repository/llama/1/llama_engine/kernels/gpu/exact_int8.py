@@ -17,7 +17,7 @@ import torch
 from bitsandbytes.functional import int8_linear_matmul
 
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, divide
+from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise
 from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
@@ -60,4 +60,4 @@ def exact_int8_linear(weight: LinearWeight, terms: int, elementwise: Elementwise
             f"must be a multiple of {INPUT_MULTIPLE} and at most {MAX_INPUTS}"
         )
     bias = None if weight.bias is None else weight.bias.float()
-    return ExactInt8Linear(weight.weight, divide(weight.scales.float(), 127), bias, terms, elementwise)
+    return ExactInt8Linear(weight.weight, weight.scales, bias, terms, elementwise)

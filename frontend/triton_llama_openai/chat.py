@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +12,8 @@ from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_log
 from triton_llama_openai.errors import check_count
 from triton_llama_openai.generation import Generation
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import ChatRequest
+from triton_llama_openai.protocol import ChatRequest, JsonObject, text_of
+from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, is_open, is_open_in
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
     Events,
@@ -23,7 +24,10 @@ from triton_llama_openai.streaming import (
     stream_answer,
     until_disconnect,
 )
-from triton_llama_openai.tool_calls import Part, ToolCall, ToolUse, tool_use
+from triton_llama_openai.tool_calls import Part, TextReader, ToolCall, ToolUse, tool_use
+
+Reader = Callable[[], TextReader | ReasoningReader]
+"""Makes the reader of one choice's text."""
 
 
 async def answer_chat(
@@ -33,38 +37,60 @@ async def answer_chat(
     check_count("messages", chat.messages, settings.max_messages)
     model = models.find(chat.model)
     use = tool_use(chat, model.tool_form)
+    # A structural tag's text is free outside of its structures.
+    guided = use.guide is not None and use.guide.kind != "structural_tag"
     prompt = render_messages(
         model.checkpoint.template,
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=chat.chat_template_kwargs,
+        template_kwargs=_template_kwargs(chat, guided=guided),
         documents=chat.documents,
     )
+    reader: Reader = use.reader
+    if model.markers is not None and guided:
+        prompt = close(model.markers, prompt)
+    elif model.markers is not None:
+        reader = _with_reasoning(chat, prompt, model.markers, use.reader)
     generation = Generation(chat, [prompt], use.guide, model, settings, request.state.record, cache_salt)
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
     if chat.streamed:
-        return await stream_answer(request, generation, ChatEvents(generation, head, chat, use))
+        return await stream_answer(request, generation, ChatEvents(generation, head, chat, use, reader))
     chunks = await until_disconnect(request, generation.whole())
-    body = head | {"choices": [_Choice(chat, use).body(chunk) for chunk in chunks]}
+    body = head | {"choices": [_Choice(chat, use, reader).body(chunk) for chunk in chunks]}
     if chat.prompt_logprobs is not None:
         body["prompt_logprobs"] = chunks[0].prompt_logprobs
     return Response(dumps(body | {"usage": generation.usage.body()}), media_type="application/json")
 
 
+def _template_kwargs(chat: ChatRequest, *, guided: bool) -> JsonObject:
+    """Return the request's variables of the template. guided: it has no place for reasoning."""
+    kwargs = chat.chat_template_kwargs or {}
+    return {"enable_thinking": False, **kwargs} if guided else kwargs
+
+
+def _with_reasoning(chat: ChatRequest, prompt: str, markers: Markers, reader: Callable[[], TextReader]) -> Reader:
+    """Return what makes the reader of a choice that may begin with reasoning, or within it."""
+    if chat.continue_final_message:
+        begun = is_open_in(markers, text_of(chat.messages[-1].content))
+    else:
+        begun = is_open(markers, prompt)
+    return lambda: ReasoningReader(markers, reader(), begun=begun)
+
+
 class _Choice:
     """One choice while it is generated. tokens: those whose text isn't sent yet."""
 
-    def __init__(self, chat: ChatRequest, use: ToolUse) -> None:
+    def __init__(self, chat: ChatRequest, use: ToolUse, reader: Reader) -> None:
         self._chat = chat
         self._use = use
-        self._reader = use.reader()
+        self._reader = reader()
         self._called = False
         self.tokens: list[TokenLogprobs] = []
 
-    def read(self, chunk: Chunk) -> list[Part]:
+    def read(self, chunk: Chunk) -> Sequence[Part | Reasoning]:
         """Return the parts that a chunk adds to the choice."""
         self.tokens += chunk.logprobs
         parts = self._reader.read(chunk.text)
@@ -90,6 +116,8 @@ class _Choice:
         parts = self.read(chunk)
         content = "".join(part for part in parts if isinstance(part, str))
         message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := "".join(part.text for part in parts if isinstance(part, Reasoning)):
+            message |= _reasoning(reasoning)
         if calls := [part for part in parts if isinstance(part, ToolCall)]:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
         return {
@@ -104,10 +132,10 @@ class _Choice:
 class ChatEvents(Events):
     """Makes the events of a streamed chat."""
 
-    def __init__(self, generation: Generation, head: Json, chat: ChatRequest, use: ToolUse) -> None:
+    def __init__(self, generation: Generation, head: Json, chat: ChatRequest, use: ToolUse, reader: Reader) -> None:
         super().__init__(generation, head)
         self._stop_strings = chat.stop_strings
-        self._choices = [_Choice(chat, use) for _ in range(chat.choices)]
+        self._choices = [_Choice(chat, use, reader) for _ in range(chat.choices)]
 
     def begin(self) -> bytes:
         """Return the first event of every choice, which has the role."""
@@ -128,11 +156,18 @@ class ChatEvents(Events):
         return b"".join(events)
 
 
-def _delta(part: Part) -> Json:
+def _delta(part: Part | Reasoning) -> Json:
     """Return a part as OpenAI's delta; a call comes whole."""
+    if isinstance(part, Reasoning):
+        return _reasoning(part.text)
     if isinstance(part, str):
         return {"content": part}
     return {"tool_calls": [{"index": part.index, **_call(part)}]}
+
+
+def _reasoning(text: str) -> Json:
+    """Return reasoning as clients read it: DeepSeek's and SGLang's name, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call(call: ToolCall) -> Json:

@@ -24,9 +24,6 @@ from triton_llama_openai.protocol import AssistantMessage, JsonObject, Message, 
 Turn = dict[str, object]
 """A message as templates read it: role, content, and a tool call's arguments as an object."""
 
-_RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
-"""Variables that `chat_template_kwargs` can't set."""
-
 _RENDERING_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
     RecursionError,
@@ -54,6 +51,8 @@ class InvalidTemplateError(Exception):
 class ChatTemplate:
     """One compiled template. special_tokens: variables such as bos_token. takes_tools: it reads `tools`.
 
+    reserved: variables that `chat_template_kwargs` can't set. id_length: of a tool call's id, None for any.
+
     Raises:
         InvalidTemplateError: the source isn't a template.
     """
@@ -72,6 +71,9 @@ class ChatTemplate:
             raise InvalidTemplateError(_first_line(error)) from error
         self.source = source
         self.takes_tools = "tools" in variables
+        # Mistral's templates refuse other ids. Like vLLM, take their ends.
+        self.id_length = 9 if "length != 9" in source else None
+        self.reserved = {"messages", "tools", "add_generation_prompt", *special_tokens, *environment.globals}
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -134,12 +136,12 @@ def render_messages(
     if template is None:
         raise ApiError(400, "the checkpoint has no chat template: use /v1/completions", None, "no_chat_template")
     variables = dict(template_kwargs or {})
-    if reserved := sorted(variables.keys() & _RESERVED):
+    if reserved := sorted(variables.keys() & template.reserved):
         message = f"chat_template_kwargs has {reserved[0]}; it must leave the template's own variables alone"
         raise ApiError(400, message, "chat_template_kwargs", "invalid_value")
     if documents is not None:
         variables["documents"] = documents
-    turns = [_turn(message, index) for index, message in enumerate(messages)]
+    turns = [_turn(message, index, template.id_length) for index, message in enumerate(messages)]
     if not template.takes_tools and (tools or any(_is_about_tools(turn) for turn in turns)):
         turns, tools = _tools_as_text(turns, tools), []
     if continue_final_message:
@@ -147,8 +149,9 @@ def render_messages(
     return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables)
 
 
-def _turn(message: Message, index: int) -> Turn:
-    """Return a message as templates read it."""
+def _turn(message: Message, index: int, id_length: int | None) -> Turn:
+    """Return a message as templates read it. id_length: of a tool call's id, of which the end is taken."""
+    ids = slice(None if id_length is None else -id_length, None)
     turn: Turn = {
         "role": "system" if message.role == "developer" else message.role,
         "content": text_of(message.content),
@@ -156,16 +159,17 @@ def _turn(message: Message, index: int) -> Turn:
     if message.name is not None:
         turn["name"] = message.name
     if isinstance(message, ToolMessage):
-        turn["tool_call_id"] = message.tool_call_id
+        turn["tool_call_id"] = message.tool_call_id[ids]
     if isinstance(message, AssistantMessage):
-        if message.reasoning_content is not None:
-            turn["reasoning_content"] = message.reasoning_content
+        reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        if reasoning is not None:
+            turn["reasoning_content"] = reasoning
         if message.tool_calls:
             calls = []
             for number, call in enumerate(message.tool_calls):
                 field = f"messages[{index}].tool_calls[{number}].function.arguments"
                 function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, field)}
-                calls.append({"id": call.id, "type": "function", "function": function})
+                calls.append({"id": call.id[ids], "type": "function", "function": function})
             turn["tool_calls"] = calls
     return turn
 

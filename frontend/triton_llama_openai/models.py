@@ -17,6 +17,7 @@ from triton_llama.errors import TritonLlamaError
 
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
+from triton_llama_openai.reasoning import Markers, find_markers
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.tool_calls import Form
@@ -28,12 +29,13 @@ _PROBE_S = 2.0
 
 @dataclass
 class ServedModel:
-    """One model: its name, its checkpoint's tokenizer side, the connection to its Triton."""
+    """One model: its name, its checkpoint's tokenizer side, the connection to its Triton. markers: of its reasoning."""
 
     name: str
     checkpoint: Checkpoint
     engine: EngineClient
     tool_form: Form
+    markers: Markers | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _fingerprint: asyncio.Task[str | None] | None = None
     _fingerprint_time: float = 0.0
@@ -142,11 +144,14 @@ def _load(settings: ModelSettings) -> ServedModel:
     name = settings.served_name or checkpoint.name
     form = tool_form(checkpoint) if settings.tool_form == "auto" else settings.tool_form
     LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, endpoint, form)
+    markers = reasoning_markers(checkpoint)
+    if markers is not None:
+        LOG.info("%s: text between %s and %s is reasoning_content", name, *markers[:2])
     if checkpoint.template is None:
         LOG.warning("%s: the checkpoint has no chat template, so /v1/chat/completions refuses every request", name)
     elif not checkpoint.template.takes_tools:
         LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
-    return ServedModel(name, checkpoint, EngineClient(endpoint, settings.model), form)
+    return ServedModel(name, checkpoint, EngineClient(endpoint, settings.model), form, markers)
 
 
 def tool_form(checkpoint: Checkpoint) -> Form:
@@ -155,6 +160,14 @@ def tool_form(checkpoint: Checkpoint) -> Form:
     if template is None or not template.takes_tools or "<tool_call>" in template.source:
         return "hermes"
     return "llama3_json"
+
+
+def reasoning_markers(checkpoint: Checkpoint) -> Markers | None:
+    """Return the markers of the model's reasoning, None for a model that doesn't think or has no template."""
+    if checkpoint.template is None:
+        return None
+    tokenizer = checkpoint.tokenizer
+    return find_markers(checkpoint.template.source, lambda text: tokenizer.token_to_id(text) is not None)
 
 
 def _package_version() -> str:

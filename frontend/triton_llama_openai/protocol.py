@@ -215,6 +215,7 @@ class SamplingRequest(Schema):
         return super().ignored() + [f"stream_options.{name}" for name in nested]
 
 
+TemplateKwargs = Annotated[dict[Annotated[str, Field(max_length=64)], object], Field(max_length=64)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -278,6 +279,7 @@ class AssistantMessage(Schema):
     tool_calls: Items[ToolCall] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = Field(None, json_schema_extra=IGNORED)
     annotations: Items[JsonObject] | None = Field(None, json_schema_extra=IGNORED)
     audio: Unsupported = None
@@ -371,7 +373,7 @@ class ChatRequest(SamplingRequest):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     documents: Items[JsonObject] | None = None
 
     audio: Unsupported = None
@@ -510,7 +512,7 @@ class TokenizeRequest(Schema):
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

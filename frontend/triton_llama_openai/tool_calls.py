@@ -143,7 +143,7 @@ class HermesReader(_CallReader):
             parts += self._call(call) if call and whole else self._content(OPEN + body + CLOSE)
         # Blanks before a call are no content.
         blank_or_tag = OPEN.startswith(self._held.lstrip())
-        size = 0 if blank_or_tag else len(self._held) - _partial_end(self._held, OPEN)
+        size = 0 if blank_or_tag else len(self._held) - partial_end(self._held, OPEN)
         content, self._held = self._held[:size], self._held[size:]
         return parts + self._content(content)
 
@@ -217,7 +217,7 @@ def _new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _partial_end(text: str, word: str) -> int:
+def partial_end(text: str, word: str) -> int:
     """Return the length of the text's longest ending that begins the word, shorter than the word itself."""
     return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if word.startswith(text[-size:])), 0)
 

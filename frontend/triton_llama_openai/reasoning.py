@@ -1,0 +1,114 @@
+"""Reasoning: what a model thinks before it answers, between markers that its chat template or its tokenizer knows.
+
+    <think>\nThey ask for a sum.\n</think>\n\nIt is 4.
+
+The start marker is the text's beginning, or the end of a prompt whose template has written it. Blanks beside markers
+belong to no part. Text that doesn't begin with the marker is no reasoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triton_llama_openai.tool_calls import Part, TextReader, partial_end
+
+Markers = tuple[str, ...]
+"""Start and end of the reasoning; in Granite's form of both parts, start and end of the answer too."""
+
+_FORMS: tuple[Markers, ...] = (
+    ("<think>", "</think>", "<response>", "</response>"),  # Granite 3.3
+    ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, SmolLM3
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+)
+_SEED_BUDGET = "<seed:cot_budget_reflect>"
+"""Follows Seed-OSS' start marker in a prompt without a budget: the model begins with a sentence about it."""
+
+
+def find_markers(source: str, is_token: Callable[[str], bool]) -> Markers | None:
+    """Return the markers of a template or of a tokenizer's tokens; None for a model that has none.
+
+    source: of the template. The start marker isn't looked for: a template that only removes old reasoning has the end.
+    """
+    return next(
+        (markers for markers in _FORMS if all(text in source or is_token(text) for text in markers[1:])),
+        None,
+    )
+
+
+def is_open(markers: Markers, prompt: str) -> bool:
+    """Return whether a prompt ends within reasoning, so that the text begins there."""
+    return prompt.rstrip().removesuffix(_SEED_BUDGET).endswith(markers[0])
+
+
+def is_open_in(markers: Markers, content: str) -> bool:
+    """Return whether a message that is continued ends within reasoning."""
+    return content.rfind(markers[0]) > content.rfind(markers[1])
+
+
+def close(markers: Markers, prompt: str) -> str:
+    """Return a prompt without open reasoning: with an empty one, as templates write it for models that shan't think."""
+    return f"{prompt.rstrip()}\n\n{markers[1]}\n\n" if is_open(markers, prompt) else prompt
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """A part of an answer: text of the reasoning."""
+
+    text: str
+
+
+class ReasoningReader:
+    """Splits one choice's text, in any chunks, into reasoning and the rest, whose parts another reader finds.
+
+    begun: the text begins within the reasoning.
+    """
+
+    def __init__(self, markers: Markers, rest: TextReader, *, begun: bool = False) -> None:
+        self._markers = markers
+        self._rest = rest
+        self._position = int(begun)
+        """Index of the next marker. Before an even one is nothing but blanks."""
+        self._held = ""
+        """Text that may belong to a marker, or blanks that may precede one."""
+        self._trims = begun
+        """Whether blanks at the beginning of the held text are left out."""
+
+    def read(self, text: str) -> list[Part | Reasoning]:
+        """Return the parts that are certain after this text."""
+        self._held += text
+        parts: list[Part | Reasoning] = []
+        while self._position < len(self._markers):
+            marker = self._markers[self._position]
+            before, found, after = self._held.partition(marker)
+            if self._position % 2 == 0:
+                begin = self._held.lstrip()
+                if marker.startswith(begin) and not found:
+                    return parts
+                if not begin.startswith(marker):
+                    self._position = len(self._markers)
+                    break
+            else:
+                if not found:
+                    before = before[: len(before) - partial_end(before, marker)]
+                parts += self._part(before.rstrip())
+                if not found:
+                    return parts
+            self._held, self._trims = after, True
+            self._position += 1
+        return parts + self._part(self._held)
+
+    def end(self) -> list[Part | Reasoning]:
+        """Return the rest; the text is complete. Reasoning without its end is reasoning."""
+        return [*self._part(self._held), *self._rest.end()]
+
+    def _part(self, text: str) -> list[Part | Reasoning]:
+        """Return the beginning of the held text as a part, and remove it."""
+        self._held = self._held[len(text) :]
+        if self._trims:
+            text = text.lstrip()
+        if not text:
+            return []
+        self._trims = False
+        return [Reasoning(text)] if self._position == 1 else [*self._rest.read(text)]

@@ -215,7 +215,7 @@ class SamplingRequest(Schema):
         return super().ignored() + [f"stream_options.{name}" for name in nested]
 
 
-TemplateKwargs = Annotated[dict[Annotated[str, Field(max_length=64)], object], Field(max_length=64)]
+TemplateKwargs = Annotated[JsonObject, Field(max_length=64)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 

@@ -72,7 +72,7 @@ class ReasoningReader:
         """Index of the next marker. Before an even one is nothing but blanks."""
         self._held = ""
         """Text that may belong to a marker, or blanks that may precede one."""
-        self._trims = begun
+        self._trims = False
         """Whether blanks at the beginning of the held text are left out."""
 
     def read(self, text: str) -> list[Part | Reasoning]:

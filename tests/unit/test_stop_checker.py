@@ -179,3 +179,9 @@ def test_deltas_join_to_the_text() -> None:
         assert deltas == whole.text, case
         reasons.add(whole.finish_reason)
     assert reasons == {"stop", "length"}
+
+
+def test_an_end_token_that_is_no_special_token_has_no_text() -> None:
+    checker = _checker()
+    assert checker.add(END, b"<end_of_turn>")
+    assert (checker.text, checker.next_delta()) == ("", "")

@@ -16,9 +16,9 @@ from llama_engine.text.partial_match import PartialMatch
 class StopChecker:
     """Collects one completion token by token until an end token, stop token, stop string or max_tokens finishes it.
 
-    end_tokens, stop_tokens: ids that end the completion; a stop token's bytes are excluded from the text. stop_words:
-    stop strings in UTF-8; the text ends before the first match. min_tokens: number of tokens before which stop strings
-    are ignored (the sampler masks end and stop tokens until then).
+    end_tokens, stop_tokens: ids that end the completion; their bytes are excluded from the text. stop_words: stop
+    strings in UTF-8; the text ends before the first match. min_tokens: number of tokens before which stop strings are
+    ignored (the sampler masks end and stop tokens until then).
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class StopChecker:
             self.finish_reason, self.stop_reason = "stop", str(token)
             return True
         checked = len(self._output.bytes)
-        self._output.bytes += token_bytes
-        stopped = token in self._end_tokens or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(checked))
+        ended = token in self._end_tokens
+        if not ended:
+            self._output.bytes += token_bytes
+        stopped = ended or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(checked))
         if stopped or complete:
             self.finish_reason = "stop"
         elif self.num_tokens >= self._max_tokens:

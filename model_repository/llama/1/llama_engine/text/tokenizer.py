@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Values of `tokenizer_class` in tokenizer_config.json for the generic class that loads any tokenizer.json."""
 
+REASONING_MARKERS = frozenset({"<think>", "</think>", "<seed:think>", "</seed:think>"})
+"""Tokens with a text even if flagged as special: clients separate reasoning from the answer by them."""
+
 
 class Vocabulary:
     """The bytes of every token id; empty for special tokens and for ids unknown to the tokenizer."""
@@ -51,7 +54,8 @@ class Vocabulary:
             if index >= size:
                 continue
             if index in added:
-                token_bytes[index] = b"" if added[index].special else added[index].content.encode()
+                hidden = added[index].special and token not in REASONING_MARKERS
+                token_bytes[index] = b"" if hidden else added[index].content.encode()
             else:
                 token_bytes[index] = to_bytes(token)
         return cls(token_bytes)

@@ -1,0 +1,160 @@
+"""Chats with each family's template: the prompt, what the template refuses, tools and their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from frontend.endpoints import Endpoint, Json, check_refusal, endpoint
+from frontend.fake_triton import FakeTriton
+from model_families import BY_NAME
+
+Serve = Callable[[str], Endpoint]
+SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}
+CHAT = [SYSTEM, USER, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Add."}]
+PARAMETERS: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD: Json = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+
+PROMPTS = {
+    "llama-2": "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST] Hello </s><s>[INST] Add. [/INST]",
+    "llama-3.1": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 26 Jul 2024\n\nBe kind.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nAdd.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    ),
+    "mistral": "<s>[INST] Hi[/INST] Hello</s>[INST] Be kind.\n\nAdd.[/INST]",
+    "ministral": "<s>[INST]Hi[/INST]Hello</s>[INST]Be kind.\n\nAdd.[/INST]",
+    **dict.fromkeys(
+        ("qwen2.5", "qwen3"),
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "smollm3": (
+        "<|im_start|>system\n## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n"
+        "## Custom Instructions\n\nBe kind.\n\n<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "phi-3": "<|system|>\nBe kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n"
+    "<|user|>\nAdd.<|end|>\n<|assistant|>\n",
+    "phi-4-mini": "<|system|>Be kind.<|end|><|user|>Hi<|end|><|assistant|>Hello<|end|><|user|>Add.<|end|><|assistant|>",
+    "granite-3.3": (
+        "<|start_of_role|>system<|end_of_role|>Be kind.<|end_of_text|>\n"
+        "<|start_of_role|>user<|end_of_role|>Hi<|end_of_text|>\n"
+        "<|start_of_role|>assistant<|end_of_role|>Hello<|end_of_text|>\n"
+        "<|start_of_role|>user<|end_of_role|>Add.<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>"
+    ),
+    "olmo-2": "<|endoftext|><|system|>\nBe kind.\n<|user|>\nHi\n<|assistant|>\nHello<|endoftext|>\n"
+    "<|user|>\nAdd.\n<|assistant|>\n",
+    "seed-oss": "<seed:bos>system\nBe kind.<seed:eos><seed:bos>user\nHi<seed:eos>"
+    "<seed:bos>assistant\nHello<seed:eos><seed:bos>user\nAdd.<seed:eos><seed:bos>assistant\n",
+    "gemma-3": "<bos><start_of_turn>user\nBe kind.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
+    "<start_of_turn>user\nAdd.<end_of_turn>\n<start_of_turn>model\n",
+    "deepseek-r1-distill-llama": "<｜begin▁of▁sentence｜>Be kind.<｜User｜>Hi<｜Assistant｜>Hello<｜end▁of▁sentence｜>"
+    "<｜User｜>Add.<｜Assistant｜><think>\n",
+}
+
+
+@pytest.fixture
+def serve(triton: FakeTriton, tmp_path: Path) -> Iterator[Serve]:
+    """Start the endpoint for a family's checkpoint."""
+    with ExitStack() as stack:
+
+        def started(name: str) -> Endpoint:
+            folder = BY_NAME[name].save(tmp_path / name)
+            return stack.enter_context(endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama"))
+
+        yield started
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_prompt_is_the_familys(serve: Serve, triton: FakeTriton, name: str) -> None:
+    response = serve(name).chat(messages=CHAT)
+    assert response.status_code == 200, response.text
+    assert triton.last.value("text_input") == PROMPTS[name]
+
+
+def test_a_system_message_that_the_template_refuses_is_a_bad_request(serve: Serve, triton: FakeTriton) -> None:
+    gemma = serve("gemma-2")
+    check_refusal(gemma.chat(messages=CHAT), "messages", "System role not supported")
+    assert gemma.chat(messages=CHAT[1:]).status_code == 200
+    assert str(triton.last.value("text_input")).startswith("<bos><start_of_turn>user\nHi<end_of_turn>\n")
+
+
+@pytest.mark.parametrize("name", ["gemma-3", "gemma-2"])
+def test_turns_that_do_not_alternate_are_a_bad_request(serve: Serve, name: str) -> None:
+    check_refusal(serve(name).chat(messages=[USER, USER]), "messages", "roles must alternate")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "end"),
+    [
+        ("qwen3", "enable_thinking", False, "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("qwen3", "enable_thinking", True, "<|im_start|>assistant\n"),
+        ("smollm3", "enable_thinking", False, "<|im_start|>assistant\n<think>\n\n</think>\n"),
+        ("seed-oss", "thinking_budget", 0, "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>"),
+    ],
+)
+def test_chat_template_kwargs_switch_thinking(
+    serve: Serve, triton: FakeTriton, name: str, field: str, value: object, end: str
+) -> None:
+    assert serve(name).chat(chat_template_kwargs={field: value}).status_code == 200
+    assert str(triton.last.value("text_input")).endswith(end)
+
+
+def test_granite_thinks_if_its_variable_says_so(serve: Serve, triton: FakeTriton) -> None:
+    triton.tokens = ["<think>A sum.</think>\n", "<response>4</res", "ponse>"]
+    message = serve("granite-3.3").chat(chat_template_kwargs={"thinking": True}).json()["choices"][0]["message"]
+    assert "Write your thoughts between <think></think>" in str(triton.last.value("text_input"))
+    assert (message["reasoning_content"], message["content"]) == ("A sum.", "4")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "pad_token", "raise_exception"])
+def test_the_templates_own_variables_are_refused_by_name(served: Endpoint, name: str) -> None:
+    check_refusal(served.chat(chat_template_kwargs={name: None}), "chat_template_kwargs", f"kwargs has {name};")
+
+
+def test_chat_template_kwargs_are_bounded(served: Endpoint) -> None:
+    kwargs = {str(number): number for number in range(65)}
+    check_refusal(served.chat(chat_template_kwargs=kwargs), "chat_template_kwargs", "at most 64 items")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "text"),
+    [
+        ("llama-3.1", "Environment: ipython", '{"name": "add", "parameters": {"a": 1}}'),
+        ("mistral", "[AVAILABLE_TOOLS] [", ' [{"name": "add", "arguments": {"a": 1}}]'),
+        ("ministral", "[AVAILABLE_TOOLS][", '[{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]'),
+        ("qwen2.5", "\n<tools>\n{", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+        (
+            "qwen3",
+            "\n<tools>\n{",
+            '<think>\nx\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        ),
+        ("granite-3.3", "<|start_of_role|>available_tools", '[{"name": "add", "arguments": {"a": 1}}]'),
+        ("phi-4-mini", "<|system|>You may call functions.", '<tool_call>{"name": "add", "arguments": {"a": 1}}'),
+    ],
+)
+def test_tools_are_in_the_prompt_and_calls_are_found(
+    serve: Serve, triton: FakeTriton, name: str, shown: str, text: str
+) -> None:
+    # Special tokens in front of the JSON, such as [TOOL_CALLS], have no text.
+    triton.tokens = [text[:9], text[9:]]
+    (choice,) = serve(name).chat(messages=[USER], tools=[ADD]).json()["choices"]
+    assert shown in str(triton.last.value("text_input"))
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_mistral_template_gets_ids_of_nine_characters(serve: Serve, triton: FakeTriton) -> None:
+    mistral = serve("mistral")
+    triton.tokens = ['[{"name": "add", "arguments": {"a": 1}}]']
+    answer = mistral.chat(messages=[USER], tools=[ADD]).json()["choices"][0]["message"]
+    call_id = answer["tool_calls"][0]["id"]
+    result = {"role": "tool", "tool_call_id": call_id, "content": "2"}
+    response = mistral.chat(messages=[USER, answer, result], tools=[ADD])
+    assert response.status_code == 200, response.text
+    assert f'"call_id": "{call_id[-9:]}"' in str(triton.last.value("text_input"))

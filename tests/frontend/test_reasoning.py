@@ -1,0 +1,182 @@
+"""Reasoning: found in any chunks of a text, and kept apart from content and calls in answers and streams."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from frontend.endpoints import Endpoint, Json, endpoint, events_of
+from frontend.fake_triton import FakeTriton
+from model_families import BY_NAME
+from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, find_markers, is_open, is_open_in
+from triton_llama_openai.tool_calls import HermesReader, PlainText, ToolCall
+
+THINK = ("<think>", "</think>")
+GRANITE = (*THINK, "<response>", "</response>")
+PHRASES = ("Here is my thought process:", "Here is my response:")
+MESSAGES = [{"role": "user", "content": "2 + 2?"}]
+CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+ADD: Json = {"type": "function", "function": {"name": "add"}}
+
+
+def _read(reader: ReasoningReader, chunks: Iterable[str]) -> tuple[str, str]:
+    """Return reasoning and content."""
+    parts = [*(part for chunk in chunks for part in reader.read(chunk)), *reader.end()]
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    return reasoning, "".join(part for part in parts if isinstance(part, str))
+
+
+CASES: list[tuple[Markers, bool, str, tuple[str, str]]] = [
+    (THINK, False, "<think>\nA sum.\n\nEasy.\n</think>\n\nIt is 4.\n", ("A sum.\n\nEasy.", "It is 4.\n")),
+    (THINK, False, "\n<think>a</think>b", ("a", "b")),
+    (THINK, False, "<think>\n\n</think>\n\nIt is 4.", ("", "It is 4.")),
+    (THINK, False, "<think>\nA s", ("A s", "")),
+    (THINK, False, "<think>a < b </thin", ("a < b </thin", "")),
+    (THINK, False, "<thi", ("", "<thi")),
+    (THINK, False, "  It is <think>4</think>.", ("", "  It is <think>4</think>.")),
+    (THINK, False, "<think>a</think>b <think>c</think> </think>", ("a", "b <think>c</think> </think>")),
+    (THINK, False, "", ("", "")),
+    (THINK, True, "A sum.\n</think>\n\nIt is 4.", ("A sum.", "It is 4.")),
+    (THINK, True, "A sum", ("A sum", "")),
+    (PHRASES, False, f"{PHRASES[0]}\n\nA sum.\n\n{PHRASES[1]}\n\nIt is 4.", ("A sum.", "It is 4.")),
+    (GRANITE, False, "<think>a</think>\n<response>\nIt is 4.\n</response>", ("a", "It is 4.")),
+    (GRANITE, False, "<think>a</think>\n It is <b>4</b>.", ("a", "It is <b>4</b>.")),
+]
+
+
+@pytest.mark.parametrize(("markers", "begun", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
+def test_any_chunks_are_split_as_the_whole_text(
+    markers: Markers, begun: bool, text: str, expected: tuple[str, str]
+) -> None:
+    assert _read(ReasoningReader(markers, PlainText(), begun=begun), text) == expected
+    for cuts in itertools.combinations(range(len(text) + 1), min(2, len(text))):
+        chunks = [text[start:end] for start, end in itertools.pairwise((0, *cuts, len(text)))]
+        assert _read(ReasoningReader(markers, PlainText(), begun=begun), chunks) == expected, chunks
+
+
+def test_reasoning_is_not_held_back() -> None:
+    reader = ReasoningReader(THINK, PlainText())
+    assert reader.read("<think>\nA sum") == [Reasoning("A sum")]
+    assert reader.read(". </thi") == [Reasoning(".")]
+    assert reader.read("nk>\n\nIt") == ["It"]
+
+
+def test_a_call_within_reasoning_is_none_and_one_after_it_is() -> None:
+    reader = ReasoningReader(THINK, HermesReader(["add"]))
+    first, call = reader.read(f"<think>{CALL}</think>\n{CALL}")
+    assert first == Reasoning(CALL)
+    assert isinstance(call, ToolCall)
+
+
+def test_markers_are_found_in_the_template_or_among_the_tokens() -> None:
+    assert find_markers("{{ content.split('</think>')[-1] }}", lambda _: False) == THINK
+    assert find_markers("{{ messages }}", {"</seed:think>"}.__contains__) == ("<seed:think>", "</seed:think>")
+    assert find_markers("<think></think> and <response></response>", lambda _: False) == GRANITE
+    assert find_markers(" and ".join(PHRASES), lambda _: False) == PHRASES
+    assert find_markers("{{ messages }}", lambda _: False) is None
+
+
+def test_a_prompt_is_open_if_the_template_has_written_the_start() -> None:
+    assert is_open(THINK, "<|Assistant|><think>\n")
+    assert is_open(("<seed:think>", "</seed:think>"), "assistant\n<seed:think><seed:cot_budget_reflect>")
+    assert not is_open(THINK, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not is_open(THINK, "<|User|>What is <think>?<|Assistant|>")
+    assert is_open_in(THINK, "<think>\nA sum")
+    assert not is_open_in(THINK, "<think>a</think>b")
+
+
+def test_an_open_prompt_is_closed_with_empty_reasoning() -> None:
+    assert close(THINK, "<|Assistant|><think>\n") == "<|Assistant|><think>\n\n</think>\n\n"
+    assert close(THINK, "<|im_start|>assistant\n") == "<|im_start|>assistant\n"
+
+
+@pytest.fixture
+def qwen3(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
+    folder = BY_NAME["qwen3"].save(tmp_path / "qwen3")
+    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
+        yield served
+
+
+@pytest.fixture
+def distilled(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
+    folder = BY_NAME["deepseek-r1-distill-llama"].save(tmp_path / "distilled")
+    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
+        yield served
+
+
+def test_an_answer_has_its_reasoning_under_both_names(qwen3: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["<th", "ink>", "\nA sum.", "\n</think>", "\n\n4"]
+    for choice in qwen3.chat(messages=MESSAGES, n=2).json()["choices"]:
+        message = choice["message"]
+        assert message["content"] == "4"
+        assert message["reasoning_content"] == message["reasoning"] == "A sum."
+        assert choice["finish_reason"] == "stop"
+
+
+def test_an_answer_without_reasoning_has_no_such_field(qwen3: Endpoint) -> None:
+    assert qwen3.chat(messages=MESSAGES).json()["choices"][0]["message"].keys() == {"role", "content", "refusal"}
+
+
+def test_an_answer_cut_within_its_reasoning_has_no_content(qwen3: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["<think>", "\nA", " sum", ".", "</think>", "4"]
+    (choice,) = qwen3.chat(messages=MESSAGES, max_tokens=3).json()["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == ("A sum", "", "length")
+
+
+def test_a_stream_has_reasoning_then_content_then_calls(qwen3: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["<th", "ink>\nA", " sum.\n</th", "ink>\n\nI add. ", CALL]
+    events = events_of(qwen3.chat(messages=MESSAGES, stream=True, tools=[ADD], logprobs=True))
+    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
+    deltas = [choice["delta"] for choice in choices[1:-1]]
+    assert [delta.get("reasoning_content") for delta in deltas] == ["A", " sum.", None, None]
+    assert [delta.get("reasoning") for delta in deltas] == ["A", " sum.", None, None]
+    assert deltas[2] == {"content": "I add. "}
+    assert deltas[3]["tool_calls"][0]["function"]["name"] == "add"
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    tokens = [entry["token"] for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert tokens == triton.tokens
+
+
+def test_a_text_begins_within_the_reasoning_that_the_prompt_opens(distilled: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["A sum.", "</think>", "4"]
+    message = distilled.chat(messages=MESSAGES).json()["choices"][0]["message"]
+    assert str(triton.last.value("text_input")).endswith("<think>\n")
+    assert (message["reasoning_content"], message["content"]) == ("A sum.", "4")
+
+
+def test_a_guided_text_is_content_after_empty_reasoning(
+    qwen3: Endpoint, distilled: Endpoint, triton: FakeTriton
+) -> None:
+    triton.tokens = ['{"a":', " 1}"]
+    for served in (qwen3, distilled):
+        response = served.chat(messages=MESSAGES, response_format={"type": "json_object"})
+        assert response.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+        assert str(triton.last.value("text_input")).endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_structural_tag_leaves_room_for_reasoning(qwen3: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["<think>a</think>", "b"]
+    tag = {"type": "structural_tag", "triggers": ["x"]}
+    message = qwen3.chat(messages=MESSAGES, response_format=tag).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_earlier_reasoning_reaches_the_template(qwen3: Endpoint, triton: FakeTriton, name: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "", name: "A sum.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "4"}
+    assert qwen3.chat(messages=[*MESSAGES, answer, result]).status_code == 200
+    assert "<think>\nA sum.\n</think>\n\n<tool_call>" in str(triton.last.value("text_input"))
+
+
+def test_continued_reasoning_goes_on(triton: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think></think>")
+    triton.tokens = [" sum.</think>", "4"]
+    messages = [*MESSAGES, {"role": "assistant", "content": "<think>A"}]
+    with endpoint(triton.port, chat_template=tmp_path / "t.jinja") as served:
+        message = served.chat(messages=messages, continue_final_message=True).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (" sum.", "4")

@@ -67,6 +67,9 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
+inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why not: make inspect MODEL=<path or hub id> (REVISION, LLAMA_* settings)
+	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')
+
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
 	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.room-%) MARKED='not long')
 
@@ -87,6 +90,9 @@ bench: $(READY_ANALYZER) ## the article's table, mixed lengths, other servers at
 
 bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into .work/vllm
 	@$(PERF) perf.servers.vllm_environment
+
+bench-llama-cpp: $(READY_PERF) ## compile llama.cpp's server, for make bench to compare with, in .work/llama.cpp (cmake; ten minutes)
+	@$(PERF) perf.servers.llama_cpp_environment
 
 tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from models import gguf_checkpoints, quantized_checkpoints
 from perf.environment import ROOT
 from perf.roofline.rates import BYTES, Weights
 
@@ -130,40 +130,25 @@ def _save_words(folder: Path, vocabulary_size: int) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
-def w8a8(checkpoint: Path) -> Path:
-    """Convert the checkpoint into vLLM's INT8, in the form of compressed-tensors; return the new one.
+def quantized(checkpoint: Path, name: str) -> Path:
+    """Return the checkpoint in a format of `quantized_checkpoints` or a type of `gguf_checkpoints`, written anew.
 
-    Weights have a scale per output channel; activations get one per token when they are computed. The head is floats.
+    Of the checkpoints here, which don't change, it is kept. A GGUF file lies in a folder, alone.
     """
-    folder = FOLDER / "w8a8"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for file in checkpoint.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copyfile(file, folder / file.name)
-    tensors: dict[str, torch.Tensor] = {}
-    for file in checkpoint.glob("*.safetensors"):
-        for name, tensor in load_file(file).items():
-            tensors[name] = tensor
-            if name.endswith("_proj.weight"):
-                scale = tensor.float().abs().amax(1, keepdim=True) / 127
-                tensors[name] = (tensor.float() / scale).round().to(torch.int8)
-                tensors[f"{name}_scale"] = scale
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
-        "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
-    }
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
-        "config_groups": {"group_0": group}, "ignore": ["lm_head"],
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    target = FOLDER / f"{checkpoint.name}-{name}"
+    if target.exists() and checkpoint.is_relative_to(FOLDER):
+        return target
+    shutil.rmtree(target, ignore_errors=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=FOLDER) as folder:
+        building = Path(folder) / target.name
+        if name in gguf_checkpoints.TYPES:
+            building.mkdir()
+            gguf_checkpoints.write(checkpoint, name, building / f"{target.name}.gguf")
+        else:
+            quantized_checkpoints.write(checkpoint, name, building)
+        building.rename(target)
+    return target
 
 
 def unquantized() -> Weights:

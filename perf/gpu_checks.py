@@ -17,7 +17,7 @@ from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.architecture import read_architecture
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.weights import LinearWeight
 from llama_engine.sequence import Sequence as EngineSequence
@@ -60,8 +60,9 @@ def generate(
 
 def products(device: torch.device, config: LlamaConfig, terms: int) -> dict[str, object]:
     """Compare exact INT8 products in FP16 on the device with the CPU's reference, in the shapes of the config."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, head_dim(config)
-    heads = config.num_attention_heads + key_value_heads(config)
+    architecture = read_architecture(config, "the model")
+    hidden, inner, dim = architecture.hidden, architecture.intermediate, architecture.head_dim
+    heads = architecture.heads + architecture.kv_heads
     elementwise = choose_elementwise(device, torch.float16, hidden, heads, dim, terms)
     generator = torch.Generator().manual_seed(0)
     values = different = 0

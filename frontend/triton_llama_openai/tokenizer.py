@@ -58,7 +58,7 @@ class Checkpoint:
 def load_checkpoint(
     source: str | None, template_file: Path | None, max_model_len: int | None, revision: str | None = None
 ) -> Checkpoint:
-    """Load from a folder or the hub; None is the embedded checkpoint. No code of a checkpoint is run.
+    """Load from a folder, from beside a GGUF file or from the hub; None is the embedded checkpoint. Runs no code of it.
 
     revision: branch, tag or commit of a hub id.
 
@@ -129,7 +129,14 @@ class _Files:
     def __init__(self, source: str, revision: str | None) -> None:
         self.source = source
         self._folder = Path(source)
-        if self._folder.is_dir():
+        if self._folder.suffix == ".gguf" and self._folder.is_file():
+            self.name, self._folder = self._folder.stem, self._folder.parent
+            if self.optional("tokenizer.json") is None:
+                raise InvalidSettingsError(
+                    f"tokenizer {source!r} is a GGUF file without tokenizer.json beside it; put tokenizer.json and "
+                    "tokenizer_config.json there, or set tokenizer to the folder or hub id of the original model"
+                )
+        elif self._folder.is_dir():
             self.name = self._folder.resolve().name
         else:
             self._folder, self.name = _downloaded(source, revision), source

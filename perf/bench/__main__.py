@@ -3,7 +3,8 @@
 The budget may end first, so the order is by importance and duration: the table of the article with which this project
 began (naive, batched and INT8; docs/benchmarks.md), the same at mixed lengths, other servers at 32 users, the same with
 fewer and more users, and on a CPU without --model TinyLlama's shape. What there was no time for is recorded with that
-reason. Prefixes, a measurement of prefix caches on a CPU, are by choice alone (`perf.bench.prefixes`).
+reason. Two measurements on a CPU are by choice alone: prefix caches (`perf.bench.prefixes`), and checkpoint formats of
+the larger model (`perf.servers.formats`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 
 from perf import environment
-from perf.bench.loads import LARGE, SECTIONS, SLOTS, Bench
+from perf.bench.loads import FORMATS, LARGE, SECTIONS, SLOTS, Bench
 from perf.bench.prefixes import (
     CONTEXT_LOADS,
     CONTEXT_POSITIONS,
@@ -30,10 +31,11 @@ from perf.checkpoint import SMALL, TINY_LLAMA, default_checkpoint, described, ra
 from perf.command import CORES, Budget, existing_checkpoint, make_command, positive
 from perf.report.prefixes import context, prefixes
 from perf.report.results import RESULTS, NotMeasuredError, read
-from perf.report.tables import summary
+from perf.report.tables import formats, summary
 from perf.results_file import Results
 from perf.roofline.device import measure_rates
 from perf.servers.baselines import prefix_cache_servers, servers, small_pool_server
+from perf.servers.formats import format_servers
 from perf.servers.running import Server
 from perf.servers.triton import article_servers
 
@@ -47,14 +49,27 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--budget", type=positive, default=120.0, metavar="MINUTES", help="for all of it (default 120)")
     add("--model", type=existing_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
     sections = [*SECTIONS, "large"]
-    add("--only", nargs="+", choices=[*sections, *PREFIXES], default=sections, help=f"default: {' '.join(sections)}")
+    add(
+        "--only",
+        nargs="+",
+        choices=[*sections, *PREFIXES, "formats"],
+        default=sections,
+        help=f"default: {' '.join(sections)}",
+    )
     ours, vllm = prefix_cache_servers()
-    known = [server.key for server in [*servers(), *ours, *vllm]]
+    known = sorted({server.key for server in [*servers(), *ours, *vllm, *format_servers()]})
     add("--without", nargs="*", choices=known, metavar="SERVER", default=[], help=f"servers to leave out: {known}")
-    add("--output", type=Path, metavar="FILE", help="default: perf/results/bench.json, of prefixes bench-prefixes.json")
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: perf/results/bench.json, of sections by choice bench-prefixes.json, bench-formats.json",
+    )
     options = parser.parse_args(arguments)
     if options.output is None:
-        options.output = RESULTS / ("bench-prefixes.json" if set(options.only) <= set(PREFIXES) else "bench.json")
+        alone = {"bench-prefixes.json": set(PREFIXES), "bench-formats.json": {"formats"}}
+        files = [name for name, sections in alone.items() if set(options.only) <= sections]
+        options.output = RESULTS / (files[0] if files else "bench.json")
     return options
 
 
@@ -83,10 +98,12 @@ def main() -> None:
     for section in options.only:
         if section in PREFIXES:
             measure_prefixes(bench, section, options.without)
+        if section == "formats":
+            measure_formats(bench, options.without)
     results.finish()
     result = read(options.output)
     print(f"\n{summary(result)}\n")
-    for make in (prefixes, context):
+    for make in (prefixes, context, formats):
         with suppress(NotMeasuredError):
             print(f"{make(result)}\n")
     print(f"written to {options.output}; make report puts it into the pages")
@@ -103,6 +120,13 @@ def measure_prefixes(bench: Bench, section: str, without: Sequence[str]) -> None
     for together in (ours, *([server] for server in vllm)):
         measured = [server for server in together if server.key not in without]
         bench.measure(measured, words_checkpoint(shape, POSITIONS), loads)
+
+
+def measure_formats(bench: Bench, without: Sequence[str]) -> None:
+    """Measure the larger model in the formats of checkpoints."""
+    for server in format_servers():
+        if server.key not in without:
+            bench.measure([server], random_checkpoint(TINY_LLAMA), FORMATS)
 
 
 def chosen(section: str, peers: Sequence[Server]) -> list[Server]:

@@ -68,6 +68,9 @@ SECTIONS: Mapping[str, Sequence[Load]] = {
 LARGE = [Load("large/1", "uniform", 1, 4, MEAN_OUTPUT // 2), Load("large/32", "uniform", 32, 32, MEAN_OUTPUT // 2)]
 """Loads of the larger model: fewer requests with half the tokens."""
 
+FORMATS = [Load("formats/1", "uniform", 1, 4), Load("formats/8", "uniform", 8, 16)]
+"""Loads of the larger model in the formats of checkpoints."""
+
 
 @dataclass(frozen=True)
 class Bench:

@@ -46,7 +46,7 @@ def entry(
     load: dict[str, object] = {"mix": mix, **_load(run, lengths), "prompt_tokens": prompt}
     measurement = {**_served(server, running, load, run), **more}
     rate = measurement.get("tokens_per_second")
-    if isinstance(rate, float):
+    if isinstance(rate, float) and server.stored is None:
         config, rows = LlamaConfig.from_pretrained(checkpoint), run.concurrency
         bound = roofline(config, server.weights, rates, rows, lengths, PROMPT_TOKENS, True, server.floats)
         measurement["limit"] = bound.beside(rate)

@@ -20,7 +20,15 @@ from llama_engine.settings import Settings
 
 from perf.command import make_command, positive
 from perf.quality import text
-from perf.quality.candidates import CANDIDATES, GPU_CANDIDATES, WEIGHTS_ONLY, load, measured, weights_only
+from perf.quality.candidates import (
+    CANDIDATES,
+    GPU_CANDIDATES,
+    WEIGHTS_ONLY,
+    load,
+    measured,
+    of_checkpoint,
+    weights_only,
+)
 from perf.quality.planted import plant
 from perf.report.results import RESULTS, read
 from perf.report.tables import quality
@@ -35,15 +43,25 @@ def main() -> None:
     parser.add_argument(
         "--planted", type=positive, metavar="FACTOR", help="plant outliers of this factor into the embedded checkpoint"
     )
-    parser.add_argument("--output", type=Path, help="default: perf/results/quality.json, or quality-planted.json")
+    parser.add_argument(
+        "--quantized",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="compare these quantized checkpoints of the model instead",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="default: perf/results/quality.json, quality-planted.json or quality-formats.json"
+    )
     options = parser.parse_args()
-    options.output = options.output or RESULTS / f"quality{'-planted' if options.planted else ''}.json"
+    suffix = "-planted" if options.planted else "-formats" if options.quantized else ""
+    options.output = options.output or RESULTS / f"quality{suffix}.json"
     if options.model is not None and options.text is None:
         parser.error(
             "--model needs --text (with make: MODEL needs TEXT): the held-out text is the embedded checkpoint's"
         )
-    if options.planted and options.model is not None:
-        parser.error("--planted is for the embedded checkpoint, without --model")
+    if options.planted and (options.model is not None or options.quantized):
+        parser.error("--planted is for the embedded checkpoint, without --model and --quantized")
     try:
         with TemporaryDirectory() as folder:
             _measure(options, Path(folder))
@@ -80,12 +98,14 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
     results = Results(options.output, "quality", settings, make_command("quality"))
     on_cpu = device.type == "cpu"
     candidates = CANDIDATES if on_cpu else GPU_CANDIDATES
+    if options.quantized:
+        candidates = tuple(map(of_checkpoint, options.quantized))
     if options.planted:
         plant(reference, EMBEDDED, folder, options.planted, rows[0])
         base = Settings(model=str(folder))
         reference = load(base, device)
         candidates = tuple(candidate for candidate in candidates if candidate.kv_cache_dtype in ("auto", "bfloat16"))
-    same_weights = weights_only(reference, head=True) if on_cpu else None
+    same_weights = weights_only(reference, head=True) if on_cpu and not options.quantized else None
     for candidate in candidates:
         print(f"{candidate.title} …", flush=True)
         if candidate.weights_only:

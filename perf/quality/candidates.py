@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from llama_engine.model.llama import Linear, Llama
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.rope import rope_tables
+from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.weight_reader import WeightReader
 from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
@@ -37,7 +39,7 @@ _KV = {"float32": "FP32", "bfloat16": "BF16", "int8": "INT8"}
 class Candidate(NamedTuple):
     """INT8 in one form: settings of the engine; or weights_only.
 
-    terms: of exact INT8, else None. kernels: the setting.
+    terms: of exact INT8, else None. kernels: the setting. quantized: path of a quantized checkpoint to load instead.
     """
 
     key: str
@@ -47,6 +49,7 @@ class Candidate(NamedTuple):
     kv_cache_dtype: str = "auto"
     kernels: str = "stock"
     weights_only: bool = False
+    quantized: str | None = None
 
 
 UNREACHED = 1000.0
@@ -68,6 +71,13 @@ CANDIDATES = (
     *BITSANDBYTES,
 )
 """On a CPU."""
+
+
+def of_checkpoint(path: Path) -> Candidate:
+    """Return a quantized checkpoint as a candidate, served with default settings."""
+    return Candidate(path.name, path.name, terms="auto", kernels="auto", quantized=str(path))
+
+
 GPU_CANDIDATES = (
     Candidate("int8_2_terms", "exact INT8, two terms", terms="2", kernels="auto"),
     Candidate("int8_1_terms", "exact INT8, one term", terms="1", kernels="auto"),
@@ -79,6 +89,8 @@ def load(base: Settings, device: torch.device, candidate: Candidate | None = Non
     """Load what the engine serves, or the unquantized reference: float16 on a GPU, float32 on a CPU."""
     if candidate is None:
         return load_checkpoint(replace(base, quantization="none"), device)
+    if candidate.quantized is not None:
+        return load_checkpoint(replace(base, model=candidate.quantized, quantization="checkpoint"), device)
     settings = replace(base, quantization="int8", int8_threshold=candidate.threshold, kernels=candidate.kernels)
     if candidate.terms is not None:
         settings = replace(settings, int8_terms=candidate.terms)
@@ -90,15 +102,16 @@ def weights_only(reference: Checkpoint, head: bool) -> Checkpoint:
 
     head: whether it is in INT8.
     """
-    config, read = reference.config, ReadWeights()
-    reader = WeightReader(resolve_folder(reference.name, None), config, torch.float32, int8=True)
-    model = build_llama(reader, config, rope_tables(config, reference.max_model_len), _widened, read)
+    architecture, read = reference.architecture, ReadWeights()
+    reader = WeightReader(SavedTensors(resolve_folder(reference.name, None)), architecture, torch.float32, int8=True)
+    tables = rope_tables(reference.config, architecture, reference.max_model_len)
+    model = build_llama(reader, architecture, tables, _widened, read)
     size = read.bytes
     if not head:
         assert isinstance(reference.model, Llama), "floats are computed by PyTorch"
         model = replace(model, head=reference.model.head)
-        floats = 0 if config.tie_word_embeddings else 4 * config.vocab_size * config.hidden_size
-        size += floats - config.vocab_size * (config.hidden_size + 4)
+        vocabulary, hidden = architecture.vocabulary, architecture.hidden
+        size += (0 if architecture.tied else 4 * vocabulary * hidden) - vocabulary * (hidden + 4)
     info = replace(reference.info, linears=dict(read.linears), weight_bytes=size, threshold=0.0)
     return replace(reference, model=model, info=info)
 
@@ -135,7 +148,7 @@ def measured(
         candidate.key: {
             "title": candidate.title,
             **_facts(loaded.info),
-            "weights": "INT8",
+            "weights": " and ".join(sorted(loaded.info.linears)).upper(),
             "threshold": loaded.info.threshold,
             **summary(tokens),
             **({"kl_from_weights_only_nats": kl_nats(others[0])} if others else {}),

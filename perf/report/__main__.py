@@ -24,6 +24,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "peers": ("bench", tables.peers),
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
+    "formats": ("bench-formats", tables.formats),
     "users-avx2": ("bench-avx2", tables.by_users),
     "prefixes": ("bench-prefixes", prefixes.prefixes),
     "context": ("bench-prefixes", prefixes.context),

@@ -156,6 +156,23 @@ def large(result: Result) -> str:
     )
 
 
+def formats(result: Result) -> str:
+    """One model's weights in the formats of checkpoints, by server."""
+    rows = result.measured("formats/")
+    by_users = sorted(rows, key=lambda row: int(row["load"]["concurrency"]))
+    return table(
+        [Column("users", "load/concurrency", shown=str), SERVER, WEIGHTS, _memory(rows), REQUESTS, TTFT, ITL, TOKENS],
+        by_users,
+        [
+            f"{rows[0]['model']}; new tokens: {lengths(rows[0]['load'])}; closed loop; greedy; warm-up not counted.",
+            *_decode_steps(rows),
+            *_steal(rows),
+            *result.missing("formats/"),
+            result.origin(),
+        ],
+    )
+
+
 def quality(result: Result) -> str:
     """The unquantized weights and each quantization's distance from them."""
     rows, settings = result.measured(""), result.content["settings"]

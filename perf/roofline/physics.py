@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.architecture import read_architecture
 from transformers import LlamaConfig
 
 from perf.roofline.rates import BYTES, DeviceRates, Weights
@@ -70,7 +70,8 @@ class Costs:
             around = floats or ("bf16" if rates.device == "cpu" else "fp16")
             head = weights if floats is None else around
         hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-        queries, keys = (count * head_dim(config) for count in (config.num_attention_heads, key_value_heads(config)))
+        architecture = read_architecture(config, "the model")
+        queries, keys = (count * architecture.head_dim for count in (architecture.heads, architecture.kv_heads))
         # Per layer: queries and attention's output, keys and values; gate, up and down.
         self._matrices = layers * (2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner)
         self._head = hidden * config.vocab_size

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from perf.checkpoint import DTYPES, fastest, mebibytes, unquantized, w8a8
+from perf.checkpoint import DTYPES, fastest, mebibytes, quantized, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import BYTES, Weights
@@ -45,11 +45,11 @@ def servers() -> list[Server]:
     floats: list[Weights] = [plain, "bf16"] if on_cpu else [plain]
     # The article's own: eight at most, ten milliseconds.
     batching = partial(_fastapi, batch=["--batch", "8", "--delay-ms", "10"])
-    baselines: list[tuple[str, str, Weights, Callable[[Path, int, int], _Launch]]] = [
+    baselines: list[tuple[str, str, Weights, Callable[[Path, int, int], Launch]]] = [
         ("naive_fastapi", "naive FastAPI", plain, partial(_fastapi, batch=[])),
         ("batching_fastapi", "batching FastAPI", plain, batching),
         ("transformers_serve", "transformers serve", best, _transformers_serve),
-        ("vllm", "vLLM", best, _vllm),
+        ("vllm", "vLLM", best, launch_vllm),
     ]
     if on_cpu:
         baselines.append(("vllm_int8", "vLLM INT8 W8A8", "int8", _vllm_int8))
@@ -80,9 +80,9 @@ def prefix_cache_servers() -> tuple[list[Server], list[Server]]:
         )
         for state in ("on", "off")
     ]
-    launches: list[tuple[str, str, Weights, Callable[..., _Launch]]] = [
+    launches: list[tuple[str, str, Weights, Callable[..., Launch]]] = [
         ("vllm_int8_prefix_cache", "vLLM INT8 W8A8, prefix cache on", "int8", _vllm_int8),
-        ("vllm_prefix_cache", f"vLLM {best.upper()}, prefix cache on", best, _vllm),
+        ("vllm_prefix_cache", f"vLLM {best.upper()}, prefix cache on", best, launch_vllm),
     ]
     vllm = [
         Server(key, title, kind, partial(_baseline, key, kind, partial(launch, prefix_cache=True)))
@@ -111,7 +111,7 @@ def _ours(weights: Weights, one_term: bool = False) -> Server:
 
 
 @dataclass(frozen=True)
-class _Launch:
+class Launch:
     """How a baseline is started. ready_s: until it answers. fields: of every request. settings: for the results."""
 
     protocol: Protocol
@@ -125,26 +125,40 @@ class _Launch:
 
 @contextmanager
 def _baseline(
-    key: str, weights: Weights, launch: Callable[[Path, int, int], _Launch], checkpoint: Path, threads: int
+    key: str, weights: Weights, launch: Callable[[Path, int, int], Launch], checkpoint: Path, threads: int
 ) -> Iterator[Running]:
+    dtype = DTYPES[fastest() if weights == "int8" else weights]
+    with launched(key, launch, dtype, mebibytes(checkpoint, weights), checkpoint, threads) as started:
+        yield started
+
+
+@contextmanager
+def launched(
+    key: str,
+    launch: Callable[[Path, int, int], Launch],
+    dtype: str,
+    weights_mib: float,
+    checkpoint: Path,
+    threads: int,
+) -> Iterator[Running]:
+    """Run a baseline during the block. dtype: of its floats, for the results."""
     with held_port() as port:
         plan = launch(checkpoint, threads, port)
         target = Target(key, plan.protocol, f"http://{HOST}:{port}", plan.model, plan.fields)
         with running(target, plan.command, {"HF_HUB_OFFLINE": "1", **plan.environment}, plan.ready_s) as pid:
-            floats = fastest() if weights == "int8" else weights
-            settings = {"threads": threads, "dtype": DTYPES[floats], **plan.settings}
-            yield Running(target, shown(plan.command, checkpoint), settings, pid, mebibytes(checkpoint, weights))
+            settings = {"threads": threads, "dtype": dtype, **plan.settings}
+            yield Running(target, shown(plan.command, checkpoint), settings, pid, weights_mib)
 
 
-def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> _Launch:
+def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> Launch:
     command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
     command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port), *batch]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     versions = _versions("fastapi", "uvicorn", "transformers", "torch")
-    return _Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})
+    return Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})
 
 
-def _transformers_serve(checkpoint: Path, threads: int, port: int) -> _Launch:
+def _transformers_serve(checkpoint: Path, threads: int, port: int) -> Launch:
     """Return `transformers serve` with continuous batching.
 
     Its first request sets greedy decoding: continuous batching there has one sampling setup for the whole server. The
@@ -158,10 +172,11 @@ def _transformers_serve(checkpoint: Path, threads: int, port: int) -> _Launch:
     command += ["--host", HOST, "--port", str(port), "--log-level", "error"]
     settings = {"every request": fields, "versions": _versions("transformers", "torch")}
     environment = {"OMP_NUM_THREADS": str(threads)}
-    return _Launch("openai_completions", str(checkpoint), command, environment, 180.0, settings, fields)
+    return Launch("openai_completions", str(checkpoint), command, environment, 180.0, settings, fields)
 
 
-def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> _Launch:
+def launch_vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> Launch:
+    """Return vLLM's server of OpenAI's protocol."""
     versions = vllm_environment.installed()
     config = AutoConfig.from_pretrained(checkpoint)
     fields = {"ignore_eos": True, "repetition_penalty": 1.0}
@@ -188,11 +203,11 @@ def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False)
     settings = {"environment": resources, "every request": fields, "versions": versions}
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **resources}
     # It compiles itself before it listens.
-    return _Launch("openai_completions", "llama", command, environment, 400.0, settings, fields)
+    return Launch("openai_completions", "llama", command, environment, 400.0, settings, fields)
 
 
-def _vllm_int8(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> _Launch:
-    return _vllm(w8a8(checkpoint), threads, port, prefix_cache)
+def _vllm_int8(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> Launch:
+    return launch_vllm(quantized(checkpoint, "w8a8"), threads, port, prefix_cache)
 
 
 def _versions(*packages: str) -> dict[str, str]:

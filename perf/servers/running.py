@@ -60,7 +60,8 @@ stopped on leaving."""
 class Server:
     """key: in results. weights: their format.
 
-    floats: of head and KV cache around INT8 weights, if they aren't the engine's (see `Costs`).
+    floats: of head and KV cache around INT8 weights, if they aren't the engine's (see `Costs`). stored: the format of
+    a quantized checkpoint, for results; its measurements have no limit.
     """
 
     key: str
@@ -68,10 +69,11 @@ class Server:
     weights: Weights
     start: Start
     floats: Weights | None = None
+    stored: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that every measurement of it begins with."""
-        return {"server": self.key, "title": self.title, "weights": self.weights.upper()}
+        return {"server": self.key, "title": self.title, "weights": self.stored or self.weights.upper()}
 
 
 def shown(command: Sequence[str], checkpoint: Path) -> str:

@@ -68,24 +68,27 @@ def our_server(
     weights: Weights,
     environment: Mapping[str, str] | None = None,
     fields: Mapping[str, object] | None = None,
+    stored: str | None = None,
 ) -> Server:
     """Return our server of a config. weights: of the linear layers. environment: overrides the config's parameters.
 
-    fields: of every request.
+    fields: of every request. stored: a quantized checkpoint's format, instead of `weights`.
     """
     # Most loads repeat their prompts: with a prefix cache the comparison would measure that.
     settings = {"LLAMA_PREFIX_CACHE": "off", **(environment or {})}
     if unquantized() == "fp16":
         # What the load needs: on a GPU the KV cache of 32 full contexts of a Llama-2-7B takes 64 GB.
         settings["LLAMA_MAX_MODEL_LEN"] = str(-(-(PROMPT_TOKENS + MAX_OUTPUT) // 256) * 256)
-    return Server(key, title, weights, partial(_serving, key, variant, weights, settings, fields or {}))
+    loaded = weights if stored is None else None
+    start = partial(_serving, key, variant, loaded, settings, fields or {})
+    return Server(key, title, weights, start, stored=stored)
 
 
 @contextmanager
 def _serving(
     key: str,
     variant: str,
-    weights: Weights,
+    weights: Weights | None,
     settings: Mapping[str, str],
     fields: Mapping[str, object],
     checkpoint: Path,
@@ -108,10 +111,10 @@ def _serving(
         yield Running(target, shlex.join(command), facts, triton.pid, weights_mib, triton)
 
 
-def read_back(log: str, weights: Weights) -> tuple[str, str, float]:
+def read_back(log: str, weights: Weights | None) -> tuple[str, str, float]:
     """Return from a server's log what was loaded, how decode steps are computed, and the weights' MiB.
 
-    Raises NotRunError if the linear layers' weights are others, or of several instances.
+    Raises NotRunError if the linear layers' weights are others (None: any will do), or of several instances.
     """
     loaded, steps = _LOADED.findall(log), _STEPS.findall(log)
     if len(loaded) != 1 or len(steps) != 1:
@@ -121,6 +124,8 @@ def read_back(log: str, weights: Weights) -> tuple[str, str, float]:
         )
     ((line, mebibytes, linears),) = loaded
     dtypes = set(re.findall(r"\d+ in (\w+)", linears))
+    if weights is None:
+        return line, steps[0], float(mebibytes.replace(",", ""))
     # Beside INT8 the head may be unquantized.
     if DTYPES[weights] not in dtypes or (len(dtypes) > 1 and weights != "int8"):
         raise NotRunError(f"its linear layers are {', '.join(sorted(dtypes))}, not {DTYPES[weights]}")

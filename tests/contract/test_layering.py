@@ -26,7 +26,9 @@ PACKAGES = {
 
 # From the bottom up: none of them imports a later one, directly or through others.
 LAYERS = (
-    *("errors", "settings", "text.stop_checker", "model.kv_cache", "model.cpu_runner", "api.request_parser"),
+    *("errors", "settings", "text.stop_checker", "model.config_bounds", "model.kv_cache", "model.row_blocks"),
+    *("model.int8_rows", "model.cpu_runner", "model.formats.linear_format", "model.formats.detection"),
+    *("model.weight_sizes", "model.description", "api.request_parser"),
     *("events", "sequence", "block_manager", "kv_slots", "sampling.sampler", "slot_batch", "decode_step", "prefill"),
     *("engine",),
     *("cancellation", "scheduler"),
@@ -41,6 +43,9 @@ TRANSFORMERS = {"huggingface_hub"}
 
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
+
+# gguf is optional, too: imported for the types of GGUF's tensors that the engine doesn't unpack itself.
+USES_GGUF = {"model.gguf.blocks"}
 
 # Its import takes seconds: only what a checkpoint without it doesn't import.
 USES_BITSANDBYTES = {"kernels.gpu.exact_int8", "model.transformers_reader"}
@@ -98,12 +103,13 @@ def test_a_module_imports_only_the_servers_packages(name: str) -> None:
     allowed = SERVER - (set() if name in USES_BITSANDBYTES else {"bitsandbytes"})
     allowed |= TRANSFORMERS
     allowed |= ({BACKEND} if name in USES_BACKEND else set()) | ({"llguidance"} if name in GUIDES else set())
+    allowed |= {"gguf"} if name in USES_GGUF else set()
     assert outside - set(sys.stdlib_module_names) <= allowed
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - GUIDES))
 def test_a_module_imports_without_optional_packages(name: str) -> None:
-    optional = {"triton", "llguidance", *(f"llama_engine.{module}" for module in GUIDES)}
+    optional = {"triton", "llguidance", "gguf", *(f"llama_engine.{module}" for module in GUIDES)}
     assert not optional & set(_imports(MODULES[name], nested=False))
 
 

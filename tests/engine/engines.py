@@ -63,24 +63,26 @@ def spoil_cache(engine: Engine, page: int | None = None) -> None:
 
 
 def attention_by_sequence(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
 ) -> torch.Tensor:
     """A GPU's attention, in plain PyTorch, one sequence after the other; a decode step's without reading a value."""
     if layout.max_queries == 1:
-        return _decode_attention(query, keys, values, layout, scaling)
+        return _decode_attention(query, keys, values, layout, scaling, window)
     attended = torch.empty_like(query)
     first, lengths = layout.first.tolist(), layout.lengths.tolist()
     for pages, begin, end, length in zip(layout.pages, first[:-1], first[1:], lengths, strict=True):
         of_sequence = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)
-        attended[begin:end] = gpu_reference.attention(query[begin:end], *of_sequence, length, scaling)
+        attended[begin:end] = gpu_reference.attention(query[begin:end], *of_sequence, length, scaling, window)
     return attended
 
 
 def _decode_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
 ) -> torch.Tensor:
     """Attention of one query a sequence, which a stand-in for a CUDA graph can record."""
-    outside = (torch.arange(layout.max_length) >= layout.lengths[:, None])[:, None, :, None]
+    positions, lengths = torch.arange(layout.max_length), layout.lengths[:, None]
+    beyond = (positions >= lengths) | (positions < lengths - (window or layout.max_length))
+    outside = beyond[:, None, :, None]
     # Zeroed as well as masked: zero times a stale NaN is NaN.
     keys, values = (
         states[layout.pages].flatten(1, 2)[:, : layout.max_length].transpose(1, 2).masked_fill(outside, 0.0)

@@ -4,16 +4,16 @@ from functools import lru_cache
 
 import torch
 from llama_engine.model.loader import Checkpoint
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
-def oracle(checkpoint: Checkpoint) -> LlamaForCausalLM:
+def oracle(checkpoint: Checkpoint) -> PreTrainedModel:
     """Return transformers' model, in the dtype and on the device of the checkpoint."""
     return _load(checkpoint.name, checkpoint.info.dtype, checkpoint.info.device)
 
 
 @lru_cache(1)
-def _load(name: str, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+def _load(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
-    assert isinstance(model, LlamaForCausalLM)
+    assert isinstance(model, PreTrainedModel)
     return model.requires_grad_(False)

@@ -13,11 +13,12 @@ from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import MAX_LINE, CheckpointError
 from llama_engine.model import onednn_int8
+from llama_engine.model.architecture import FAMILIES
 from llama_engine.model.loader import EMBEDDED, Checkpoint, loading
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
 from llama_engine.text.tokenizer import Tokenizer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 
@@ -130,15 +131,42 @@ def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: 
         )
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"blocksize": 4096}, "'blocksize': 4096"),
+        ({"blocksize": 0}, "'blocksize': 0"),
+        ({"shape": [128, 64]}, "'shape': [128, 64]"),
+        ({"quant_type": "fp4"}, "'quant_type': 'fp4'"),
+        ({"blocksize": "64"}, "TypeError: "),
+    ],
+)
+def test_a_description_that_does_not_fit_its_nf4_weights_is_refused(
+    folder: Path, tmp_path: Path, tokenizer: Tokenizer, changed: dict[str, object], reason: str
+) -> None:
+    """bitsandbytes' kernels would read beyond the scales."""
+    config, path = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"), tmp_path / "saved"
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(path)
+    tokenizer.pretrained.save_pretrained(path)
+    tensors, name = load_file(path / "model.safetensors"), "model.layers.1.mlp.down_proj.weight"
+    state = f"{name}.quant_state.bitsandbytes__nf4"
+    fields = {**json.loads(bytes(tensors[state].tolist())), **changed}
+    tensors[state] = torch.tensor([*json.dumps(fields).encode()], dtype=torch.uint8)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    message = _refusal(path, "checkpoint")
+    assert message.startswith(f"{path} has {state}")
+    assert reason in message
+
+
 @pytest.mark.parametrize("path", ["{}/absent", "./absent", "~/absent-checkpoint", "a/b/c"])
 def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path: Path, path: str) -> None:
     model = path.format(tmp_path)
-    assert _refusal(model) == f"model is {model!r}: no such folder"
+    assert _refusal(model) == f"model is {model!r}: no such folder or GGUF file"
 
 
-def test_a_model_other_than_a_llama_is_refused(folder: Path) -> None:
+def test_a_model_of_another_family_is_refused(folder: Path) -> None:
     _update_json(folder / "config.json", model_type="gpt2")
-    assert _refusal(folder) == f"{folder} is a 'gpt2' checkpoint; this engine serves 'llama'"
+    assert _refusal(folder) == f"{folder} is a 'gpt2' checkpoint; this engine serves {', '.join(FAMILIES)}"
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
@@ -151,9 +179,9 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
-        ("config.json", "{}", "ValueError: Unrecognized model"),
+        ("config.json", "{}", "config.json: ValueError: Unrecognized model"),
         ("config.json", None, "it has no config.json"),
-        ("tokenizer.json", "{}", "KeyError: "),
+        ("tokenizer.json", "{}", "tokenizer.json or tokenizer_config.json: KeyError: "),
         (
             "tokenizer.json",
             None,
@@ -170,6 +198,28 @@ def test_a_missing_or_malformed_file_is_refused_in_one_line(
     if content is not None:
         (folder / file).write_text(content)
     assert _refusal(folder).startswith(f"can't load {folder}: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "absent", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            },
+        ),
+    ],
+)
+def test_a_tokenizer_whose_code_panics_is_refused(folder: Path, part: str, content: dict[str, object]) -> None:
+    _update_json(folder / "tokenizer.json", **{part: content})
+    assert _refusal(folder).startswith(
+        f"can't load {folder}: tokenizer.json or tokenizer_config.json: PanicException: "
+    )
 
 
 def test_an_empty_folder_is_refused_by_its_missing_config(tmp_path: Path) -> None:
@@ -216,6 +266,24 @@ def test_a_gpus_attention_is_not_cudnns(monkeypatch: pytest.MonkeyPatch) -> None
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("config.json", {"hidden_size": 1 << 20, "intermediate_size": 1 << 20}),
+        ("config.json", {"vocab_size": 1 << 24}),
+        ("config.json", {"num_hidden_layers": 4096}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
+def test_a_config_of_a_larger_model_is_refused_by_the_files(
+    folder: Path, file: str, changed: dict[str, int], quantization: str
+) -> None:
+    """Before anything is allocated: the first one's weights are 96 TB."""
+    _update_json(folder / file, **changed)
+    assert "weights or has them in another shape, first " in _refusal(folder, quantization)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "payload"])

@@ -24,7 +24,7 @@ from llama_engine.model.loader import load_checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, PreTrainedModel
 
 LINEARS = 2 * 7
 """Quantized layers; the head stays in FP16."""
@@ -39,7 +39,7 @@ class Gpu(NamedTuple):
     recorder: Recorder
 
 
-def move(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def move(model: PreTrainedModel) -> PreTrainedModel:
     """Replace the tensors of a model by tensors on the GPU without values."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -13,8 +13,10 @@ from llama_engine.engine import Engine
 from llama_engine.events import Completion
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import products
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.formats.linear_format import LinearFormat
 from llama_engine.model.loader import load_checkpoint
+from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.weights import LayerWeights, LinearWeight
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
@@ -41,22 +43,31 @@ TINYLLAMA = {
 class Weights:
     """Weights of these shapes without values, in place of those of a file."""
 
-    def __init__(self, folder: Path, config: LlamaConfig, dtype: torch.dtype, int8: bool, device: torch.device) -> None:
-        self._config, self._dtype, self._int8, self._device = config, dtype, int8, device
+    def __init__(
+        self,
+        saved: SavedTensors,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        quantized: LinearFormat | None,
+        int8: bool,
+        device: torch.device,
+    ) -> None:
+        self._architecture, self._dtype, self._int8, self._device = architecture, dtype, int8, device
 
     def embedding(self) -> torch.Tensor:
-        return torch.empty(self._config.vocab_size, self._config.hidden_size, dtype=self._dtype, device=self._device)
+        shape = (self._architecture.vocabulary, self._architecture.hidden)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def norm(self) -> torch.Tensor:
-        return torch.empty(self._config.hidden_size, dtype=self._dtype, device=self._device)
+        return torch.empty(self._architecture.hidden, dtype=self._dtype, device=self._device)
 
     def head(self) -> LinearWeight:
-        return self._linear(self._config.vocab_size, self._config.hidden_size)
+        return self._linear(self._architecture.vocabulary, self._architecture.hidden)
 
     def layer(self, index: int) -> LayerWeights:
-        hidden, inner = self._config.hidden_size, self._config.intermediate_size
-        heads = self._config.num_attention_heads + 2 * key_value_heads(self._config)
-        projected = self._linear(heads * head_dim(self._config), hidden)
+        hidden, inner = self._architecture.hidden, self._architecture.intermediate
+        heads = self._architecture.heads + 2 * self._architecture.kv_heads
+        projected = self._linear(heads * self._architecture.head_dim, hidden)
         attended, gate_up = self._linear(hidden, hidden), self._linear(2 * inner, hidden)
         return LayerWeights(self.norm(), projected, attended, self.norm(), gate_up, self._linear(hidden, inner))
 

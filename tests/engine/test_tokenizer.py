@@ -9,11 +9,11 @@ import pytest
 from engine.prompts import reference_text
 from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.errors import CheckpointError
-from llama_engine.model.llama_config import read_config
+from llama_engine.model.config import read_config
 from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 CHARACTERS = ("🙂", "☂️", "e\u0301", "ñ", "한", "\u0000", "𝔘")
@@ -51,6 +51,17 @@ def test_a_tokenizer_encodes_as_transformers_does(named: str | None, byte_level:
     assert type(read.pretrained) is type(expected)
     assert read.encode("def the class <tool> ö") == tuple(expected("def the class <tool> ö")["input_ids"])
     assert read.pretrained.init_kwargs == expected.init_kwargs
+
+
+def test_the_pre_tokenizer_of_tokenizer_json_is_kept(tmp_path: Path) -> None:
+    backend = FastTokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 3072}))
+    read = read_tokenizer(tmp_path, read_config(tmp_path, "it"))
+    assert read.encode("in 1000") == tuple(backend.encode("in 1000").ids)
 
 
 def test_a_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:

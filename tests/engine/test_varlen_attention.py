@@ -23,16 +23,16 @@ def _nan(query: torch.Tensor, *_: object) -> torch.Tensor:
 
 
 def _not_causal(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
 ) -> torch.Tensor:
-    return attention_by_sequence(query, keys, values, layout._replace(lengths=layout.lengths + 1), scaling)
+    return attention_by_sequence(query, keys, values, layout._replace(lengths=layout.lengths + 1), scaling, window)
 
 
 def _dependent_on_neighbours(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
 ) -> torch.Tensor:
     """Within the tolerance, but larger beside others."""
-    return attention_by_sequence(query, keys, values, layout, scaling) * (1 + len(layout.lengths) / 512)
+    return attention_by_sequence(query, keys, values, layout, scaling, window) * (1 + len(layout.lengths) / 512)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,22 @@ def test_only_a_verified_attention_is_used(
     lines = [f"FlashAttention can't be used; attention takes masks: RuntimeError: {reason}"] if reason else []
     assert len(caplog.messages) == len(lines)
     assert all(message.startswith(line) for message, line in zip(caplog.messages, lines, strict=True))
+
+
+def _without_window(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
+) -> torch.Tensor:
+    return attention_by_sequence(query, keys, values, layout, scaling, None)
+
+
+@pytest.mark.parametrize(("attention", "windowed"), [(attention_by_sequence, True), (_without_window, False)])
+def test_the_window_is_verified_for_models_that_have_one(
+    attention: VarlenAttention, windowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(varlen_attention, "varlen_attention", attention)
+    assert choose_attention(CPU, torch.float16, 16, 2) is attention
+    assert (choose_attention(CPU, torch.float16, 16, 2, windowed=True) is attention) == windowed
 
 
 @pytest.mark.parametrize("group", [1, 4])

@@ -13,7 +13,11 @@ import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from engine.checkpoints import save_small
 from llama_engine.errors import CheckpointError
-from llama_engine.model import weight_reader
+from llama_engine.model import row_blocks
+from llama_engine.model.architecture import read_architecture
+from llama_engine.model.formats.detection import linear_format
+from llama_engine.model.precision import quantization_config
+from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.weight_reader import WeightReader
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
@@ -38,7 +42,10 @@ def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 
 def _reader(folder: Path, int8: bool = False, dtype: torch.dtype = torch.float32) -> WeightReader:
-    return WeightReader(folder, LlamaConfig.from_pretrained(folder), dtype, int8)
+    config = LlamaConfig.from_pretrained(folder)
+    saved = SavedTensors(folder)
+    quantized = linear_format(saved, quantization_config(config)) if int8 else None
+    return WeightReader(saved, read_architecture(config, str(folder)), dtype, quantized, int8)
 
 
 def _by_transformers(folder: Path, int8: bool = False, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -143,7 +150,7 @@ def test_the_weights_are_those_that_transformers_loads(
     model.model.layers[0].mlp.up_proj.weight.data[:, 5] = 0
     model.save_pretrained(folder)
     # Seven rows of the widest matrix, so that matrices end with a block that is not whole.
-    monkeypatch.setattr(weight_reader, "BLOCK", 7 * 128)
+    monkeypatch.setattr(row_blocks, "BLOCK", 7 * 128)
     _assert_same(_reader(folder, int8, dtype), _by_transformers(folder, int8, dtype), int8, dtype)
 
 
@@ -183,7 +190,8 @@ def test_a_saved_int8_checkpoint_is_read_as_it_is(
 def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
     reader = _reader(folder)
     layer, embedding, norm, head = reader.layer(0), reader.embedding(), reader.norm(), reader.head()
-    read = [layer.attention_norm, layer.mlp_norm, layer.down.weight, layer.query_key_value.weight, head.weight]
+    assert layer.attention_norm is not None
+    read = [layer.attention_norm, layer.down.weight, layer.query_key_value.weight, head.weight]
     before = [tensor.clone() for tensor in (*read, embedding, norm)]
     # In place, so that mapped tensors would change.
     with (folder / WEIGHTS).open("r+b") as file:
@@ -205,6 +213,8 @@ def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
          "has model.norm.weight in I8, not in F64, F32, F16, BF16"),
         (True, True, {f"{DOWN}.weight_format": torch.tensor(2, dtype=torch.uint8)},
          f"has {DOWN}.weight_format 2, not 0: rows"),
+        (True, True, {f"{DOWN}.weight_format": torch.zeros(2, dtype=torch.uint8)},
+         f"has {DOWN}.weight_format in shape (2,), not one number"),
         (True, True, {f"{DOWN}.SCB": None}, f"lacks 1 {LACKS} {DOWN}.SCB"),
         (True, False, {}, "has model.layers.0.mlp.down_proj.weight in I8, not in F64, F32, F16, BF16"),
     ],
@@ -227,11 +237,11 @@ def test_a_file_whose_sizes_disagree_is_refused(folder: Path) -> None:
         reader.norm()
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(content.replace(b'"shape":[64,64]', b'"shape":[64,63]'))
-    with pytest.raises(CheckpointError, match=r"lacks .* or has them in another shape"):
+    with pytest.raises(CheckpointError, match=r"proj\.weight is F32 of shape \[64, 63\], and has 16384 bytes$"):
         _reader(folder)
     (folder / WEIGHTS).write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"F16"'))
-    with pytest.raises(CheckpointError, match=r"has 256 bytes of model\.norm\.weight, \(64,\)$"):
-        _reader(folder).norm()
+    with pytest.raises(CheckpointError, match=r"weight is F16 of shape \[.*\], and has [0-9]* bytes$"):
+        _reader(folder)
 
 
 def test_tensors_that_are_not_a_llamas_are_ignored_with_one_log_line(
@@ -243,7 +253,7 @@ def test_tensors_that_are_not_a_llamas_are_ignored_with_one_log_line(
     _with(folder, **{"model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64), "zzz": torch.zeros(1)})
     _assert_same(_reader(folder), _by_transformers(folder), int8=False)
     assert caplog.messages[:1] == [
-        "2 saved tensors are not a Llama's and are ignored, first model.layers.0.self_attn.q_proj.lora_A.weight"
+        "2 saved tensors are not this model's and are ignored, first model.layers.0.self_attn.q_proj.lora_A.weight"
     ]
 
 

@@ -154,3 +154,16 @@ def test_a_damaged_file_of_a_checkpoint_is_refused_by_name(
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidSettingsError, match=message):
         load_checkpoint(str(tmp_path), None, None)
+
+
+def test_a_gguf_files_tokenizer_is_read_beside_it(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((EMBEDDED / name).read_bytes())
+    (tmp_path / "it.Q8_0.gguf").touch()
+    assert load_checkpoint(str(tmp_path / "it.Q8_0.gguf"), None, None).name == "it.Q8_0"
+
+
+def test_a_gguf_file_without_a_tokenizer_beside_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "it.gguf").touch()
+    with pytest.raises(InvalidSettingsError, match=r"is a GGUF file without tokenizer\.json beside it; put "):
+        load_checkpoint(str(tmp_path / "it.gguf"), None, None)

@@ -19,7 +19,7 @@ from llama_engine.errors import CheckpointError
 from llama_engine.model.manifest import MANIFEST, Manifest, PreparedFile, Source, sha256_of
 
 from triton_prepare.progress import PrepareError, say, stage
-from triton_prepare.source import choose_files, fetch, find_source, is_same
+from triton_prepare.source import choose_files, fetch, find_source, is_quantized, is_same
 
 
 def prepare(model: str, revision: str | None, out: Path, device: str = "auto", force: bool = False) -> Manifest:
@@ -57,21 +57,23 @@ def _finished(out: Path, request: Source, force: bool) -> Manifest | None:
 
 def _make(model: str, request: Source, out: Path, device: str) -> Manifest:
     folder, source = fetch(model, request)
-    copied = choose_files(model, folder)[1]
-    from triton_prepare.quantize import quantize, saved_dtype  # Here, as importing PyTorch takes seconds.
+    loaded, copied = choose_files(model, folder)
+    from triton_prepare.quantize import copy, quantize, saved_dtype  # Here, as importing PyTorch takes seconds.
 
-    dtype = saved_dtype(model, folder)
+    quantized = is_quantized(model, folder)
+    dtype = "checkpoint" if quantized else saved_dtype(model, folder)
     part, replaced = Path(f"{out}.part"), Path(f"{out}.replaced")
     with _writing(out):
         for leftover in filter(Path.exists, (part, replaced)):  # Of a killed run.
             shutil.rmtree(leftover)
         part.mkdir()
-    used = quantize(folder, copied, dtype, part, device)
+    used = copy(folder, [*loaded, *copied], part) if quantized else quantize(folder, copied, dtype, part, device)
     sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     with stage("hashing", sum(sizes.values())) as add:
         files = {name: PreparedFile(count, sha256_of(part / name, add)) for name, count in sizes.items()}
     # The server's default threshold: the weights don't depend on it, and they can be served at any other.
-    settings = dict[str, str | float](quantization="int8", int8_threshold=0.0, dtype=dtype, device=used.type)
+    quantization = "checkpoint" if quantized else "int8"
+    settings = dict[str, str | float](quantization=quantization, int8_threshold=0.0, dtype=dtype, device=used.type)
     versions = {name: version(name) for name in ("torch", "transformers", "bitsandbytes", "safetensors")}
     manifest = Manifest(source, settings, versions, datetime.now(UTC).isoformat(timespec="seconds"), files)
     with _writing(out):

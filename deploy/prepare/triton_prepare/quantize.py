@@ -1,4 +1,4 @@
-"""Quantize a checkpoint, save it, and prove that the saved files hold what was quantized.
+"""Quantize a checkpoint, save it, and prove that the saved files hold what was quantized; copy one that is quantized.
 
 Loads through transformers, as the server loads what it doesn't read by itself; what it reads by itself has the same
 bits. Tensors that aren't quantized keep the dtype they were saved in. The 8-bit weights are those that a server makes
@@ -18,13 +18,13 @@ import torch
 from huggingface_hub import errors, get_local_safetensors_metadata
 from llama_engine.errors import one_line
 from llama_engine.model.checkpoint_files import check_files
-from llama_engine.model.llama_config import read_config
-from llama_engine.model.loader import loading
+from llama_engine.model.config import read_config
+from llama_engine.model.loader import load_checkpoint, loading
 from llama_engine.model.precision import choose_device
 from llama_engine.model.transformers_reader import load_with_transformers
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import read_tokenizer
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, PreTrainedModel
 
 from triton_prepare.progress import PrepareError, stage
 
@@ -69,6 +69,17 @@ def quantize(folder: Path, copied: Sequence[str], dtype: str, out: Path, setting
     return device
 
 
+def copy(folder: Path, names: Sequence[str], out: Path) -> torch.device:
+    """Copy a checkpoint that is quantized already, and load the copy as a server does; return the device."""
+    device = torch.device("cpu")
+    with stage("copying"):
+        for name in names:
+            shutil.copyfile(folder / name, out / name)
+    with stage("verifying: loading it"):
+        load_checkpoint(Settings(model=str(out), quantization="checkpoint"), device)
+    return device
+
+
 def compare(expected: _Fingerprint, saved: _Fingerprint) -> None:
     """Raise PrepareError unless the tensors are equal bit for bit, and the logits within rounding."""
     # Tensors alone don't determine logits; at other addresses equal tensors may be summed in another order.
@@ -80,7 +91,7 @@ def compare(expected: _Fingerprint, saved: _Fingerprint) -> None:
         raise PrepareError(f"the logits of a forward pass are up to {difference:g} off, with a spread of {deviation:g}")
 
 
-def _load(folder: Path, dtype: str, device: torch.device) -> LlamaForCausalLM:
+def _load(folder: Path, dtype: str, device: torch.device) -> PreTrainedModel:
     settings = Settings(model=str(folder), quantization="int8", dtype=dtype)
     check_files(folder)
     with loading(str(folder), show_progress=sys.stderr.isatty()):
@@ -90,7 +101,7 @@ def _load(folder: Path, dtype: str, device: torch.device) -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def _fingerprint(model: LlamaForCausalLM) -> _Fingerprint:
+def _fingerprint(model: PreTrainedModel) -> _Fingerprint:
     # Tokens spread over the vocabulary.
     tokens = [7919 * n % model.config.vocab_size for n in range(min(16, model.config.max_position_embeddings))]
     logits = model(input_ids=torch.tensor([tokens], device=model.device)).logits[0].float().cpu()

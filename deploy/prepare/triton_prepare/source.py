@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
+from llama_engine.model.architecture import FAMILIES
 from llama_engine.model.manifest import Source, sha256_of
 
 from triton_prepare.progress import PrepareError, say, stage
@@ -57,13 +58,13 @@ def fetch(model: str, request: Source) -> tuple[Path, Source]:
 def choose_files(model: str, folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the files that are loaded, and of those that are copied.
 
-    Raises PrepareError unless it is a Llama in safetensors, complete and not quantized.
+    Raises PrepareError unless it is of a supported model type, in safetensors, and complete.
     """
     config = _json(model, folder / _CONFIG)
-    if config.get("model_type") != "llama":
-        raise PrepareError(f"{model} is a {config.get('model_type')!r} checkpoint; this project serves 'llama'")
-    if config.get("quantization_config"):
-        raise PrepareError(f"{model} is quantized already: there is nothing to prepare, serve it as it is")
+    if config.get("model_type") not in FAMILIES:
+        raise PrepareError(
+            f"{model} is a {config.get('model_type')!r} checkpoint; this project serves {', '.join(FAMILIES)}"
+        )
     names = {path.name for path in folder.iterdir() if path.is_file()}
     loaded = [_CONFIG, _WEIGHTS]
     if _INDEX in names and _WEIGHTS not in names:  # transformers, too, prefers a single file to an index.
@@ -76,6 +77,11 @@ def choose_files(model: str, folder: Path) -> tuple[list[str], list[str]]:
             raise PrepareError(f"{model} has no {_WEIGHTS}: weights in safetensors are needed, as pickles can run code")
         raise PrepareError(f"{model} lacks {len(missing)} of {len(loaded) - 2} files of weights, first {missing[0]}")
     return loaded, [name for name in sorted(names) if name in _COPIED or name.startswith(_LEGAL)]
+
+
+def is_quantized(model: str, folder: Path) -> bool:
+    """Return whether the checkpoint is saved quantized."""
+    return bool(_json(model, folder / _CONFIG).get("quantization_config"))
 
 
 def _json(model: str, path: Path) -> dict[str, Any]:

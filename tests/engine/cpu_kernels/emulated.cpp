@@ -18,6 +18,7 @@
 #undef _mm512_insertf32x8
 #undef _mm512_roundscale_ps
 #undef _mm512_slli_epi32
+#undef _mm512_srli_epi16
 #undef _tile_dpbsud
 #undef _tile_loadconfig
 #undef _tile_loadd
@@ -105,6 +106,12 @@ inline __m128i _mm512_cvtepi32_epi8(__m512i x) {
 }
 inline __m512i _mm512_slli_epi32(__m512i x, unsigned bits) {
     return integers([&](int i) { return at<uint32_t>(x, i) << bits; });
+}
+inline __m512i _mm512_srli_epi16(__m512i x, unsigned bits) {
+    return each<__m512i, uint16_t>([&](int i) { return static_cast<uint16_t>(at<uint16_t>(x, i) >> bits); });
+}
+inline __m512i _mm512_and_si512(__m512i x, __m512i y) {
+    return integers([&](int i) { return at<int32_t>(x, i) & at<int32_t>(y, i); });
 }
 inline __m512i _mm512_set1_epi32(int32_t x) {
     return integers([&](int) { return x; });

@@ -8,9 +8,11 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +30,11 @@ from llama_engine.kernels.cpu.build import (
 from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, request_amx
 from llama_engine.kernels.cpu.library import CpuKernels
-from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
+from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
 from llama_engine.model.activation_terms import ActivationTerms
+from llama_engine.model.architecture import ROPE, Architecture
 from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
+from llama_engine.model.rope import RopeTables
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 
@@ -58,7 +62,30 @@ if not RUNNABLE:
 EMULATED = {"avx512-amx": ["-DTILES"], "avx512-vnni": []}
 """Compiler options of emulated.cpp by instruction set."""
 
-PLAIN = Dimensions(128, 4, 2, 32, 192, 256, 1e-5, 32**-0.5)
+LAYERS = 2
+
+
+def llama_of(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocabulary: int,
+    scaling: float,
+    layers: int = LAYERS,
+    **options: Any,  # noqa: ANN401 - the fields' types
+) -> Architecture:
+    """Return the architecture of a Llama of this size, with options of other families."""
+    defaults: dict[str, Any] = {"epsilon": 1e-5}
+    defaults |= {"windows": (None,) * layers, "ropes": (ROPE,) * layers, "rotary": head_dim, "tied": False}
+    return Architecture(
+        model_type="llama", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        intermediate=intermediate, vocabulary=vocabulary, scaling=scaling, **{**defaults, **options},
+    )  # fmt: skip
+
+
+PLAIN = llama_of(128, 4, 2, 32, 192, 256, 32**-0.5)
 POSITIONS = 64
 """Positions of RoPE's tables."""
 
@@ -95,63 +122,94 @@ def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: b
     return LinearWeight(weight, scales, torch.randn(outputs, generator=generator) if bias else None)
 
 
+def random_groups(
+    outputs: int, inputs: int, bits: int, size: int, general: bool, generator: torch.Generator, bias: bool = False
+) -> LinearWeight:
+    """Return a layer in groups of `size` columns. general: with offsets and an order."""
+    bound = 2 ** (bits - 1)
+    weight = torch.randint(-bound, bound, (outputs, inputs), generator=generator, dtype=torch.int8)
+    scales = (torch.rand(outputs, inputs // size, generator=generator) + 0.5) / bound * 1.7 * inputs**-0.5
+    offsets = scales * torch.randn(scales.shape, generator=generator) if general else None
+    order = torch.randperm(inputs, generator=generator) if general else None
+    return LinearWeight(
+        weight, scales, torch.randn(outputs, generator=generator) if bias else None, offsets, bits, order
+    )
+
+
+KINDS = (None, (4, 32, False), (8, 64, True), (4, 64, True), (8, 32, False))
+"""Of the linear layers of a Llama in groups: bits, size, offsets and an order; None: rows."""
+
+
 @dataclass
 class SmallLlama:
     """A random Llama: as it is read, and its embedding."""
 
-    dimensions: Dimensions
+    architecture: Architecture
     layers: list[LayerWeights]
     norm: torch.Tensor
     head: LinearWeight
     embedding: torch.Tensor
-    tables: tuple[torch.Tensor, torch.Tensor]
+    tables: RopeTables
 
     def packed(self, kernels: CpuKernels, terms: ActivationTerms = AUTO) -> CpuLlama:
         """Pack it for the kernels."""
-        layers = [pack_layer(kernels, self.dimensions, layer) for layer in self.layers]
-        head = pack_linear(kernels, self.head)
-        return CpuLlama(kernels, self.dimensions, layers, self.norm, head, *self.tables, terms)
+        layers = [pack_layer(kernels, self.architecture, layer) for layer in self.layers]
+        head = pack_head(kernels, self.architecture, self.head)
+        return CpuLlama(kernels, self.architecture, layers, self.norm, head, self.tables, terms)
 
     def cache_shape(self, slots: int, dtype: torch.dtype, tokens: int = POSITIONS) -> KVCacheShape:
         """Return the KV cache of `slots` sequences of up to `tokens` tokens, with pages for all."""
-        d = self.dimensions
+        heads, dim = self.architecture.kv_heads, padded_head_dim(self.architecture)
         pages = slots * -(-tokens // CPU_PAGE_SIZE)
-        return KVCacheShape(len(self.layers), slots, d.kv_heads, tokens, d.padded_head_dim, dtype, CPU_PAGE_SIZE, pages)
+        return KVCacheShape(len(self.layers), slots, heads, tokens, dim, dtype, CPU_PAGE_SIZE, pages)
 
     def reference(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of a sequence in float64."""
         x = self.embedding[tokens]
-        return cpu_reference.logits(x, self.dimensions, self.layers, self.norm, self.head, self.tables)
+        return cpu_reference.logits(x, self.architecture, self.layers, self.norm, self.head, self.tables)
 
 
 @cache
-def small_llama(dimensions: Dimensions = PLAIN, layers: int = 2, bias: bool = False) -> SmallLlama:
-    """Return the random Llama of these dimensions."""
+def small_llama(architecture: Architecture = PLAIN, bias: bool = False, grouped: bool = False) -> SmallLlama:
+    """Return the random Llama of this architecture. grouped: most linear layers are in groups of columns."""
     generator = torch.Generator().manual_seed(1)
-    d = dimensions
-    width = d.heads * d.head_dim
+    a = architecture
+    width = a.heads * a.head_dim
+
+    kinds = cycle(KINDS if grouped else (None,))
 
     def linear(outputs: int, inputs: int) -> LinearWeight:
+        if (kind := next(kinds)) is not None:
+            return random_groups(outputs, inputs, *kind, generator, bias)
         return random_linear(outputs, inputs, generator, bias)
 
-    def gain() -> torch.Tensor:
-        return torch.rand(d.hidden, generator=generator) + 0.5
+    def gain(size: int = a.hidden) -> torch.Tensor:
+        return torch.rand(size, generator=generator) + 0.5
 
-    angles = torch.arange(POSITIONS)[:, None] * torch.logspace(0, -3, d.head_dim // 2)
+    def norm(exists: bool) -> torch.Tensor | None:
+        return gain() if exists else None
+
+    def layer() -> LayerWeights:
+        weights = LayerWeights(
+            norm(a.norm_before), linear(width + 2 * a.kv_heads * a.head_dim, a.hidden), linear(a.hidden, width),
+            norm(a.norm_before), linear(2 * a.intermediate, a.hidden), linear(a.hidden, a.intermediate),
+            attention_output_norm=norm(a.norm_after), mlp_output_norm=norm(a.norm_after),
+        )  # fmt: skip
+        if a.query_key_norm == "none":
+            return weights
+        heads = (a.heads, a.kv_heads) if a.query_key_norm == "projection" else (1, 1)
+        query_norm, key_norm = (gain(count * a.head_dim) for count in heads)
+        return replace(weights, query_norm=query_norm, key_norm=key_norm)
+
+    angles = torch.arange(POSITIONS)[:, None] * torch.logspace(0, -3, a.rotary // 2)
     return SmallLlama(
-        d,
-        [
-            LayerWeights(
-                gain(), linear(width + 2 * d.kv_heads * d.head_dim, d.hidden), linear(d.hidden, width),
-                gain(), linear(2 * d.intermediate, d.hidden), linear(d.hidden, d.intermediate),
-            )
-            for _ in range(layers)
-        ],
+        a,
+        [layer() for _ in range(a.layers)],
         gain(),
-        linear(d.vocabulary, d.hidden),
-        torch.randn(d.vocabulary, d.hidden, generator=generator),
-        (angles.cos(), angles.sin()),
-    )  # fmt: skip
+        linear(a.vocabulary, a.hidden),
+        torch.randn(a.vocabulary, a.hidden, generator=generator),
+        {ROPE: (angles.cos(), angles.sin())},
+    )
 
 
 @dataclass

@@ -9,6 +9,7 @@ from engine.cpu_kernels.models import (
     RUNNABLE,
     assign_pages,
     kernels,
+    llama_of,
     random_tokens,
     runner,
     small_llama,
@@ -16,28 +17,59 @@ from engine.cpu_kernels.models import (
 from engine.int8_layers import AUTO, each_terms, threads
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
-from llama_engine.kernels.cpu.packing import Dimensions
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
+from llama_engine.model.architecture import ROPE, Architecture
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)
 each_cache = pytest.mark.parametrize("cache", CACHES, ids=["float32", "bfloat16", "int8"])
 
 SHAPES = {
-    "no GQA": Dimensions(128, 4, 4, 32, 192, 256, 1e-5, 0.2),
+    "no GQA": llama_of(128, 4, 4, 32, 192, 256, 0.2),
     "GQA 2": PLAIN,
-    "GQA 4": Dimensions(128, 8, 2, 16, 192, 256, 1e-5, 0.2),
-    "GQA 8": Dimensions(128, 8, 1, 64, 192, 256, 1e-5, 0.2),
-    "GQA 3": Dimensions(192, 6, 2, 48, 200, 300, 1e-5, 0.2),
-    "odd sizes": Dimensions(100, 3, 3, 20, 77, 101, 1e-5, 0.2),
-    "heads wider than hidden": Dimensions(96, 4, 2, 128, 160, 257, 1e-6, 0.1),
+    "GQA 4": llama_of(128, 8, 2, 16, 192, 256, 0.2),
+    "GQA 8": llama_of(128, 8, 1, 64, 192, 256, 0.2),
+    "GQA 3": llama_of(192, 6, 2, 48, 200, 300, 0.2),
+    "odd sizes": llama_of(100, 3, 3, 20, 77, 101, 0.2),
+    "heads wider than hidden": llama_of(96, 4, 2, 128, 160, 257, 0.1, epsilon=1e-6),
 }
+
+ALL_OPTIONS = llama_of(
+    100, 6, 2, 20, 77, 101, 0.2, windows=(19, None), ropes=(ROPE, None), rotary=12, activation="gelu_tanh",
+    query_key_norm="head", norm_after=True, residual_scale=0.5, logits_scale=0.25, attention_softcap=1.5,
+    logits_softcap=2.0,
+)  # fmt: skip
+
+OPTIONS = {
+    "all": ALL_OPTIONS,
+    **{f"window {size}": llama_of(128, 8, 2, 32, 192, 256, 0.2, windows=(size, size)) for size in (1, 16, 17, 35)},
+    "layer without RoPE": llama_of(128, 4, 2, 32, 192, 256, 0.2, ropes=(ROPE, None)),
+    "partial RoPE": llama_of(128, 4, 2, 24, 192, 256, 0.2, rotary=18),
+    "GELU": llama_of(128, 4, 2, 32, 192, 256, 0.2, activation="gelu_tanh"),
+    "norm of heads": llama_of(128, 4, 2, 24, 192, 256, 0.2, query_key_norm="head"),
+    "norm of all heads": llama_of(128, 4, 2, 24, 192, 256, 0.2, query_key_norm="projection"),
+    "norms after": llama_of(100, 4, 2, 24, 192, 256, 0.2, norm_before=False, norm_after=True),
+    "scales": llama_of(128, 4, 2, 32, 192, 256, 0.2, residual_scale=0.22, logits_scale=0.125),
+    "caps": llama_of(128, 4, 2, 32, 192, 256, 0.2, attention_softcap=0.7, logits_softcap=4.0),
+}
+with_and_without_options = pytest.mark.parametrize("model", [PLAIN, ALL_OPTIONS], ids=["plain", "all options"])
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("model", OPTIONS.values(), ids=OPTIONS.keys())
+def test_logits_with_each_option_are_near_the_reference(name: str, model: Architecture, bias: bool) -> None:
+    llama = small_llama(model, bias)
+    tokens = random_tokens(60, 0, model.vocabulary)
+    result = runner(name, llama, torch.float32, TWO_TERMS).logits(tokens, 0, 0)
+    expected = llama.reference(tokens)
+    assert (result - expected).abs().max() <= 3e-4 * expected.abs().max()
 
 
 @each_instruction_set
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_logits_of_every_shape_are_near_the_reference(name: str, shape: Dimensions, bias: bool) -> None:
+def test_logits_of_every_shape_are_near_the_reference(name: str, shape: Architecture, bias: bool) -> None:
     llama = small_llama(shape, bias=bias)
     tokens = random_tokens(40, 0, shape.vocabulary)
     result = runner(name, llama, torch.float32, TWO_TERMS).logits(tokens, 0, 0)
@@ -60,7 +92,7 @@ def test_logits_of_every_shape_are_near_the_reference(name: str, shape: Dimensio
 def test_logits_are_as_near_the_reference_as_cache_and_terms_allow(
     name: str, cache: torch.dtype, terms: ActivationTerms, bound: float
 ) -> None:
-    llama = small_llama(layers=4)
+    llama = small_llama(llama_of(128, 4, 2, 32, 192, 256, 32**-0.5, layers=4))
     tokens = random_tokens(60, 0)
     result, expected = runner(name, llama, cache, terms).logits(tokens, 3, 0), llama.reference(tokens)
     assert (result - expected).abs().max() <= bound * expected.abs().max()
@@ -68,11 +100,12 @@ def test_logits_are_as_near_the_reference_as_cache_and_terms_allow(
 
 @each_instruction_set
 @each_cache
-def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype) -> None:
-    tokens = random_tokens(50, 0)
-    whole = runner(name, cache=cache).logits(tokens, 0, 0)
+@with_and_without_options
+def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype, model: Architecture) -> None:
+    tokens, llama = random_tokens(50, 0, model.vocabulary), small_llama(model)
+    whole = runner(name, llama, cache).logits(tokens, 0, 0)
     for size in (1, 3, 16, 17, 49):
-        run = runner(name, cache=cache)
+        run = runner(name, llama, cache)
         cuts = [run.logits(tokens[at : at + size], 2, at) for at in range(0, 50, size)]
         assert torch.equal(torch.cat(cuts), whole)
 
@@ -80,13 +113,14 @@ def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype)
 @each_instruction_set
 @each_cache
 @each_terms
+@with_and_without_options
 def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
-    name: str, cache: torch.dtype, terms: ActivationTerms
+    name: str, cache: torch.dtype, terms: ActivationTerms, model: Architecture
 ) -> None:
-    lengths = (1, 15, 16, 33, 50)
-    sequences = [random_tokens(length + 1, length) for length in lengths]
-    alone = [runner(name, cache=cache, terms=terms).logits(tokens, 0, 0) for tokens in sequences]
-    run = runner(name, cache=cache, terms=terms)
+    lengths, llama = (1, 15, 16, 33, 50), small_llama(model)
+    sequences = [random_tokens(length + 1, length, model.vocabulary) for length in lengths]
+    alone = [runner(name, llama, cache, terms).logits(tokens, 0, 0) for tokens in sequences]
+    run = runner(name, llama, cache, terms)
     for slot, tokens in enumerate(sequences):
         run.logits(tokens[:-1], slot, 0)
     # One step of all, in another order than their slots.
@@ -97,11 +131,12 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
 
 @each_instruction_set
 @each_cache
-def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype) -> None:
-    results = []
+@with_and_without_options
+def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype, model: Architecture) -> None:
+    results, tokens = [], random_tokens(50, 0, model.vocabulary)
     for count in (1, 2, 3):
         with threads(count):
-            results.append(runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0))
+            results.append(runner(name, small_llama(model), cache).logits(tokens, 1, 0))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -109,10 +144,12 @@ def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype) -> 
 @each_instruction_set
 def test_threads_that_come_late_change_no_bit(name: str) -> None:
     """More threads than cores, so that some arrive when others are in later layers, whose rows have other terms."""
-    llama = small_llama(Dimensions(256, 4, 2, 64, 2048, 512, 1e-5, 0.125), layers=6)
+    llama = small_llama(llama_of(256, 4, 2, 64, 2048, 512, 0.125, layers=6))
     for number, layer in enumerate(llama.layers):
         # Outliers in the inputs of every other layer, so that the number of terms changes from layer to layer.
-        layer.attention_norm[0] = layer.mlp_norm[0] = (50.0, 1.0)[number % 2]
+        for gain in (layer.attention_norm, layer.mlp_norm):
+            assert gain is not None
+            gain[0] = (50.0, 1.0)[number % 2]
     # Up to 8 terms on AVX512-VNNI and 32 on AMX are one call of the product, in larger chunks of weights.
     for rows, passes in ((6, 150), (24, 40), (60, 10)):
         tokens, slots = random_tokens(rows, 0, 512), torch.zeros(rows, dtype=torch.long)
@@ -138,8 +175,10 @@ def test_more_threads_than_at_the_start_give_the_same_bits() -> None:
 
 
 @each_cache
-def test_all_instruction_sets_give_the_same_bits(cache: torch.dtype) -> None:
-    results = [runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0) for name in INSTRUCTION_SETS]
+@with_and_without_options
+def test_all_instruction_sets_give_the_same_bits(cache: torch.dtype, model: Architecture) -> None:
+    tokens = random_tokens(50, 0, model.vocabulary)
+    results = [runner(name, small_llama(model), cache).logits(tokens, 1, 0) for name in INSTRUCTION_SETS]
     for result in results[1:]:
         assert torch.equal(result, results[0])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, compiles, kernels
+from engine.cpu_kernels.models import PLAIN, RUNNABLE, compiles, kernels, llama_of
 from engine.int8_layers import TERMS
 from llama_engine.kernels.cpu import instruction_sets, trial
 from llama_engine.kernels.cpu.build import (
@@ -20,13 +20,13 @@ from llama_engine.kernels.cpu.build import (
 )
 from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels, openmp_runtimes
-from llama_engine.kernels.cpu.packing import Dimensions, padded
+from llama_engine.kernels.cpu.packing import linear_shapes, padded
 from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
 from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
 
-DISTINCT = Dimensions(100, 3, 3, 20, 150, 200, 1e-5, 0.2)
+DISTINCT = llama_of(100, 3, 3, 20, 150, 200, 0.2)
 """Five linear layers of different shapes."""
 
 
@@ -129,7 +129,7 @@ def _compile(source: str) -> Callable[[Path], object]:
 
 ZEROS = " ".join(
     f'extern "C" int {name}() {{ return 0; }}'
-    for name in ("forward", "find_without_page", "logits", "attention", "linear", "pack")
+    for name in ("forward", "find_without_page", "logits", "attention", "linear", "pack", "pack_groups")
 )
 
 
@@ -178,11 +178,9 @@ def test_one_wrong_bit_in_one_product_is_refused(monkeypatch: pytest.MonkeyPatch
     products = _after_each_product(chosen, monkeypatch, spoil)
     trial.verify(chosen, DISTINCT, torch.float32)
     every = list(products)
-    shapes = set(DISTINCT.linear_shapes.values())
-    assert sorted(every) == sorted(
-        (padded(inputs), terms.limit(inputs)) for _, inputs in shapes for terms in TERMS.values()
-    )
-    names = {(padded(n), terms.limit(n)): terms.describe() for _, n in shapes for terms in TERMS.values()}
+    widths = [*(inputs for _, inputs in set(linear_shapes(DISTINCT).values())), *(1024 for _ in trial.GROUPS)]
+    assert sorted(every) == sorted((padded(n), terms.limit(n)) for n in widths for terms in TERMS.values())
+    names = {(padded(n), terms.limit(n)): terms.describe() for n in widths for terms in TERMS.values()}
     for faulty in range(len(every)):
         products.clear()
         with pytest.raises(RuntimeError, match=f"with {re.escape(names[every[faulty]])} isn't exact"):

@@ -19,6 +19,7 @@ from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.text.tokenizer import Tokenizer
 from programs.prepare.conftest import WEIGHTS
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from triton_prepare.prepare import prepare
 
@@ -56,6 +57,24 @@ def test_a_prepared_checkpoint_loads_as_the_original_does(embedded: Path, int8: 
     assert loaded.prepared.source.model == "pydoc-llama"
     # Loading writes nothing to the folder.
     assert {path.name: path.stat().st_mtime_ns for path in (embedded, *embedded.iterdir())} == before
+
+
+def test_a_quantized_checkpoint_is_copied(finished: Path, tmp_path: Path) -> None:
+    manifest = prepare(str(finished), None, tmp_path / "copy", "cpu")
+    assert manifest.settings["quantization"] == "checkpoint"
+    assert "copied from the folder small-int8" in manifest.describe()
+    assert all((tmp_path / "copy" / name).read_bytes() == (finished / name).read_bytes() for name in manifest.files)
+    _assert_same(load("int8", model=str(tmp_path / "copy")), load("int8", model=str(finished)))
+
+
+def test_a_quantized_checkpoint_that_does_not_load_is_not_copied(out: Path, tmp_path: Path) -> None:
+    saved = load_file(out / WEIGHTS)
+    save_file(
+        {name: tensor for name, tensor in saved.items() if not name.endswith("0.mlp.down_proj.SCB")}, out / WEIGHTS
+    )
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights .*0\.mlp\.down_proj\.SCB"):
+        prepare(str(out), None, tmp_path / "copy", "cpu")
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)

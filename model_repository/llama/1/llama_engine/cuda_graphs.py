@@ -124,7 +124,7 @@ class DecodeGraphs:
         self._padding = shape.max_model_len
         self._row_buckets, self._span_buckets = row_buckets(shape.slots), span_buckets(shape.max_model_len)
         # float32, the dtype of sampling.
-        self._logits = torch.zeros(shape.slots, checkpoint.config.vocab_size, device=device)
+        self._logits = torch.zeros(shape.slots, checkpoint.architecture.vocabulary, device=device)
         self._rows = torch.arange(shape.slots, device=device)
         # Number of rows of the padded step that decode, on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)

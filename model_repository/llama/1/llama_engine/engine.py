@@ -71,11 +71,10 @@ class Engine:
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
         """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
-        config = checkpoint.config
         self._device = checkpoint.info.device
         self.tokenizer = checkpoint.tokenizer
         self.defaults = GenerationDefaults.from_config(
-            checkpoint.generation_config, settings.default_max_tokens, config.vocab_size
+            checkpoint.generation_config, settings.default_max_tokens, checkpoint.architecture.vocabulary
         )
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
@@ -86,7 +85,7 @@ class Engine:
             shape.pages, shape.page_size, settings.prefix_cache == "on", checkpoint.output_can_be_prefix
         )
         self._cache = KVSlots(shape, self._manager, self._model)
-        self._batch = SlotBatch(slots, config.vocab_size, self._device, self._cache)
+        self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._cache)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
         self._prefill = Prefill(

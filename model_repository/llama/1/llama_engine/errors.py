@@ -26,7 +26,13 @@ class InvalidSettings(EngineError):
 
 
 class CheckpointError(EngineError):
-    """The checkpoint is incomplete or has an unsupported feature."""
+    """The checkpoint is incomplete or has an unsupported feature.
+
+    The message is one line of printable characters, because names in a checkpoint can have any.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(character if character.isprintable() else " " for character in message))
 
 
 class OutOfMemoryPlan(EngineError):
@@ -61,6 +67,6 @@ class GenerationError(RequestError):
     """Decoding failed on the server's side."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the error's type and its message, with its lines joined, in at most MAX_LINE characters."""
     return shorten(f"{type(error).__name__}: {str(error).strip() or repr(error)}", MAX_LINE, placeholder=" ...")

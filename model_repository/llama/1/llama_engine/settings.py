@@ -17,6 +17,9 @@ from llama_engine.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "LLAMA_"
 
+MAX_MODEL_LEN = 1 << 20
+"""Maximum of `max_model_len`, also for a checkpoint with more positions."""
+
 _T = TypeVar("_T")
 
 
@@ -59,7 +62,7 @@ class Settings:
     """inflight: adds and removes sequences between decode steps. batch: runs each Triton batch to its end."""
     slots: int | None = _setting(None, Integer(1, 1024))
     """Number of sequences decoded together; None is the config's max_batch_size."""
-    max_model_len: int | None = _setting(None, Integer(2, 1 << 20))
+    max_model_len: int | None = _setting(None, Integer(2, MAX_MODEL_LEN))
     """Maximum tokens of prompt + completion; None is the checkpoint's number of positions, or less if memory
     is short."""
     kv_cache_tokens: int | None = _setting(None, Integer(16, 1 << 30))

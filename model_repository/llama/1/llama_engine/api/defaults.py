@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_engine.api.parameters import PARAMETERS
-from llama_engine.bounds import BoundError
+from llama_engine.bounds import BoundError, show
 from llama_engine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class GenerationDefaults:
         # With do_sample, a missing temperature is 1, as in transformers.
         missing: dict[str, object] = {"max_tokens": default_max_tokens, "temperature": 1.0}
         values: dict[str, object] = {}
+        if not isinstance(config.do_sample, bool | None):
+            raise CheckpointError(f"generation_config.json: do_sample is {show(config.do_sample)}; it must be a flag")
         for name, parameter in PARAMETERS.items():
             if not parameter.checkpoint:
                 continue
@@ -49,10 +51,10 @@ class GenerationDefaults:
                 except BoundError as error:
                     raise CheckpointError(f"generation_config.json: {parameter.checkpoint} {error}") from None
         end = config.eos_token_id
-        end_tokens = frozenset(end if isinstance(end, list) else [] if end is None else [end])
-        if not all(0 <= token < vocabulary for token in end_tokens):
-            raise CheckpointError(f"generation_config.json: eos_token_id is {end}; it must be below {vocabulary}")
-        return cls(values, end_tokens)
+        end_tokens = tuple(end if isinstance(end, list) else [] if end is None else [end])
+        if not all(type(token) is int and 0 <= token < vocabulary for token in end_tokens):
+            raise CheckpointError(f"generation_config.json: eos_token_id is {show(end)}; it must be below {vocabulary}")
+        return cls(values, frozenset(end_tokens))
 
     def describe(self) -> str:
         """Return the defaults as one line, for the log."""

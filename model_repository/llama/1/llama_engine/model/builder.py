@@ -7,28 +7,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch.nn import functional
 
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.architecture import Architecture
 from llama_engine.model.llama import Layer, Linear, Llama
+from llama_engine.model.rope import RopeTables
+from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+    from transformers import PreTrainedModel
 
 _Packed = TypeVar("_Packed")
 
 PackLinear = Callable[[LinearWeight], Linear]
 """Convert a weight into a linear layer. The caller holds the only reference, so that the weight can then be freed."""
-
-Tables = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and sine of the rotary embedding, [positions, head dim / 2]."""
 
 
 class Reader(Protocol):
@@ -60,10 +58,15 @@ class ReadWeights:
 
     def linear(self, weight: LinearWeight, fused: int = 1) -> LinearWeight:
         """Count the weight of `fused` fused linear layers, and return it."""
-        self.linears[str(weight.weight.dtype).removeprefix("torch.")] += fused
-        for tensor in (weight.weight, weight.scales, weight.bias):
+        kind = str(weight.weight.dtype).removeprefix("torch.")
+        self.linears[kind if weight.scales is None else f"int{weight.bits}"] += fused
+        for tensor in (weight.scales, weight.offsets, weight.order, weight.bias):
             if tensor is not None:
                 self.tensor(tensor)
+        if weight.bits == 8:
+            self.tensor(weight.weight)
+        else:
+            self.bytes += weight.weight.numel() * weight.bits // 8
         return weight
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -87,31 +90,38 @@ class ReadWeights:
             self.linear(layer.attention_output)
             self.linear(layer.gate_up, 2)
             self.linear(layer.down)
-            self.tensor(layer.attention_norm)
-            self.tensor(layer.mlp_norm)
+            for value in vars(layer).values():
+                if isinstance(value, torch.Tensor):
+                    self.tensor(value)
             packed.append(pack(layer))
             # Free the layer before the next one is read.
             del layer
         return packed
 
 
-def build_llama(reader: Reader, config: LlamaConfig, tables: Tables, pack: PackLinear, read: ReadWeights) -> Llama:
+def build_llama(
+    reader: Reader, architecture: Architecture, tables: RopeTables, pack: PackLinear, read: ReadWeights
+) -> Llama:
     """Read a checkpoint into a Llama. pack: creates the linear layers. read: counts the weights."""
 
     def pack_layer(layer: LayerWeights) -> Layer:
         return Layer(
-            layer.attention_norm,
-            pack(layer.query_key_value),
-            pack(layer.attention_output),
-            layer.mlp_norm,
-            pack(layer.gate_up),
-            pack(layer.down),
+            attention_norm=layer.attention_norm,
+            query_key_value=pack(layer.query_key_value),
+            attention_output=pack(layer.attention_output),
+            mlp_norm=layer.mlp_norm,
+            gate_up=pack(layer.gate_up),
+            down=pack(layer.down),
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            attention_output_norm=layer.attention_output_norm,
+            mlp_output_norm=layer.mlp_output_norm,
         )
 
     embedding = read.keep(reader.embedding())
-    layers = read.layers(reader, config.num_hidden_layers, pack_layer)
+    layers = read.layers(reader, architecture.layers, pack_layer)
     norm = read.tensor(reader.norm())
-    return _llama(config, tables, embedding, layers, norm, pack(read.linear(reader.head())))
+    return _llama(architecture, tables, embedding, layers, norm, pack(read.linear(reader.head())))
 
 
 def float_linear(weight: LinearWeight) -> Linear:
@@ -119,47 +129,45 @@ def float_linear(weight: LinearWeight) -> Linear:
     return partial(functional.linear, weight=weight.weight, bias=weight.bias)
 
 
-def llama_around(model: LlamaForCausalLM, tables: Tables) -> Llama:
+def llama_around(model: PreTrainedModel, architecture: Architecture, tables: RopeTables) -> Llama:
     """Return a Llama around the modules that transformers loaded, with their linear layers of any kind."""
 
-    def layer(module: LlamaDecoderLayer) -> Layer:
-        attention, mlp = module.self_attn, module.mlp
-        return Layer(
-            module.input_layernorm.weight,
-            _side_by_side((attention.q_proj, attention.k_proj, attention.v_proj)),
-            attention.o_proj,
-            module.post_attention_layernorm.weight,
-            _side_by_side((mlp.gate_proj, mlp.up_proj)),
-            mlp.down_proj,
-        )
+    def gain(name: str) -> torch.Tensor:
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        return weight + architecture.gain_offset if architecture.gain_offset else weight
 
-    decoder = model.model
-    layers = [layer(cast("LlamaDecoderLayer", module)) for module in decoder.layers]
-    return _llama(model.config, tables, decoder.embed_tokens.weight, layers, decoder.norm.weight, model.lm_head)
+    def layer(index: int) -> Layer:
+        prefix = layer_prefix(index)
+        norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
+        norms |= {field: gain(prefix + name) for field, (name, _) in layer_norms(architecture).items()}
+        linears = {
+            field: _side_by_side([model.get_submodule(prefix + part.name) for part in parts])
+            for field, parts in layer_linears(architecture).items()
+        }
+        return Layer(**norms, **linears)  # type: ignore[arg-type]  # the names are the fields
+
+    embedding = model.get_submodule(EMBEDDING).weight
+    assert isinstance(embedding, torch.Tensor)
+    layers = [layer(index) for index in range(architecture.layers)]
+    return _llama(architecture, tables, embedding, layers, gain(NORM), model.get_submodule(HEAD))
 
 
 def _side_by_side(linears: Sequence[Linear]) -> Linear:
+    if len(linears) == 1:
+        return linears[0]
     return lambda activations: torch.cat([linear(activations) for linear in linears], dim=-1)
 
 
 def _llama(
-    config: LlamaConfig,
-    tables: Tables,
+    architecture: Architecture,
+    tables: RopeTables,
     embedding: torch.Tensor,
     layers: Sequence[Layer],
     norm: torch.Tensor,
     head: Linear,
 ) -> Llama:
-    cosine, sine = (table.to(embedding) for table in tables)
-    return Llama(
-        heads=config.num_attention_heads,
-        key_value_heads=key_value_heads(config),
-        head_dim=head_dim(config),
-        epsilon=config.rms_norm_eps,
-        embedding=embedding,
-        layers=layers,
-        norm=norm,
-        head=head,
-        cosine=cosine,
-        sine=sine,
-    )
+    # As in transformers' Gemma, which rounds this factor to the embedding's dtype.
+    scale = torch.tensor(architecture.embedding_scale).to(embedding.dtype).item()
+    converted = {kind: (cosine.to(embedding), sine.to(embedding)) for kind, (cosine, sine) in tables.items()}
+    return Llama(replace(architecture, embedding_scale=scale), embedding, layers, norm, head, converted)

@@ -1,25 +1,56 @@
 """Checks that a checkpoint's files are readable and complete, because transformers' errors do not name the file.
 
 The usual defect is a truncated copy of one weight file. Only the headers of weight files are read. A safetensors file
-has eight bytes with the header's length, the header as JSON with each tensor's end offset, and the tensors.
+has eight bytes with the header's length, the header as JSON with each tensor's dtype, shape and offsets, and the
+tensors, without gaps. Source: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
 
-_JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_JSON = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+)
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
-_MAX_HEADER = 100_000_000
-"""Maximum size of a header in bytes; the limit of the safetensors library."""
+_MAX_JSON = 100_000_000
+"""Maximum size of a header and of a JSON file in bytes; for headers, the limit of the safetensors library."""
+
+_MAX_NAME, _MAX_DIMENSIONS = 1000, 8
+"""Maximum characters of a tensor's name, and dimensions of its shape."""
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+}
+"""Bytes of a number by dtype. Tensors in others, of less than a byte, have no known size; the engine reads none."""
+
+
+class TensorHeader(NamedTuple):
+    """A tensor's entry in a header. dtype: safetensors' name, such as BF16. begin, end: its bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 def check_files(folder: Path) -> None:
@@ -27,15 +58,35 @@ def check_files(folder: Path) -> None:
 
     Raises CheckpointError naming the first file that is unreadable or incomplete.
     """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        # Reading a pipe or a device waits or does not end.
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise _error(path, "it is neither a file nor a folder")
     for name in _JSON:
         if (folder / name).exists():
             _object(folder / name)
+    read_headers(folder)
+
+
+def read_headers(folder: Path) -> Mapping[str, tuple[Path, TensorHeader]]:
+    """Return each saved tensor's file and header by name.
+
+    Raises CheckpointError if a file is unreadable or incomplete, or if two files have a tensor of the same name.
+    """
+    tensors: dict[str, tuple[Path, TensorHeader]] = {}
     for path in weight_files(folder):
-        _check_weights(path)
+        for name, header in _read_header(path).items():
+            if name in tensors:
+                raise _error(path, f"it has the tensor {name}, which {tensors[name][0].name} has, too")
+            tensors[name] = path, header
+    return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files: the single file, or the files listed in the index."""
+    """Return the weight files: the single file, or the files listed in the index.
+
+    A listed file is in the folder; like every file it may be a link, as in the cache of the hub.
+    """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / INDEX
@@ -44,12 +95,18 @@ def weight_files(folder: Path) -> list[Path]:
     named = _object(index).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise _error(index, "it has no weight_map from weights to files")
-    return [folder / name for name in sorted(set(named.values()))]
+    names = sorted(set(named.values()))
+    for name in names:
+        if not name.endswith(".safetensors") or Path(name).name != name or "\0" in name:
+            raise _error(index, f"its weight_map has {show(name)}, which is no name of a safetensors file beside it")
+    return [folder / name for name in names]
 
 
 def _object(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file. Raises CheckpointError if there is none."""
     try:
+        if (size := path.stat().st_size) > _MAX_JSON:
+            raise _error(path, f"it has {size} bytes; a JSON file has at most {_MAX_JSON}")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise _error(path, str(error.strerror)) from error
@@ -60,33 +117,62 @@ def _object(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _check_weights(path: Path) -> None:
-    begin, header = read_header(path)
-    try:
-        whole = begin + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    except (TypeError, LookupError) as error:
-        raise _error(path, f"its header is not valid safetensors: {error!r}") from error
-    if (size := path.stat().st_size) != whole:
-        raise _error(path, f"it has {size} bytes; its header says {whole}")
+def _read_header(path: Path) -> Mapping[str, TensorHeader]:
+    """Return the headers of the tensors in a weight file by name.
 
-
-def read_header(path: Path) -> tuple[int, Mapping[str, Any]]:
-    """Return the offset of the tensors in a weight file, and their headers by name: dtype, shape, data_offsets.
-
-    Raises CheckpointError if the file is unreadable or its header is incomplete.
+    Raises CheckpointError if the file is unreadable, or if the header is invalid or describes another file.
     """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _MAX_HEADER):
+            if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _MAX_JSON):
                 raise _error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
-            header = json.loads(file.read(length))
-        return _LENGTH_BYTES + length, {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+            header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
+        begin = _LENGTH_BYTES + length
+        tensors = {name: _tensor(name, entry, begin) for name, entry in header.items() if name != "__metadata__"}
     except OSError as error:
         raise _error(path, str(error.strerror)) from error
     except (ValueError, AttributeError, RecursionError) as error:
-        raise _error(path, f"its header is not valid safetensors: {error!r}") from error
+        raise _error(path, f"its header is not valid safetensors: {error}") from error
+    whole = begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if tensor.begin != whole:
+            raise _error(path, f"its header is not valid safetensors: {name} doesn't begin where another one ends")
+        whole = tensor.end
+    if size != whole:
+        raise _error(path, f"it has {size} bytes; its header says {whole}")
+    return tensors
+
+
+def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"it has {show(key)} twice")
+        result[key] = value
+    return result
+
+
+def _tensor(name: str, entry: object, begin: int) -> TensorHeader:
+    """Return a tensor's header. begin: of the file's tensors. Raises ValueError naming tensor, field and value."""
+    if not name.isprintable() or len(name) > _MAX_NAME:
+        raise ValueError(f"{show(name)} is no name of a tensor")
+    dtype, shape, offsets = (
+        entry.get(field) if isinstance(entry, dict) else None for field in ("dtype", "shape", "data_offsets")
+    )
+    if not isinstance(dtype, str):
+        raise ValueError(f"dtype of {show(name)} is {show(dtype)}")
+    # Sizes beyond int64 can't be a file's, and products of many of them would take long.
+    if (not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS
+            or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape)):  # fmt: skip
+        raise ValueError(f"shape of {show(name)} is {show(shape)}")
+    first, end = offsets if isinstance(offsets, list) and len(offsets) == 2 else (None, None)
+    if type(first) is not int or type(end) is not int or not 0 <= first <= end:
+        raise ValueError(f"data_offsets of {show(name)} are {show(offsets)}")
+    if dtype in _ITEM_BYTES and prod(shape) * _ITEM_BYTES[dtype] != end - first:
+        raise ValueError(f"{name} is {dtype} of shape {show(shape)}, and has {end - first} bytes")
+    return TensorHeader(dtype, tuple(shape), begin + first, begin + end)
 
 
 def _error(path: Path, reason: str) -> CheckpointError:

@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
-from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
+from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
 from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 from llama_engine.model.activation_terms import ActivationTerms, TermCounts
-from llama_engine.model.builder import Reader, ReadWeights, Tables
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.builder import Reader, ReadWeights
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.model_runner import PromptChunk
-
-if TYPE_CHECKING:
-    from transformers import LlamaConfig
+from llama_engine.model.rope import RopeTables
+from llama_engine.model.weights import LinearWeight
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class CompiledLlama:
     @property
     def padded_head_dim(self) -> int:
         """The head dimension of the KV cache, padded for the kernels."""
-        return self.llama.dimensions.padded_head_dim
+        return padded_head_dim(self.llama.architecture)
 
     def scratch_bytes(self, shape: KVCacheShape) -> int:
         """Return the bytes of the kernels' scratch memory and of the page table for a KV cache of this shape."""
@@ -50,8 +48,8 @@ class CompiledLlama:
 
 def build_compiled_llama(
     reader: Reader,
-    config: LlamaConfig,
-    tables: Tables,
+    architecture: Architecture,
+    tables: RopeTables,
     terms: ActivationTerms,
     cache_dtype: torch.dtype,
     read: ReadWeights,
@@ -61,31 +59,32 @@ def build_compiled_llama(
     terms: which activation rows have two 8-bit terms. cache_dtype: dtype of the KV cache with which the kernels are
     verified.
     """
-    dimensions = Dimensions(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=key_value_heads(config),
-        head_dim=head_dim(config),
-        intermediate=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        epsilon=config.rms_norm_eps,
-        scaling=head_dim(config) ** -0.5,
-    )
-    kernels = choose_cpu_kernels(dimensions, cache_dtype)
+    kernels = choose_cpu_kernels(architecture, cache_dtype)
     if kernels is None:
         return None
     embedding = read.keep(reader.embedding())
-    layers = read.layers(reader, config.num_hidden_layers, partial(pack_layer, kernels, dimensions))
+    layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
     norm = read.tensor(reader.norm())
-    head = pack_linear(kernels, read.linear(reader.head()))
-    return CompiledLlama(CpuLlama(kernels, dimensions, layers, norm, head, *tables, terms), embedding)
+    head = pack_head(kernels, architecture, read.linear(reader.head()))
+    return CompiledLlama(CpuLlama(kernels, architecture, layers, norm, head, tables, terms), embedding)
+
+
+def compiled_without_weights(
+    architecture: Architecture, tables: RopeTables, terms: ActivationTerms, cache_dtype: torch.dtype
+) -> CompiledLlama | None:
+    """Return what `build_compiled_llama` would, to describe it and for its sizes: it has no layers."""
+    kernels = choose_cpu_kernels(architecture, cache_dtype)
+    if kernels is None:
+        return None
+    head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
+    return CompiledLlama(CpuLlama(kernels, architecture, [], torch.empty(0), head, tables, terms), torch.empty(0))
 
 
 class CpuRunner:
     """Runs a model with packed weights (the CPU kernels' layout); owns its KV cache. Not thread-safe."""
 
     def __init__(self, model: CompiledLlama, shape: KVCacheShape) -> None:
-        self._embedding = model.embedding
+        self._embedding, self._scale = model.embedding, model.llama.architecture.embedding_scale
         self._forward = CpuForward(model.llama, shape)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
@@ -127,4 +126,7 @@ class CpuRunner:
         """Do nothing: the kernels are compiled before the model loads."""
 
     def _run(self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._forward.forward(self._embedding[tokens].float(), slots, positions)
+        embedded = self._embedding[tokens].float()
+        if self._scale != 1:
+            embedded *= self._scale
+        return self._forward.forward(embedded, slots, positions)

@@ -1,17 +1,22 @@
-"""A Llama's forward pass in PyTorch, over a flat list of tokens: no padding, no transformers modules.
+"""The forward pass of a Llama in PyTorch, over a flat list of tokens: no padding, no transformers modules.
 
-Source: transformers' modeling_llama.py, whose results it reproduces; the structure follows gpt-fast's model.py. Linear
+`Architecture` has the options that distinguish the families. Source: transformers' modeling_<model type>.py, whose
+results it reproduces; the structure follows gpt-fast's model.py. Linear
 layers are callables, so that the forward pass is the same for floats, INT8 and bitsandbytes' modules. Attention is a
 callable that reads and writes the KV cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
+
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.rope import RopeTables
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """A linear layer: [..., in] → [..., out]."""
@@ -20,65 +25,111 @@ Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tens
 """(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; RoPE is already applied."""
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(heads [n, heads, dim], cosine, sine [n, 1, dim / 2]) → [n, heads, dim]."""
+"""(heads [n, heads, dim], cosine, sine [n, 1, rotary / 2]) → [n, heads, dim]."""
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""The activations of the gate by `Architecture.activation`."""
 
 
 def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, dim / 2]. Pairs are (i, i + dim / 2)."""
+    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, rotary / 2].
+
+    Pairs are (i, i + rotary / 2); dimensions from `rotary` on stay as they are.
+    """
+    rotary, dim = 2 * cosine.shape[-1], heads.shape[-1]
+    if rotary < dim:
+        rotated, others = torch.split(heads, [rotary, dim - rotary], dim=-1)
+        return torch.cat((rotate(rotated, cosine, sine), others), dim=-1)
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
+def softcap(values: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Return cap · tanh(values / cap), or the values if there is no cap."""
+    return values if cap is None else (values / cap).tanh() * cap
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer, with q|k|v and gate|up fused as in `LayerWeights`."""
+    """One decoder layer, with q|k|v and gate|up fused and the norms that `LayerWeights` has."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     query_key_value: Linear
     attention_output: Linear
-    mlp_norm: torch.Tensor
+    mlp_norm: torch.Tensor | None
     gate_up: Linear
     down: Linear
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+    attention_output_norm: torch.Tensor | None = None
+    mlp_output_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Llama:
     """A loaded model without a KV cache; several runners can share it.
 
-    embedding: [vocabulary, hidden]. norm: gain of the final RMSNorm, [hidden]. cosine, sine: tables of RoPE,
-    [positions, head dim / 2]. rotary: applies RoPE.
+    embedding: [vocabulary, hidden]. norm: gain of the final RMSNorm, [hidden]. tables: of RoPE, in the embedding's
+    dtype. rotary: applies RoPE.
     """
 
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    epsilon: float
+    architecture: Architecture
     embedding: torch.Tensor
     layers: Sequence[Layer]
     norm: torch.Tensor
     head: Linear
-    cosine: torch.Tensor
-    sine: torch.Tensor
+    tables: RopeTables
     rotary: Rotate = rotate
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
         """Return the hidden states [n, hidden] of tokens [n] at positions [n]."""
-        hidden = functional.embedding(tokens, self.embedding)
-        cosine, sine = self.cosine[positions][:, None], self.sine[positions][:, None]
+        hidden = _scaled(functional.embedding(tokens, self.embedding), self.architecture.embedding_scale)
+        angles = {kind: [table[positions][:, None] for table in tables] for kind, tables in self.tables.items()}
         for index, layer in enumerate(self.layers):
-            projected = layer.query_key_value(self._normalize(hidden, layer.attention_norm))
-            heads = projected.view(len(tokens), -1, self.head_dim)
-            rotated = self.rotary(heads[:, : -self.key_value_heads], cosine, sine)
-            query, key = rotated[:, : self.heads], rotated[:, self.heads :]
-            attended = attend(index, query, key, heads[:, -self.key_value_heads :])
-            hidden = hidden + layer.attention_output(attended.flatten(1))
+            kind = self.architecture.ropes[index]
+            attended = self._attend(index, layer, hidden, None if kind is None else angles[kind], attend)
+            hidden = hidden + self._branch(layer.attention_output(attended), layer.attention_output_norm)
             gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(functional.silu(gate) * up)
+            gated = ACTIVATIONS[self.architecture.activation](gate) * up
+            hidden = hidden + self._branch(layer.down(gated), layer.mlp_output_norm)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
-        return self.head(self._normalize(hidden, self.norm))
+        logits = _scaled(self.head(self._normalize(hidden, self.norm)), self.architecture.logits_scale)
+        return softcap(logits, self.architecture.logits_softcap)
 
-    def _normalize(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(hidden, gain.shape, gain, self.epsilon)
+    def _attend(
+        self, index: int, layer: Layer, hidden: torch.Tensor, angles: Sequence[torch.Tensor] | None, attend: Attention
+    ) -> torch.Tensor:
+        """Return the attention [n, heads · dim] of a layer. angles: cosine and sine, None without RoPE."""
+        queries, keys, dim = self.architecture.heads, self.architecture.kv_heads, self.architecture.head_dim
+        heads = layer.query_key_value(self._normalize(hidden, layer.attention_norm)).view(len(hidden), -1, dim)
+        rotated = heads[:, :-keys]
+        if layer.query_norm is not None:
+            query = self._normalize_heads(rotated[:, :queries], layer.query_norm)
+            rotated = torch.cat((query, self._normalize_heads(rotated[:, queries:], layer.key_norm)), dim=1)
+        if angles is not None:
+            rotated = self.rotary(rotated, *angles)
+        return attend(index, rotated[:, :queries], rotated[:, queries:], heads[:, -keys:]).flatten(1)
+
+    def _branch(self, output: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+        """Return what attention or MLP add to the hidden states."""
+        return _scaled(self._normalize(output, gain), self.architecture.residual_scale)
+
+    def _normalize_heads(self, heads: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+        """Normalize [n, heads, dim]: each head, or all of them together."""
+        together = self.architecture.query_key_norm == "projection"
+        return self._normalize(heads.flatten(1) if together else heads, gain).view(heads.shape)
+
+    def _normalize(self, hidden: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+        if gain is None:
+            return hidden
+        return functional.rms_norm(hidden, gain.shape, gain, self.architecture.epsilon)
+
+
+def _scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
+    return values if factor == 1.0 else values * factor

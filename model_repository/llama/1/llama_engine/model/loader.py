@@ -1,15 +1,16 @@
 """Loads a checkpoint: model, tokenizer and generation config, in the precision and on the device of the settings.
 
-Loads safetensors only and never runs code from a checkpoint. `products` chooses the implementation of the layers.
+Loads safetensors and GGUF only and never runs code from a checkpoint. `products` chooses the implementation of the
+layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import GenerationConfig
@@ -17,24 +18,31 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
+from llama_engine.model.architecture import Architecture, read_architecture
 from llama_engine.model.checkpoint_files import check_files
+from llama_engine.model.config import read_config
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.description import describe_model
+from llama_engine.model.gguf.config import read_gguf_config
+from llama_engine.model.gguf.header import GgufFile, find_gguf, read_gguf
+from llama_engine.model.gguf.tensors import GgufTensors
+from llama_engine.model.gguf.tokenizer import read_gguf_tokenizer
 from llama_engine.model.hub import resolve_folder
 from llama_engine.model.kv_cache import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
-from llama_engine.model.llama_config import read_config
 from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
-from llama_engine.model.products import load_model
+from llama_engine.model.products import Loaded, load_model
+from llama_engine.model.rope import max_positions
+from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.torch_runner import TorchRunner
-from llama_engine.settings import Settings
+from llama_engine.settings import MAX_MODEL_LEN, Settings
 from llama_engine.text.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig
+    from transformers import PreTrainedConfig
 
     from llama_engine.text.tokenizer import Tokenizer
 
@@ -48,10 +56,12 @@ class Checkpoint:
 
     name: path or hub id. max_model_len: maximum tokens of prompt + completion. prepared: the manifest of a prepared
     checkpoint, else None. attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU.
+    is_loaded: whether the model has its weights; without them, only its sizes are known.
     """
 
     name: str
-    config: LlamaConfig
+    config: PreTrainedConfig
+    architecture: Architecture
     model: Llama | CompiledLlama
     tokenizer: Tokenizer
     generation_config: GenerationConfig
@@ -59,6 +69,7 @@ class Checkpoint:
     info: ModelInfo
     prepared: Manifest | None
     attention: VarlenAttention | None = None
+    is_loaded: bool = True
 
     @property
     def output_can_be_prefix(self) -> bool:
@@ -75,13 +86,13 @@ class Checkpoint:
         tokens: number of positions, rounded up to whole pages; None is max_model_len for each slot.
         """
         compiled = isinstance(self.model, CompiledLlama)
-        dim = self.model.padded_head_dim if isinstance(self.model, CompiledLlama) else head_dim(self.config)
+        dim = self.model.padded_head_dim if isinstance(self.model, CompiledLlama) else self.architecture.head_dim
         page_size = GPU_PAGE_SIZE if self.info.device.type == "cuda" else CPU_PAGE_SIZE
         pages = slots * -(-self.max_model_len // page_size) if tokens is None else -(-tokens // page_size)
         return KVCacheShape(
-            layers=self.config.num_hidden_layers,
+            layers=self.architecture.layers,
             slots=slots,
-            key_value_heads=key_value_heads(self.config),
+            key_value_heads=self.architecture.kv_heads,
             max_model_len=self.max_model_len,
             head_dim=dim,
             dtype=choose_cache_dtype(kv_cache_dtype, compiled, self.info.dtype),
@@ -111,7 +122,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
 
     show_progress: show the progress bars of transformers and downloads.
     """
-    name = _resolve(settings.model)
+    name = resolve_name(settings.model)
     manifest = verified_manifest(Path(name), settings.revision)
     if device.type == "cuda":
         # Otherwise every instance creates a CUDA context on the first GPU, which no memory plan includes.
@@ -120,6 +131,17 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         folder = resolve_folder(name, settings.revision, show_progress)
         check_files(folder)
         return _load_files(name, folder, settings, device, manifest)
+
+
+def describe_checkpoint(name: str, folder: Path, settings: Settings, device: torch.device) -> Checkpoint:
+    """Return what `load_checkpoint` would, without weights: their sizes are those of the headers in `folder`.
+
+    Raises CheckpointError where that would, except for invalid contents of the weights.
+    """
+    manifest = verified_manifest(Path(name), settings.revision)
+    with loading(name):
+        check_files(folder)
+        return _load_files(name, folder, settings, device, manifest, describe_model)
 
 
 @contextmanager
@@ -141,7 +163,7 @@ def loading(name: str, show_progress: bool = False) -> Iterator[None]:
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
 
 
-def _resolve(model: str | None) -> str:
+def resolve_name(model: str | None) -> str:
     """Return a local path or a hub id. Raises CheckpointError for a missing path that can't be a hub id."""
     if model is None:
         if not EMBEDDED.is_dir():
@@ -151,27 +173,56 @@ def _resolve(model: str | None) -> str:
             )
         return str(EMBEDDED)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return str(path)
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"model is {model!r}: no such folder")
+        raise CheckpointError(f"model is {model!r}: no such folder or GGUF file")
     return model
 
 
+class CheckpointHeaders(NamedTuple):
+    """A checkpoint's config, and its tensors without contents. gguf: its GGUF file, None for safetensors."""
+
+    config: PreTrainedConfig
+    architecture: Architecture
+    saved: SavedTensors
+    gguf: GgufFile | None
+
+
+def read_checkpoint_headers(folder: Path, name: str) -> CheckpointHeaders:
+    """Read the config and the headers of the weights. Raises CheckpointError."""
+    gguf = find_gguf(folder)
+    if gguf is None:
+        config = read_config(folder, name)
+        return CheckpointHeaders(config, read_architecture(config, name), SavedTensors(folder), None)
+    file = read_gguf(gguf)
+    config = read_gguf_config(file)
+    # Its norms are saved with Gemma's 1 added.
+    architecture = replace(read_architecture(config, name), gain_offset=0.0)
+    return CheckpointHeaders(config, architecture, GgufTensors(file), file)
+
+
 def _load_files(
-    name: str, folder: Path, settings: Settings, device: torch.device, manifest: Manifest | None
+    name: str,
+    folder: Path,
+    settings: Settings,
+    device: torch.device,
+    manifest: Manifest | None,
+    load: Callable[..., Loaded] = load_model,
 ) -> Checkpoint:
-    """Load config, tokenizer and model from a folder. Raises CheckpointError and exceptions of the libraries."""
-    config = read_config(folder, name)
-    positions = config.max_position_embeddings
-    max_model_len = settings.max_model_len or positions
-    if max_model_len > positions:
+    """Load config, tokenizer and model from their files. Raises CheckpointError and exceptions of the libraries."""
+    config, architecture, saved, file = read_checkpoint_headers(folder, name)
+    if file is not None:
+        folder = file.path.parent
+    max_model_len: int = settings.max_model_len or min(config.max_position_embeddings, MAX_MODEL_LEN)
+    if max_model_len > (positions := max_positions(config)):
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
-    tokenizer = read_tokenizer(folder, config)
-    model, info, attention = load_model(name, folder, config, settings, device, max_model_len)
+    tokenizer = read_tokenizer(folder, config) if file is None else read_gguf_tokenizer(file, config)
+    model, info, attention = load(name, saved, config, architecture, settings, device, max_model_len)
     return Checkpoint(
         name=name,
         config=config,
+        architecture=architecture,
         model=model,
         tokenizer=tokenizer,
         generation_config=_generation_config(folder, config),
@@ -179,11 +230,18 @@ def _load_files(
         info=info,
         prepared=manifest,
         attention=attention,
+        is_loaded=load is load_model,
     )
 
 
-def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
-    """Return the checkpoint's generation config; without one, the defaults that follow from its model config."""
+def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    """Return the checkpoint's generation config; without one, the defaults that follow from its model config.
+
+    Raises CheckpointError if transformers can't read it.
+    """
     if (folder / "generation_config.json").exists():
-        return GenerationConfig.from_pretrained(folder)
+        try:
+            return GenerationConfig.from_pretrained(folder)
+        except Exception as error:
+            raise CheckpointError(f"can't load {folder}: generation_config.json: {one_line(error)}") from error
     return GenerationConfig.from_model_config(config)

@@ -72,7 +72,7 @@ class Manifest:
             content = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} can't be read: {error}") from error
         # Other tools also write files of this name.
         if not isinstance(content, dict) or content.get("kind") != _KIND:
@@ -96,10 +96,11 @@ class Manifest:
 
     def describe(self) -> str:
         """Return source, date and version as one line, for the log."""
-        return (
-            f"prepared checkpoint, quantized from {self.source.describe()}, on {self.date[:10]} "
-            f"with bitsandbytes {self.versions.get('bitsandbytes', 'unknown')}"
-        )
+        source = self.source.describe()
+        if self.settings.get("quantization") == "checkpoint":
+            return f"prepared checkpoint, copied from {source}, on {self.date[:10]}"
+        version = self.versions.get("bitsandbytes", "unknown")
+        return f"prepared checkpoint, quantized from {source}, on {self.date[:10]} with bitsandbytes {version}"
 
     def check_revision(self, revision: str | None) -> None:
         """Raise CheckpointError if the requested revision differs from the source's."""

@@ -135,25 +135,25 @@ def _fitting_plan(checkpoint: Checkpoint, settings: Settings, slots: int) -> Mem
 
 
 def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -> MemoryPlan:
-    config, info = checkpoint.config, checkpoint.info
+    architecture, info = checkpoint.architecture, checkpoint.info
     graphs = settings.cuda_graphs != "off" and unsupported_reason(checkpoint) is None
     shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, tokens)
     return MemoryPlan(
         weights=info.weight_bytes,
         cache=shape.bytes,
-        sampling=SamplingState.bytes_for(slots, config.vocab_size),
+        sampling=SamplingState.bytes_for(slots, architecture.vocabulary),
         reserve=activation_reserve(
             min(settings.prefill_tokens, slots * checkpoint.max_model_len),
             slots,
-            config.hidden_size,
-            config.intermediate_size,
-            config.vocab_size,
+            architecture.hidden,
+            architecture.intermediate,
+            architecture.vocabulary,
             info.dtype.itemsize,
             exact_on_gpu="int8" in info.linears and bool(info.product) and info.device.type == "cuda",
         )
         + (_graphs_of(checkpoint, shape) if graphs else 0)
         + checkpoint.attention_reserve(shape),
-        free=free_bytes(info.device),
+        free=free_bytes(info.device) - (0 if checkpoint.is_loaded else info.weight_bytes),
         fraction=settings.memory_fraction,
         device=str(info.device),
         shape=shape,
@@ -162,9 +162,9 @@ def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -
 
 
 def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:
-    config = checkpoint.config
+    architecture = checkpoint.architecture
     itemsize = checkpoint.info.dtype.itemsize
-    return graph_reserve(shape, config.hidden_size, config.intermediate_size, config.vocab_size, itemsize)
+    return graph_reserve(shape, architecture.hidden, architecture.intermediate, architecture.vocabulary, itemsize)
 
 
 def activation_reserve(

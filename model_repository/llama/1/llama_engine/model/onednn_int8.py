@@ -131,13 +131,17 @@ class OneDnnPacker:
 
         Raises CheckpointError if the product isn't exact for the weight's shape.
         """
+        self.check(weight)
+        return OneDnnInt8Linear(weight, self._terms, self._bits)
+
+    def check(self, weight: LinearWeight) -> None:
+        """Raise CheckpointError if the product isn't exact for the weight's shape."""
         outputs, inputs = weight.weight.shape
         if reason := refusal(outputs, inputs, self._bits):
             raise CheckpointError(
                 f"INT8 weights of {outputs} x {inputs} (outputs x inputs) have no exact product on this CPU: with "
                 f"oneDNN {reason}; the log says why the compiled kernels aren't used"
             )
-        return OneDnnInt8Linear(weight, self._terms, self._bits)
 
     def describe(self) -> str:
         """Return a description of the product, for the log and the metrics."""

@@ -6,26 +6,36 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
+from llama_engine.model.formats.detection import FORMATS
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig
+    from transformers import PreTrainedConfig
 
+
+_UNIFORM = ("none", "int8", "nf4", "fp4")
+"""Floats, and what bitsandbytes saves."""
 
 _THRESHOLD = 6.0
 """bitsandbytes' default outlier threshold."""
 
 
-def saved_quantization(config: LlamaConfig) -> tuple[str, float]:
+def quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Return the quantization config of a quantized checkpoint, else None."""
+    saved = getattr(config, "quantization_config", None)
+    return saved if saved is None or isinstance(saved, dict) else vars(saved)
+
+
+def saved_quantization(config: PreTrainedConfig) -> tuple[str, float]:
     """Return the saved quantization (none, int8, nf4 or another method's name) and bitsandbytes' outlier threshold.
 
     The threshold is 0 unless the weights are saved in INT8.
     """
-    saved = getattr(config, "quantization_config", None)
-    if saved is None:
+    values = quantization_config(config)
+    if values is None:
         return "none", 0.0
-    values: dict[str, Any] = saved if isinstance(saved, dict) else vars(saved)
     if values.get("load_in_8bit"):
         return "int8", float(values.get("llm_int8_threshold", _THRESHOLD))
     kind = values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method")
@@ -46,15 +56,24 @@ def choose_device(setting: str, gpu: int | None) -> torch.device:
     return torch.device("cuda", gpu or 0)
 
 
-def choose_quantization(name: str, config: LlamaConfig, settings: Settings) -> tuple[str, float | None]:
-    """Return the quantization to serve (none, int8, nf4 or another method) and LLM.int8()'s outlier threshold.
+def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings) -> tuple[str, float | None]:
+    """Return the quantization to serve (none, int8 or nf4) and LLM.int8()'s outlier threshold.
 
-    Raises CheckpointError if the checkpoint is saved in another quantization than the setting's.
+    int8 are exact INT8 products, of weights in any format that `formats` reads. Raises CheckpointError for another
+    format, and if the checkpoint is saved in another quantization than the setting's.
     """
-    saved, saved_threshold = saved_quantization(config)
+    method, saved_threshold = saved_quantization(config)
+    if method not in (*_UNIFORM, *FORMATS):
+        raise CheckpointError(f"{name} is quantized with {show(method)}; this engine reads {', '.join(FORMATS)}")
+    if method in FORMATS and settings.int8_threshold:
+        raise CheckpointError(
+            f"int8_threshold is {settings.int8_threshold:g}, but {name} is saved in {method}, which has no outlier "
+            f"threshold; set it to 0"
+        )
+    saved = "int8" if method in FORMATS else method
     if settings.quantization not in ("checkpoint", saved) and saved != "none":
         raise CheckpointError(
-            f"quantization is {settings.quantization!r}, but {name} is saved in {saved}; set quantization to "
+            f"quantization is {settings.quantization!r}, but {name} is saved in {method}; set quantization to "
             f"'checkpoint' to serve it as it is"
         )
     served = saved if settings.quantization == "checkpoint" else settings.quantization

@@ -14,126 +14,232 @@ INT8 weights without an exact product are refused.
 from __future__ import annotations
 
 import ctypes
+import logging
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
-from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.builder import ReadWeights, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
-from llama_engine.model.heads import head_dim, key_value_heads
-from llama_engine.model.llama import Llama
+from llama_engine.model.formats.bitsandbytes_nf4 import BitsandbytesNf4
+from llama_engine.model.formats.detection import linear_format
+from llama_engine.model.formats.linear_format import LinearFormat
+from llama_engine.model.gguf.tensors import GgufTensors
+from llama_engine.model.int8_rows import requantized
+from llama_engine.model.llama import Linear, Llama
 from llama_engine.model.model_info import BATCH, ModelInfo
 from llama_engine.model.onednn_int8 import OneDnnPacker
-from llama_engine.model.precision import choose_cache_dtype, choose_dtype, choose_quantization
-from llama_engine.model.rope import rope_tables
+from llama_engine.model.precision import (
+    choose_cache_dtype,
+    choose_dtype,
+    choose_quantization,
+    quantization_config,
+    saved_quantization,
+)
+from llama_engine.model.rope import RopeTables, rope_tables
+from llama_engine.model.saved_tensors import SavedTensors
+from llama_engine.model.tensor_names import all_linears
 from llama_engine.model.weight_reader import WeightReader
+from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig
+    from transformers import PreTrainedConfig
+
+_log = logging.getLogger(__name__)
 
 Loaded = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
 """A model, its precision and size, and FlashAttention for a GPU; None uses PyTorch's attention."""
 
 
+class Choice(NamedTuple):
+    """How a checkpoint is served, with its headers checked.
+
+    quantization, threshold: of `choose_quantization`. quantized: format of the linear layers. terms: activation terms
+    of INT8 products; on a GPU, the same for all rows.
+    """
+
+    quantization: str
+    threshold: float | None
+    dtype: torch.dtype
+    terms: ActivationTerms
+    quantized: LinearFormat | None
+    reader: WeightReader
+    tables: RopeTables
+    attention: VarlenAttention | None
+    elementwise: Elementwise
+
+    @property
+    def by_transformers(self) -> bool:
+        """Whether transformers' modules hold the weights."""
+        return self.quantization == "nf4" or bool(self.threshold)
+
+
 def load_model(
-    name: str, folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, max_model_len: int
+    name: str,
+    saved: SavedTensors,
+    config: PreTrainedConfig,
+    architecture: Architecture,
+    settings: Settings,
+    device: torch.device,
+    max_model_len: int,
 ) -> Loaded:
-    """Load the weights in a checkpoint's folder for the product that the table above lists.
+    """Load a checkpoint's weights for the product that the table above lists.
 
     Raises CheckpointError for incompatible settings and for INT8 weights without an exact product. Exceptions of the
     libraries are passed on.
     """
-    # With one more position, for padding rows.
-    tables = rope_tables(config, max_model_len + 1)
-    dtype = choose_dtype(settings.dtype, device)
-    quantization, threshold = choose_quantization(name, config, settings)
-    attention = _gpu_attention(config, settings, device, dtype)
-    exact = quantization == "int8" and not threshold
-    terms = activation_terms(settings.int8_terms, settings.int8_outlier_ratio)
-    if device.type == "cuda" and terms != ONE_TERM:
-        # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
-        terms = TWO_TERMS
-    gpu_terms = 1 if terms == ONE_TERM else 2
-    elementwise = _gpu_elementwise(config, settings, device, dtype, gpu_terms if exact else None)
-    if quantization == "nf4" or threshold:
-        modules, info = _load_with_transformers(folder, config, settings, device, dtype, tables)
-        return replace(modules, rotary=elementwise.rotary), info, attention
-    reader, read = WeightReader(folder, config, dtype, quantization == "int8", device), ReadWeights()
+    chosen = choose(name, saved, config, architecture, settings, device, max_model_len)
+    tables, terms, elementwise, reader = chosen.tables, chosen.terms, chosen.elementwise, chosen.reader
+    if chosen.by_transformers:
+        if isinstance(chosen.quantized, BitsandbytesNf4):
+            for linear in all_linears(architecture):
+                if chosen.quantized.has(linear):
+                    chosen.quantized.check_description(linear)
+        modules, info = _load_with_transformers(
+            saved.folder, config, architecture, settings, device, chosen.dtype, tables
+        )
+        return replace(modules, rotary=elementwise.rotary), info, chosen.attention
+    read = ReadWeights()
     model: Llama | CompiledLlama
-    if quantization != "int8":
-        model, product, bits_depend_on = build_llama(reader, config, tables, float_linear, read), "", BATCH
+    if chosen.quantization != "int8":
+        model, product, bits_depend_on = build_llama(reader, architecture, tables, float_linear, read), "", BATCH
     elif device.type == "cuda":
         # Imported here because importing bitsandbytes takes 2 s.
         from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
-        pack = partial(exact_int8_linear, terms=gpu_terms, elementwise=elementwise)
-        model = build_llama(reader, config, tables, pack, read)
+        def pack(weight: LinearWeight) -> Linear:
+            return exact_int8_linear(requantized(weight), gpu_terms(terms), elementwise)
+
+        model = build_llama(reader, architecture, tables, pack, read)
         product, bits_depend_on = f"exact INT8, {terms.describe()}, bitsandbytes", BATCH
-    elif compiled := _load_compiled(reader, config, tables, settings, terms, read):
+    elif compiled := _load_compiled(reader, architecture, tables, settings, terms, read):
         model, product, bits_depend_on = compiled, compiled.describe(), ""
     else:
         packer = OneDnnPacker(terms)
-        model, product = build_llama(reader, config, tables, packer, read), packer.describe()
+        model = build_llama(reader, architecture, tables, lambda weight: packer(requantized(weight)), read)
+        product = packer.describe()
         # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
-        bits_depend_on = "" if dtype == torch.float32 else BATCH
+        bits_depend_on = "" if chosen.dtype == torch.float32 else BATCH
     if isinstance(model, Llama):
         model = replace(model, rotary=elementwise.rotary)
     _return_freed_memory()
     info = ModelInfo(
         dict(read.linears),
         read.bytes,
-        dtype,
+        chosen.dtype,
         device,
-        threshold,
+        chosen.threshold,
         product=product,
         bits_depend_on=bits_depend_on,
     )
-    return model, info, attention
+    return model, info, chosen.attention
+
+
+def choose(
+    name: str,
+    saved: SavedTensors,
+    config: PreTrainedConfig,
+    architecture: Architecture,
+    settings: Settings,
+    device: torch.device,
+    max_model_len: int,
+) -> Choice:
+    """Choose how to serve a checkpoint, and check its headers. Raises CheckpointError as `load_model` does."""
+    dtype = choose_dtype(settings.dtype, device)
+    quantization, threshold = choose_quantization(name, config, settings)
+    int8 = quantization == "int8"
+    if isinstance(saved, GgufTensors) and (quantization == "nf4" or threshold):
+        raise CheckpointError(f"{name} is a GGUF file; nf4 and an int8_threshold need a checkpoint in safetensors")
+    # Compares the files with the config, before memory is allocated for what the config says.
+    quantized = _saved_format(saved, config, int8)
+    reader = WeightReader(saved, architecture, dtype, quantized, int8 or quantized is not None, device)
+    terms = activation_terms(settings.int8_terms, settings.int8_outlier_ratio)
+    if device.type == "cuda" and terms != ONE_TERM:
+        # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
+        terms = TWO_TERMS
+    exact = int8 and not threshold
+    return Choice(
+        quantization,
+        threshold,
+        dtype,
+        terms,
+        quantized,
+        reader,
+        rope_tables(config, architecture, max_model_len),
+        _gpu_attention(architecture, settings, device, dtype),
+        _gpu_elementwise(architecture, settings, device, dtype, gpu_terms(terms) if exact else None),
+    )
+
+
+def gpu_terms(terms: ActivationTerms) -> int:
+    """Return the number of terms of INT8 products on a GPU."""
+    return 1 if terms == ONE_TERM else 2
+
+
+def _saved_format(saved: SavedTensors, config: PreTrainedConfig, int8: bool) -> LinearFormat | None:
+    """Return the format in which the checkpoint's linear layers are read; None is floats. int8: serve INT8."""
+    if saved_quantization(config)[0] == "nf4":
+        return BitsandbytesNf4(saved)
+    return linear_format(saved, quantization_config(config)) if int8 else None
 
 
 def _load_with_transformers(
-    folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, tables: Tables
+    folder: Path,
+    config: PreTrainedConfig,
+    architecture: Architecture,
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+    tables: RopeTables,
 ) -> tuple[Llama, ModelInfo]:
     """Load the model with transformers' modules; return it with its info."""
     # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
     from llama_engine.model.transformers_reader import load_with_transformers, read_model_info
 
     modules = load_with_transformers(str(folder), config, settings, device, dtype)
-    return llama_around(modules, tables), read_model_info(modules)
+    return llama_around(modules, architecture, tables), read_model_info(modules)
 
 
 def _gpu_attention(
-    config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype
+    architecture: Architecture, settings: Settings, device: torch.device, dtype: torch.dtype
 ) -> VarlenAttention | None:
     """Return FlashAttention for a GPU; None selects attention with masks, which supports a cache in any dtype."""
     cached = choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype)
     if device.type != "cuda" or settings.kernels == "stock" or dtype == torch.float32 or cached != dtype:
         return None
-    return choose_attention(device, dtype, head_dim(config), config.num_attention_heads // key_value_heads(config))
+    if architecture.attention_softcap is not None:
+        _log.info("attention takes masks: FlashAttention has no soft cap of the scores")
+        return None
+    group, windowed = architecture.heads // architecture.kv_heads, any(architecture.windows)
+    return choose_attention(device, dtype, architecture.head_dim, group, windowed)
 
 
 def _gpu_elementwise(
-    config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, terms: int | None
+    architecture: Architecture, settings: Settings, device: torch.device, dtype: torch.dtype, terms: int | None
 ) -> Elementwise:
     """Return the elementwise functions, fused for a GPU. terms: INT8 terms of exact products, None without them."""
     if device.type != "cuda" or settings.kernels == "stock":
         return SEPARATE
-    heads = config.num_attention_heads + key_value_heads(config)
-    return choose_elementwise(device, dtype, config.hidden_size, heads, head_dim(config), terms)
+    heads = architecture.heads + architecture.kv_heads
+    fused = choose_elementwise(device, dtype, architecture.hidden, heads, architecture.head_dim, terms)
+    # The fused rotation is compiled for whole heads as the projection returns them.
+    whole = architecture.rotary == architecture.head_dim and architecture.query_key_norm == "none"
+    return fused if whole else fused._replace(rotary=SEPARATE.rotary)
 
 
 def _load_compiled(
     reader: WeightReader,
-    config: LlamaConfig,
-    tables: Tables,
+    architecture: Architecture,
+    tables: RopeTables,
     settings: Settings,
     terms: ActivationTerms,
     read: ReadWeights,
@@ -142,7 +248,7 @@ def _load_compiled(
     if settings.kernels == "stock":
         return None
     dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
-    return build_compiled_llama(reader, config, tables, terms, dtype, read)
+    return build_compiled_llama(reader, architecture, tables, terms, dtype, read)
 
 
 def _return_freed_memory() -> None:

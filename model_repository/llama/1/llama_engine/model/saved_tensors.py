@@ -13,13 +13,16 @@ from pathlib import Path
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.model.checkpoint_files import read_header, weight_files
+from llama_engine.model.checkpoint_files import read_headers, weight_files
 
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
     "I8": torch.int8,
     "U8": torch.uint8,
 }
@@ -37,7 +40,9 @@ class SavedTensor:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The PyTorch dtype. Raises KeyError for an unsupported dtype."""
+        """The PyTorch dtype. Raises CheckpointError for an unsupported dtype."""
+        if self.dtype not in _DTYPES:
+            raise CheckpointError(f"{self.path} has a tensor in {self.dtype}, not in {', '.join(_DTYPES)}")
         return _DTYPES[self.dtype]
 
 
@@ -48,20 +53,13 @@ class SavedTensors(Mapping[str, SavedTensor]):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers of all files. Raises CheckpointError if there are none or one is unreadable."""
-        paths = weight_files(folder)
-        if not paths:
+        """Read the headers of all files. Raises CheckpointError if there are none or one is invalid."""
+        if not weight_files(folder):
             raise CheckpointError(
                 f"can't load {folder}: it has no model.safetensors, nor an index of several such files"
             )
-        self._headers: dict[str, SavedTensor] = {}
-        for path in paths:
-            begin, headers = read_header(path)
-            for name, header in headers.items():
-                first, end = header["data_offsets"]
-                self._headers[name] = SavedTensor(
-                    path, header["dtype"], tuple(header["shape"]), begin + first, begin + end
-                )
+        self.folder = folder
+        self._headers = {name: SavedTensor(path, *header) for name, (path, header) in read_headers(folder).items()}
         if not any(name.startswith("model.") for name in self._headers):
             self._headers = {
                 name if name.startswith("lm_head.") else f"model.{name}": header
@@ -96,14 +94,22 @@ class SavedTensors(Mapping[str, SavedTensor]):
         assert result.dtype == saved.torch_dtype
         assert result.is_contiguous()
         size = result.element_size()
-        left = result.view(-1).view(torch.uint8).numpy().data
         offset = first * prod(saved.shape[1:]) * size
-        if prod(saved.shape) * size != saved.end - saved.begin or offset + len(left) > saved.end - saved.begin:
+        if prod(saved.shape) * size != saved.end - saved.begin or offset + result.nbytes > saved.end - saved.begin:
             raise CheckpointError(f"{saved.path} has {saved.end - saved.begin} bytes of {name}, {saved.shape}")
-        with saved.path.open("rb", buffering=0) as file:
-            file.seek(saved.begin + offset)
-            while left:
-                count = file.readinto(left)
-                if not count:
-                    raise CheckpointError(f"{saved.path} ends inside {name}")
-                left = left[count:]
+        read_bytes(saved.path, saved.begin + offset, result, name)
+
+
+def read_bytes(path: Path, offset: int, result: torch.Tensor, name: str) -> None:
+    """Fill `result`, a contiguous tensor, from an offset in a file. Raises CheckpointError if the file is too short.
+
+    name: of the tensor, for the error message.
+    """
+    left = result.view(-1).view(torch.uint8).numpy().data
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while left:
+            count = file.readinto(left)
+            if not count:
+                raise CheckpointError(f"{path} ends inside {name}")
+            left = left[count:]

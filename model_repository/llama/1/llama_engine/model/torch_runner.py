@@ -8,7 +8,7 @@ each prompt chunk takes one call, and all rows of a decode step take one call wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch.nn import functional
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
 from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
-from llama_engine.model.llama import Llama
+from llama_engine.model.llama import Llama, softcap
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.transfer import lists_to_device
 
@@ -30,14 +30,15 @@ ATTENTION_BLOCK = 64
 class Extent(NamedTuple):
     """Consecutive positions of a slot: a prompt chunk, the part of one in a block, or a single token.
 
-    mask: which positions the tokens of a chunk attend to, [length, start + length], bool; None is causal attention
-    within the chunk, or attention to all positions for a single token. generated: whether it is a token of the output.
+    masks: by a layer's window, which positions the tokens of a chunk attend to, [length, start + length], bool; without
+    one it is causal attention within the chunk, or that of a single token. generated: whether it is a token of the
+    output.
     """
 
     slot: int
     start: int
     length: int
-    mask: torch.Tensor | None = None
+    masks: Mapping[int | None, torch.Tensor] = {}
     generated: bool = False
 
 
@@ -55,7 +56,8 @@ class TorchRunner:
         self.device = model.embedding.device
         self.kv_cache = KVCache(shape, self.device)
         self._dtype = model.embedding.dtype
-        self._scaling = model.head_dim**-0.5
+        self._scaling, self._softcap = model.architecture.scaling, model.architecture.attention_softcap
+        self._windows = model.architecture.windows
         # FlashAttention requires the cache to have the dtype of the queries.
         self._attention = attention if shape.dtype == self._dtype else None
         self._attends_alone = self.device.type == "cpu" and not captured and self._attention is None
@@ -140,10 +142,19 @@ class TorchRunner:
 
     def _extent(self, chunk: PromptChunk) -> Extent:
         slot, start, length = chunk.slot, chunk.start, len(chunk.tokens)
-        if start == 0 or length == 1:
+        if length == 1:
             return Extent(slot, start, length)
-        mask = self._positions[: start + length] <= self._positions[start : start + length, None]
-        return Extent(slot, start, length, mask)
+        masked = [window for window in set(self._windows) if start > 0 or (window or length) < length]
+        return Extent(slot, start, length, {window: self._mask(0, start, start + length, window) for window in masked})
+
+    def _mask(self, begin: int, start: int, end: int, window: int | None) -> torch.Tensor:
+        """Return which of the positions [begin, end) the positions [start, end) attend to, [end - start, end - begin].
+
+        window: number of positions that each attends to; None is all.
+        """
+        keys, queries = self._positions[begin:end], self._positions[start:end, None]
+        causal = keys <= queries
+        return causal if window is None else causal & (keys > queries - window)
 
     def _blocks(self, chunk: PromptChunk) -> Iterator[Extent]:
         """Split a chunk at multiples of ATTENTION_BLOCK positions, and its generated tokens singly."""
@@ -178,7 +189,8 @@ class TorchRunner:
     def _attend_layout(self, layout: Layout, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [n, heads, dim] of all sequences of a pass, in one call."""
         assert self._attention is not None
-        return self._attention(query, self.kv_cache.keys[layer], self.kv_cache.values[layer], layout, self._scaling)
+        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
+        return self._attention(query, keys, values, layout, self._scaling, self._windows[layer])
 
     def _attend_each(
         self,
@@ -197,15 +209,16 @@ class TorchRunner:
     def _attend_token(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [1, heads, dim] of one token over its slot's positions up to its own."""
         length = extent.start + 1
-        keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype)
+        begin = self._begin(layer, extent.start)
+        keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype, begin)
         # Treat the query heads of a KV head as tokens without a mask, so that keys and values are read once.
         grouped = query.view(len(keys), -1, query.shape[-1])
         if query.dtype != torch.float32:
-            attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None])
+            attended = self._attend(grouped[None], keys[None], values[None])
         else:
             # SDPA splits a row among threads, so its result depends on their number; these products don't.
-            weights = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling).softmax(-1)
-            attended = torch.bmm(weights, values)
+            scores = softcap(torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling), self._softcap)
+            attended = torch.bmm(scores.softmax(-1), values)
         return attended.reshape(query.shape)
 
     def _attend_block(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
@@ -219,15 +232,20 @@ class TorchRunner:
         first = extent.start - extent.start % ATTENTION_BLOCK
         end = min(first + ATTENTION_BLOCK, len(self._positions))
         before, behind = extent.start - first, end - extent.start - extent.length
-        keys, values = self.kv_cache.read(layer, extent.slot, end - behind, end, query.dtype)
+        begin = self._begin(layer, first)
+        keys, values = self.kv_cache.read(layer, extent.slot, end - behind, end, query.dtype, begin)
         padded = functional.pad(query, (0, 0, 0, 0, before, behind))
         # [KV heads, query heads of the group · tokens, dim], so that keys and values are read once.
         grouped = padded.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
-        causal = self._positions[:end] <= self._positions[first:end, None]
-        mask = causal.repeat(query.shape[1] // len(keys), 1)
-        attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask)
+        mask = self._mask(begin, first, end, self._windows[layer]).repeat(query.shape[1] // len(keys), 1)
+        attended = self._attend(grouped[None], keys[None], values[None], mask)
         whole = attended.reshape(-1, end - first, query.shape[-1]).transpose(0, 1)
         return whole[before : before + extent.length]
+
+    def _begin(self, layer: int, position: int) -> int:
+        """Return the first position that a token at `position` attends to."""
+        window = self._windows[layer]
+        return 0 if window is None else max(0, position - window + 1)
 
     def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [length, heads, dim] of one prompt chunk, on a GPU."""
@@ -235,18 +253,19 @@ class TorchRunner:
             return self._attend_token(layer, extent, query)
         length = extent.start + extent.length
         keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype)
-        group = query.shape[1] // len(keys)
-        if extent.mask is not None and group > 1:
+        mask, group = extent.masks.get(self._windows[layer]), query.shape[1] // len(keys)
+        if self._softcap is not None:
+            mask = self._mask(0, extent.start, length, None) if mask is None else mask
+        if mask is not None and group > 1:
             # With a mask and grouped heads, SDPA falls back to a kernel that stores all scores.
             keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1
-        attended = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            keys[None],
-            values[None],
-            attn_mask=extent.mask,
-            is_causal=extent.mask is None,
-            enable_gqa=group > 1,
-        )
+        queries = query.transpose(0, 1)[None]
+        if mask is not None:
+            attended = self._attend(queries, keys[None], values[None], mask)
+        else:
+            attended = functional.scaled_dot_product_attention(
+                queries, keys[None], values[None], is_causal=True, scale=self._scaling, enable_gqa=group > 1
+            )
         return attended[0].transpose(0, 1)
 
     def _attend_rows(
@@ -257,6 +276,23 @@ class TorchRunner:
         held = self._positions[:span] <= positions[:, None]
         keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)
         grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
-        return functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=held[:, None, None]).flatten(
-            1, 2
-        )
+        mask, window = held, self._windows[layer]
+        if window is not None:
+            # A padding row's position is beyond the span, and its window must not be empty.
+            mask = held & (self._positions[:span] > positions[:, None].clamp(max=span - 1) - window)
+        return self._attend(grouped, keys, values, mask[:, None, None]).flatten(1, 2)
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the attention [..., heads, n, dim] of queries [..., heads, n, dim] in one call.
+
+        mask: [..., n, positions], bool; None is attention to all positions.
+        """
+        if self._softcap is None:
+            return functional.scaled_dot_product_attention(query, keys, values, mask, scale=self._scaling)
+        # SDPA has no soft cap.
+        scores = softcap(query @ keys.transpose(-1, -2) * self._scaling, self._softcap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

@@ -11,12 +11,13 @@ from collections import Counter
 from typing import Any, cast
 
 import torch
-from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_engine.errors import CheckpointError
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
+from llama_engine.model.tensor_names import EMBEDDING
 from llama_engine.settings import Settings
 
 # Drop a warning at every 8-bit product of a model that isn't in float16.
@@ -26,8 +27,8 @@ logging.getLogger("bitsandbytes.autograd._functions").addFilter(
 
 
 def load_with_transformers(
-    name: str, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype
-) -> LlamaForCausalLM:
+    name: str, config: PreTrainedConfig, settings: Settings, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
     """Load a checkpoint in the precision of the settings, which must agree with that of a quantized checkpoint.
 
     name: folder or hub id. dtype: of unquantized parameters. Raises CheckpointError for missing weights. Exceptions of
@@ -46,7 +47,7 @@ def load_with_transformers(
         # An explicit None makes transformers ignore that a checkpoint is quantized and use its raw bytes as weights.
         **({} if quantization is None else {"quantization_config": quantization}),
     )
-    model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
+    model, loading = cast("tuple[PreTrainedModel, dict[str, set[Any]]]", loaded)
     # Refuse missing weights, which transformers initializes with random numbers.
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
@@ -61,7 +62,7 @@ def load_with_transformers(
     return model
 
 
-def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
+def read_model_info(model: PreTrainedModel) -> ModelInfo:
     """Return the info of a loaded model, determined from its layers and weights."""
     linears: Counter[str] = Counter()
     thresholds: set[float] = set()
@@ -72,16 +73,19 @@ def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
             # The row scales are an attribute of the 8-bit weight, not a parameter.
             scales = getattr(module.weight, "SCB", None)
             size += 0 if scales is None else scales.nbytes
+        if isinstance(module, Linear4bit):
+            size += sum(scales.nbytes for scales in _scales_of_blocks(module))
         if isinstance(module, torch.nn.Linear):
             nf4 = isinstance(module, Linear4bit)
             linears["nf4" if nf4 else str(module.weight.dtype).removeprefix("torch.")] += 1
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters()}
     size += sum(tensor.nbytes for tensor in tensors.values())
-    embedding = model.model.embed_tokens.weight
+    embedding = model.get_submodule(EMBEDDING).weight
+    assert isinstance(embedding, torch.Tensor)
     return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None))
 
 
-def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+def _quantization_now(settings: Settings, config: PreTrainedConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """Return the config for quantization while loading; None keeps the saved precision."""
     if settings.quantization in ("checkpoint", saved_quantization(config)[0]):
         return None
@@ -90,7 +94,13 @@ def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtyp
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
-def _convert_parameters(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
+def _scales_of_blocks(linear: Linear4bit) -> list[torch.Tensor]:
+    """Return the scales of a 4-bit layer, and if those are quantized, theirs, too."""
+    state = cast("Params4bit", linear.weight).quant_state
+    return [state.absmax, *([state.state2.absmax] if state.nested else [])]
+
+
+def _convert_parameters(model: PreTrainedModel, dtype: torch.dtype, quantized_now: bool) -> None:
     """Cast unquantized parameters to the dtype; on a CPU, copy parameters that are still mapped from the files.
 
     transformers keeps the saved dtype of unquantized parameters in an 8-bit checkpoint, and leaves unconverted

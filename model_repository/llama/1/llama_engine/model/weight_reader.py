@@ -1,39 +1,34 @@
-"""Reads a Llama's weights from safetensors, layer by layer, in the form that the forward pass uses.
+"""Reads a model's weights layer by layer, in the form that the forward pass uses.
 
-Doesn't use transformers' modules: q|k|v and gate|up are fused while they are read. INT8 weights are read as saved, or
-quantized block by block. Besides the returned weights, memory holds the current linear layer and a few blocks.
+Doesn't use transformers' modules: q|k|v and gate|up are fused while they are read. Quantized weights are read as saved;
+floats are quantized block by block. Besides the returned weights, memory holds the current linear layer and a few
+blocks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.model.heads import head_dim, key_value_heads
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.formats.linear_format import FLOATS, Expected, LinearFormat
+from llama_engine.model.int8_rows import quantize_rows, requantized
+from llama_engine.model.row_blocks import for_each_block, row_blocks
 from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.weights import LayerWeights, LinearWeight
-
-if TYPE_CHECKING:
-    from transformers import LlamaConfig
-
-BLOCK = 1 << 18
-"""Number of weights converted at once. Their floats fit the CPU's cache: five times faster than whole matrices."""
-
-_EMBEDDING, _NORM, _HEAD = "model.embed_tokens", "model.norm", "lm_head"
-_QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-_FLOATS = ("F64", "F32", "F16", "BF16")
-MAX_WEIGHT = 127
-"""Largest magnitude of an INT8 weight, that of its row's largest value; bitsandbytes saves that value as SCB."""
-_ROW_FORMAT = 0
-"""bitsandbytes' number for the row layout, its only layout of INT8 weights since 2024."""
+from llama_engine.model.tensor_names import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    SavedLinear,
+    layer_linears,
+    layer_norms,
+    layer_prefix,
+)
+from llama_engine.model.weights import LayerWeights, LinearWeight, concatenated
 
 _log = logging.getLogger(__name__)
 
@@ -46,22 +41,29 @@ class WeightReader:
     """
 
     def __init__(
-        self, folder: Path, config: LlamaConfig, dtype: torch.dtype, int8: bool, device: torch.device | None = None
+        self,
+        saved: SavedTensors,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        quantized: LinearFormat | None = None,
+        int8: bool = False,
+        device: torch.device | None = None,
     ) -> None:
-        """Read and check the headers of the files.
+        """Check the headers of the tensors.
 
-        dtype: of unquantized weights. int8: return linear layers and head in INT8; if they are saved in floats, they
-        are quantized on the CPU. device: device of the returned tensors; None is the CPU.
-        Raises CheckpointError for a weight that is missing or has an unexpected shape or an unsupported dtype.
+        dtype: of unquantized weights. quantized: format of the quantized linear layers; None if all are in floats.
+        int8: quantize the others and the head to INT8 rows, on the CPU. device: of the returned tensors; None is the
+        CPU. Raises CheckpointError for a weight that is missing or has an unexpected shape or an unsupported dtype.
         """
-        self._saved = SavedTensors(folder)
+        self._saved, self._quantized = saved, quantized
         self._dtype, self._int8, self._device = dtype, int8, device or torch.device("cpu")
-        self._tied = config.tie_word_embeddings
+        self._architecture = architecture
         # A tied checkpoint may contain the shared matrix under the head's name only.
-        embedding_is_saved = f"{_EMBEDDING}.weight" in self._saved or f"{_HEAD}.weight" not in self._saved
-        self._embedding_name = _EMBEDDING if embedding_is_saved or not self._tied else _HEAD
+        embedding_is_saved = f"{EMBEDDING}.weight" in saved or f"{HEAD}.weight" not in saved
+        self._embedding_name = EMBEDDING if embedding_is_saved or not architecture.tied else HEAD
         self._embedding: torch.Tensor | None = None
-        self._check(folder, _shapes(config))
+        self._linears, self._norms = layer_linears(architecture), layer_norms(architecture)
+        self._check()
 
     def embedding(self) -> torch.Tensor:
         """Return the embedding matrix [vocabulary, hidden], unquantized; the same tensor at every call."""
@@ -71,60 +73,85 @@ class WeightReader:
 
     def norm(self) -> torch.Tensor:
         """Return the gain of the final RMSNorm, [hidden]."""
-        return self._floats(f"{_NORM}.weight")
+        return self._gain(f"{NORM}.weight")
 
     def head(self) -> LinearWeight:
         """Return the output projection, [vocabulary, hidden]. An unquantized tied head is the embedding's tensor."""
         if not self._head_is_embedding():
-            return self._linear(_HEAD)
-        return self._linear(self._embedding_name) if self._int8 else LinearWeight(self.embedding())
+            return self._linear([self._matrix(HEAD)])
+        return self._linear([self._matrix(self._embedding_name)]) if self._int8 else LinearWeight(self.embedding())
 
     def layer(self, index: int) -> LayerWeights:
         """Return the weights of a decoder layer. index: from 0."""
-        prefix = f"model.layers.{index}."
-        return LayerWeights(
-            attention_norm=self._floats(f"{prefix}input_layernorm.weight"),
-            query_key_value=self._linear(*(prefix + part for part in _QUERY_KEY_VALUE)),
-            attention_output=self._linear(f"{prefix}self_attn.o_proj"),
-            mlp_norm=self._floats(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._linear(*(prefix + part for part in _GATE_UP)),
-            down=self._linear(f"{prefix}mlp.down_proj"),
-        )
+        prefix = layer_prefix(index)
+        norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
+        norms |= {field: self._gain(f"{prefix}{name}.weight") for field, (name, _) in self._norms.items()}
+        linears = {
+            field: self._linear([part.named(prefix) for part in parts]) for field, parts in self._linears.items()
+        }
+        return LayerWeights(**norms, **linears)  # type: ignore[arg-type]  # the names are the fields
+
+    def _matrix(self, name: str) -> SavedLinear:
+        return SavedLinear(name, (self._architecture.vocabulary, self._architecture.hidden))
 
     def _head_is_embedding(self) -> bool:
         """Return whether the head is tied to the embedding. As in transformers, saved matrices that differ are not."""
-        embedding, head = f"{_EMBEDDING}.weight", f"{_HEAD}.weight"
-        if not self._tied or not {embedding, head} <= self._saved.keys():
-            return self._tied
+        embedding, head = f"{EMBEDDING}.weight", f"{HEAD}.weight"
+        if self._has_format(self._matrix(HEAD)):
+            return False
+        if not self._architecture.tied or not {embedding, head} <= self._saved.keys():
+            return self._architecture.tied
         return all(
             torch.equal(self._saved.read(embedding, rows), self._saved.read(head, rows))
             for rows in self._blocks(embedding)
         )
+
+    def _gain(self, name: str) -> torch.Tensor:
+        gain = self._floats(name)
+        offset = self._architecture.gain_offset
+        return gain + offset if offset else gain
 
     def _floats(self, name: str) -> torch.Tensor:
         result = torch.empty(self._saved[name].shape, dtype=self._dtype)
         self._convert(name, result)
         return result.to(self._device)
 
-    def _linear(self, *parts: str) -> LinearWeight:
+    def _linear(self, parts: Sequence[SavedLinear]) -> LinearWeight:
         """Return the fused linear layer of these saved layers, whose rows are concatenated in order."""
-        heights = [self._saved[f"{part}.weight"].shape[0] for part in parts]
-        rows, columns = sum(heights), self._saved[f"{parts[0]}.weight"].shape[1]
+        if not any(self._has_format(part) for part in parts):
+            weight = self._from_floats(parts)
+        else:
+            read = [self._quantized_part(part) for part in parts]
+            try:
+                weight = concatenated(read)
+            except ValueError:
+                # As rare as layers of one input with different orders of it.
+                weight = concatenated([requantized(part) for part in read])
+        biases = [self._floats(f"{part.name}.bias") for part in parts if part.bias]
+        return weight.to(self._device, torch.cat(biases) if biases else None)
+
+    def _quantized_part(self, part: SavedLinear) -> LinearWeight:
+        if self._quantized is not None and self._has_format(part):
+            return self._quantized.read(part)
+        return self._from_floats([part])
+
+    def _from_floats(self, parts: Sequence[SavedLinear]) -> LinearWeight:
+        """Return the linear layer of layers saved in floats, quantized if `int8`."""
+        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         weight = torch.empty(rows, columns, dtype=torch.int8 if self._int8 else self._dtype)
         scales = torch.empty(rows, dtype=torch.float32) if self._int8 else None
         first = 0
-        for part, height in zip(parts, heights, strict=True):
-            of_part = slice(first, first + height)
-            if scales is None or f"{part}.SCB" in self._used:
-                self._convert(f"{part}.weight", weight[of_part])
-                if scales is not None:
-                    self._convert(f"{part}.SCB", scales[of_part])
+        for part in parts:
+            of_part = slice(first, first + part.shape[0])
+            if scales is None:
+                self._convert(f"{part.name}.weight", weight[of_part])
             else:
-                self._quantize(f"{part}.weight", weight[of_part], scales[of_part])
-            first += height
-        biases = [self._floats(name) for part in parts if (name := f"{part}.bias") in self._used]
-        on_device = None if scales is None else (scales / MAX_WEIGHT).to(self._device)
-        return LinearWeight(weight.to(self._device), on_device, torch.cat(biases) if biases else None)
+                self._quantize(f"{part.name}.weight", weight[of_part], scales[of_part])
+            first = of_part.stop
+        return LinearWeight(weight, scales)
+
+    def _has_format(self, linear: SavedLinear) -> bool:
+        return self._int8 and self._quantized is not None and self._quantized.has(linear)
 
     def _convert(self, name: str, result: torch.Tensor) -> None:
         """Read a tensor into `result`, converting it to the dtype of `result`."""
@@ -143,84 +170,59 @@ class WeightReader:
 
     def _in_blocks(self, name: str, work: Callable[[slice, torch.Tensor], object]) -> None:
         """Call `work` with the row range and the content of each block of a tensor, in several threads."""
-        # One thread per block, instead of PyTorch's threads for each operation: those synchronize ten times per block,
-        # and each time wait for a scheduler slice if another process runs on one of their cores.
-        threads = torch.get_num_threads()
-        try:
-            with ThreadPoolExecutor(threads, "read", torch.set_num_threads, (1,)) as pool:
-                for _ in pool.map(lambda rows: work(rows, self._saved.read(name, rows)), self._blocks(name)):
-                    pass
-        finally:
-            # PyTorch's thread count is per thread, and the last value set applies to new threads.
-            torch.set_num_threads(threads)
+        for_each_block(self._blocks(name), lambda rows: work(rows, self._saved.read(name, rows)))
 
     def _blocks(self, name: str) -> list[slice]:
         """Return the row ranges of a tensor's blocks."""
         rows, *others = self._saved[name].shape
-        height = max(1, BLOCK // max(1, prod(others)))
-        return [slice(first, min(first + height, rows)) for first in range(0, rows, height)]
+        return row_blocks(rows, prod(others))
 
-    def _check(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Check shapes, dtypes and layout of the tensors to read, and store their names in `_used`."""
-        saved = self._saved
-        if self._embedding_name == _HEAD:
-            del shapes[f"{_EMBEDDING}.weight"]
-        elif self._tied and f"{_HEAD}.weight" not in saved:
-            del shapes[f"{_HEAD}.weight"]
-        matrices = {name for name, shape in shapes.items() if len(shape) == 2} - {f"{self._embedding_name}.weight"}
-        in_int8 = {name for name in matrices if self._int8 and name in saved and saved[name].dtype == "I8"}
-        shapes |= {f"{name.removesuffix('weight')}SCB": shapes[name][:1] for name in in_int8}
-        absent = sorted(name for name, shape in shapes.items() if name not in saved or saved[name].shape != shape)
+    def _check(self) -> None:
+        """Check shapes and dtypes of the tensors to read, and log those that are not read."""
+        saved, folder = self._saved, self._saved.folder
+        expected, in_floats = self._expected_tensors()
+        absent = sorted(
+            name for name, tensor in expected.items() if name not in saved or saved[name].shape != tensor.shape
+        )
         if absent:
             raise CheckpointError(
                 f"{folder} lacks {len(absent)} weights or has them in another shape, first {absent[0]}"
             )
-        for name in sorted(shapes.keys() - in_int8):
-            if saved[name].dtype not in _FLOATS:
-                raise CheckpointError(f"{folder} has {name} in {saved[name].dtype}, not in {', '.join(_FLOATS)}")
-        formats = [name for name in saved if name.endswith(".weight_format")]
-        for name in formats:
-            if (layout := saved.read(name).item()) != _ROW_FORMAT:
-                raise CheckpointError(f"{folder} has {name} {layout}, not {_ROW_FORMAT}: rows")
-        self._used = shapes.keys()
-        if in_int8 and (floats := matrices - in_int8 - {f"{_HEAD}.weight"}):
-            _log.warning("%d linear layers are saved in floats and quantized now, first %s", len(floats), min(floats))
+        for name, tensor in sorted(expected.items()):
+            if saved[name].dtype not in tensor.dtypes:
+                raise CheckpointError(f"{folder} has {name} in {saved[name].dtype}, not in {', '.join(tensor.dtypes)}")
+        if self._quantized is not None and in_floats:
+            _log.warning(
+                "%d linear layers are saved in floats and quantized now, first %s", len(in_floats), min(in_floats)
+            )
         # Old checkpoints contain RoPE's frequencies, which are not needed.
-        others = (name for name in saved.keys() - self._used - {*formats} if not name.endswith(".rotary_emb.inv_freq"))
+        others = (name for name in saved.keys() - expected.keys() if not name.endswith(".rotary_emb.inv_freq"))
         if unused := sorted(others):
-            _log.warning("%d saved tensors are not a Llama's and are ignored, first %s", len(unused), unused[0])
+            _log.warning("%d saved tensors are not this model's and are ignored, first %s", len(unused), unused[0])
 
-
-def quantize_rows(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize a float16 matrix to INT8; return it and the float32 scale of each row, its largest magnitude.
-
-    Gives the same bits as bitsandbytes' `int8_vectorwise_quant` on a CPU, without its import, which takes seconds.
-    """
-    scales = block.abs().amax(dim=1).float()
-    return torch.round(block * (127.0 / scales[:, None])).to(torch.int8), scales
-
-
-def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors of an unquantized Llama by name."""
-    hidden, middle = config.hidden_size, config.intermediate_size
-    queries, keys = (count * head_dim(config) for count in (config.num_attention_heads, key_value_heads(config)))
-    linears = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (middle, hidden),
-        "mlp.up_proj": (middle, hidden),
-        "mlp.down_proj": (hidden, middle),
-    }
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (config.vocab_size, hidden) for name in (_EMBEDDING, _HEAD)}
-    shapes[f"{_NORM}.weight"] = (hidden,)
-    for index in range(config.num_hidden_layers):
-        prefix = f"model.layers.{index}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{prefix}{norm}.weight"] = (hidden,)
-        for name, shape in linears.items():
-            shapes[f"{prefix}{name}.weight"] = shape
-            if config.attention_bias if name.startswith("self_attn") else config.mlp_bias:
-                shapes[f"{prefix}{name}.bias"] = shape[:1]
-    return shapes
+    def _expected_tensors(self) -> tuple[dict[str, Expected], list[str]]:
+        """Return the tensors to read by name, and the weights of linear layers among them that are saved in floats."""
+        hidden = self._architecture.hidden
+        embedding = self._matrix(self._embedding_name)
+        expected = {
+            f"{embedding.name}.weight": Expected(embedding.shape, FLOATS),
+            f"{NORM}.weight": Expected((hidden,), FLOATS),
+        }
+        linears = []
+        if not self._architecture.tied or f"{HEAD}.weight" in self._saved or self._has_format(self._matrix(HEAD)):
+            linears.append(self._matrix(HEAD))
+        for index in range(self._architecture.layers):
+            prefix = layer_prefix(index)
+            for name, size in self._norms.values():
+                expected[f"{prefix}{name}.weight"] = Expected((size,), FLOATS)
+            linears += [part.named(prefix) for parts in self._linears.values() for part in parts]
+        in_floats = []
+        for linear in linears:
+            if self._quantized is not None and self._has_format(linear):
+                expected |= self._quantized.tensors(linear)
+            else:
+                expected[f"{linear.name}.weight"] = Expected(linear.shape, FLOATS)
+                in_floats.append(f"{linear.name}.weight")
+            if linear.bias:
+                expected[f"{linear.name}.bias"] = Expected(linear.shape[:1], FLOATS)
+        return expected, [name for name in in_floats if not name.startswith(f"{HEAD}.")]

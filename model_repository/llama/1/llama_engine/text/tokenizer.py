@@ -6,6 +6,7 @@ Generated text is handled as bytes because tokens can end within a character.
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ from typing import TYPE_CHECKING
 from llama_engine.errors import CheckpointError, one_line
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Values of `tokenizer_class` in tokenizer_config.json for the generic class that loads any tokenizer.json."""
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend", "GPT2Tokenizer", "GPT2TokenizerFast")
+"""Values of `tokenizer_class` in tokenizer_config.json for which the generic class loads tokenizer.json.
+
+transformers 5.23 replaces the pre-tokenizer in tokenizer.json by GPT-2's for the latter two; SmolLM has another one,
+which takes digits one by one.
+"""
 
 REASONING_MARKERS = frozenset({"<think>", "</think>", "<seed:think>", "</seed:think>"})
 """Tokens with a text even if flagged as special: clients separate reasoning from the answer by them."""
@@ -129,26 +134,33 @@ class Tokenizer:
         return tuple(self.pretrained(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
+def read_tokenizer(folder: Path, config: PreTrainedConfig) -> Tokenizer:
     """Return the checkpoint's tokenizer: tokenizer.json, or another format that transformers can convert.
 
-    Raises CheckpointError and exceptions of transformers and tokenizers.
+    Raises CheckpointError.
     """
     try:
         pretrained = _from_files(folder, config)
-    except Exception as error:
-        if (folder / "tokenizer.json").exists():
+        tokenizer = Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, config.vocab_size))
+        # Some invalid parts fail only here.
+        tokenizer.encode("def é")
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        # A panic of tokenizers' Rust code has no class that could be imported, and is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise CheckpointError(
-            f"can't load {folder}: it has no tokenizer.json; save the tokenizer as a fast one first ({one_line(error)})"
-        ) from error
-    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, config.vocab_size))
+        reason = f"tokenizer.json or tokenizer_config.json: {one_line(error)}"
+        if not (folder / "tokenizer.json").exists():
+            reason = f"it has no tokenizer.json; save the tokenizer as a fast one first ({one_line(error)})"
+        raise CheckpointError(f"can't load {folder}: {reason}") from error
+    return tokenizer
 
 
-def _from_files(folder: Path, config: LlamaConfig) -> PreTrainedTokenizerBase:
+def _from_files(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     path = folder / "tokenizer_config.json"
     named = json.loads(path.read_bytes()).get("tokenizer_class") if path.exists() else None
-    if named in GENERAL:
+    if named in GENERAL and (folder / "tokenizer.json").exists():
         # AutoTokenizer would choose the same class, but importing it takes 0.25 s.
         from transformers import PreTrainedTokenizerFast
 
@@ -186,7 +198,10 @@ def _byte_level(token: str) -> bytes:
     return bytes(_ALPHABET[character] for character in token)
 
 
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
 def _sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
+    if byte := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(byte[1])
     return token.replace("▁", " ").encode()

@@ -9,11 +9,12 @@
 //
 // A head's pages are adjacent, because pages at a stride of several heads would share few sets of the caches.
 //
-// A token's result depends on its own positions alone, in the order 0 … p: alone or in a batch, in a prefill of any cut or
+// A token's result depends on its own positions alone, in their order: alone or in a batch, in a prefill of any cut or
 // a decode step, it is the same bits.
 #pragma once
 #include <type_traits>
 
+#include "elementwise.h"
 #include "lanes.h"
 #include "prefetch.h"
 
@@ -81,7 +82,7 @@ private:
     }
 };
 
-// Rotate a head by its position (RoPE). cosine, sine: [half].
+// Rotate the first 2 · half dimensions of a head by its position (RoPE). cosine, sine: [half].
 inline void rotate(float* __restrict head, const float* __restrict cosine, const float* __restrict sine, int half) {
     for (int i = 0; i < half; i++) {
         const float a = head[i], b = head[half + i];
@@ -98,35 +99,43 @@ constexpr int MAX_QUERIES = 2;
 constexpr int MAX_PARTS = 2;
 #endif
 
-// A query head of a token: attends positions 0 … length - 1.
+// A query head of a token: attends positions start … length - 1.
 struct Query {
     const float* query;  // [dim]
     float* result;       // [dim]
-    int64_t length;
+    int64_t start, length;
+};
+
+// Scores are products times `scaling`. softcap: their bound; 0 is none.
+struct Scores {
+    float scaling, softcap;
 };
 
 // Floats of scratch that `attend` needs: the queries, interleaved, and the scores of whole pages.
 inline int64_t scratch_floats(int64_t positions, int dim) { return MAX_QUERIES * (positions + dim); }
 
-template <class Element, int QUERIES>
+// OPTIONS: a soft cap, and queries that start after position 0. Without, the code has neither.
+template <class Element, int QUERIES, bool OPTIONS>
 class Attention {
 public:
     // scratch: see `scratch_floats`.
-    static void attend(const Head<Element>& head, const Query* queries, float scaling, float* scratch) {
+    static void attend(const Head<Element>& head, const Query* queries, const Scores& how, float* scratch) {
         int64_t longest = 0;
         float* interleaved = scratch;
         float* scores = scratch + QUERIES * head.dim;
         for (int q = 0; q < QUERIES; q++) {
-            for (int i = 0; i < head.dim; i++) interleaved[i * QUERIES + q] = queries[q].query[i] * scaling;
+            for (int i = 0; i < head.dim; i++) interleaved[i * QUERIES + q] = queries[q].query[i] * how.scaling;
             longest = std::max(longest, queries[q].length);
         }
-        score(head, queries, interleaved, longest, scores);
+        const int64_t begin = first_page(queries);
+        score(head, queries, interleaved, how.softcap, begin, longest, scores);
         Lanes inverse[QUERIES];
-        for (int q = 0; q < QUERIES; q++) inverse[q] = set(1.0f / softmax(head, q, queries[q].length, scores + q * PAGE));
+        for (int q = 0; q < QUERIES; q++)
+            inverse[q] = set(1.0f / softmax(head, q, queries[q], begin, scores + q * PAGE));
         int i = 0;
         for (; i + PARTS * LANES <= head.dim; i += PARTS * LANES)
-            mix<PARTS>(head, queries, scores, inverse, longest, i);
-        for (; i < head.dim; i += LANES) mix<1>(head, queries, scores, inverse, longest, i);
+            mix<PARTS>(head, queries, scores, inverse, begin, longest, i);
+        for (; i < head.dim; i += LANES) mix<1>(head, queries, scores, inverse, begin, longest, i);
     }
 
 private:
@@ -138,19 +147,28 @@ private:
     static constexpr int WITH_KEYS = 32 * PAGE;
     static constexpr int PARTS = QUERIES > 4 ? MAX_PARTS / 2 : MAX_PARTS;
 
-    // scores [pages][QUERIES][16]; of positions beyond a query's length, -inf.
-    static void score(const Head<Element>& head, const Query* queries, const float* interleaved, int64_t longest,
-                      float* scores) {
+    // The first position of the first page that a query attends to.
+    static int64_t first_page(const Query* queries) {
+        if (!OPTIONS) return 0;
+        int64_t start = queries[0].start;
+        for (int q = 1; q < QUERIES; q++) start = std::min(start, queries[q].start);
+        return start / PAGE * PAGE;
+    }
+
+    // scores [pages][QUERIES][16]; of positions that a query doesn't attend to, -inf.
+    static void score(const Head<Element>& head, const Query* queries, const float* interleaved, float softcap,
+                      int64_t begin, int64_t longest, float* scores) {
         const int dim = head.dim;
-        for (int64_t at = 0; at < std::min<int64_t>(longest, AHEAD); at += PAGE) prefetch<1>(head.keys(at), PAGE * dim);
-        for (int64_t at = 0; at < longest; at += PAGE) {
+        for (int64_t at = begin; at < std::min<int64_t>(longest, begin + AHEAD); at += PAGE)
+            prefetch<1>(head.keys(at), PAGE * dim);
+        for (int64_t at = begin; at < longest; at += PAGE) {
             const Element *keys = head.keys(at), *values = head.values(at);
             const Element* later = head.keys(std::min(at + AHEAD, longest - 1));
             Lanes sums[QUERIES][2];
             for (auto& s : sums) s[0] = s[1] = set(0.0f);
             for (int i = 0; i < dim; i += 2) {
                 prefetch<1>(later + i * PAGE, 2 * PAGE);
-                if (at < WITH_KEYS) prefetch<2>(values + i * PAGE, 2 * PAGE);  // for `mix`
+                if (at < begin + WITH_KEYS) prefetch<2>(values + i * PAGE, 2 * PAGE);  // for `mix`
                 Lanes even = load(keys + i * PAGE), odd = load(keys + (i + 1) * PAGE);
                 for (int q = 0; q < QUERIES; q++) {
                     sums[q][0] = fma(set(interleaved[i * QUERIES + q]), even, sums[q][0]);
@@ -160,21 +178,23 @@ private:
             for (int q = 0; q < QUERIES; q++) {
                 Lanes s = sums[q][0] + sums[q][1];
                 if constexpr (Head<Element>::SCALED) s = s * load(head.key_scales(at));
-                store(scores + at * QUERIES + q * PAGE, first(count_below(queries[q].length, at), s, set(-INFINITY)));
+                if (OPTIONS && softcap > 0) s = soft_cap(s, softcap);
+                store(scores + at * QUERIES + q * PAGE, attended(queries[q], at, s, -INFINITY));
             }
         }
     }
 
     // Scores to weights in place, and return their sum. The weights of int8 values include the values' scales.
-    static float softmax(const Head<Element>& head, int q, int64_t length, float* scores) {
+    static float softmax(const Head<Element>& head, int q, const Query& query, int64_t begin, float* scores) {
+        const int64_t length = query.length;
         const int share = PAGE * head.dim / QUERIES;  // of a page's values, that this query prefetches
         Lanes top = set(-INFINITY), total = set(0.0f);
-        for (int64_t at = 0; at < length; at += PAGE) top = max(top, load(scores + at * QUERIES));
+        for (int64_t at = begin; at < length; at += PAGE) top = max(top, load(scores + at * QUERIES));
         const Lanes highest = set(largest_lane(top));
-        for (int64_t at = 0; at < length; at += PAGE) {
-            Lanes weights = first(count_below(length, at), exp(load(scores + at * QUERIES) - highest), set(0.0f));
+        for (int64_t at = begin; at < length; at += PAGE) {
+            Lanes weights = attended(query, at, exp(load(scores + at * QUERIES) - highest), 0.0f);
             total = total + weights;
-            if (at >= WITH_KEYS) prefetch<2>(head.values(at) + q * share, share);
+            if (at >= begin + WITH_KEYS) prefetch<2>(head.values(at) + q * share, share);
             if constexpr (Head<Element>::SCALED) weights = weights * load(head.value_scales(at));
             store(scores + at * QUERIES, weights);
         }
@@ -184,12 +204,15 @@ private:
     // The dimensions from i on, COUNT · 16 of them.
     template <int COUNT>
     static void mix(const Head<Element>& head, const Query* queries, const float* weights, const Lanes* inverse,
-                    int64_t longest, int i) {
+                    int64_t begin, int64_t longest, int i) {
         Lanes mixed[QUERIES][COUNT];
         for (auto& m : mixed)
             for (auto& part : m) part = set(0.0f);
-        int64_t shared = longest;
-        for (int q = 0; q < QUERIES; q++) shared = std::min(shared, queries[q].length);
+        int64_t shared_start = 0, shared = longest;  // the positions that all queries attend to
+        for (int q = 0; q < QUERIES; q++) {
+            shared = std::min(shared, queries[q].length);
+            if (OPTIONS) shared_start = std::max(shared_start, queries[q].start);
+        }
         auto add = [&](const Element* value, const float* weight, auto includes) {
             Lanes v[COUNT];
             for (int j = 0; j < COUNT; j++) v[j] = load(value + j * LANES);
@@ -197,20 +220,32 @@ private:
                 if (includes(q))
                     for (int j = 0; j < COUNT; j++) mixed[q][j] = fma(set(weight[q * PAGE]), v[j], mixed[q][j]);
         };
-        for (int64_t at = 0; at < longest; at += PAGE) {
+        for (int64_t at = begin; at < longest; at += PAGE) {
             const Element* value = head.values(at) + i;
             const Element* later = head.values(std::min(at + AHEAD, longest - 1)) + i;
             const float* weight = weights + at * QUERIES;
-            const int all = count_below(shared, at), some = count_below(longest, at);
-            for (int p = 0; p < all; p++) {
+            const int some = count_below(longest, at), none = OPTIONS ? std::min(count_below(shared_start, at), some) : 0;
+            const int all = std::max(count_below(shared, at), none);
+            auto add_to_some = [&](int p) {
+                add(value + p * head.dim, weight + p, [&](int q) {
+                    return at + p < queries[q].length && (!OPTIONS || at + p >= queries[q].start);
+                });
+            };
+            for (int p = 0; p < none; p++) add_to_some(p);
+            for (int p = none; p < all; p++) {
                 prefetch<1>(later + p * head.dim, COUNT * LANES);
                 add(value + p * head.dim, weight + p, [](int) { return true; });
             }
-            for (int p = all; p < some; p++)
-                add(value + p * head.dim, weight + p, [&](int q) { return at + p < queries[q].length; });
+            for (int p = all; p < some; p++) add_to_some(p);
         }
         for (int q = 0; q < QUERIES; q++)
             for (int j = 0; j < COUNT; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
+    }
+
+    // Of the 16 positions from `at` on, values of those that a query attends to, `other` of the others.
+    static Lanes attended(const Query& query, int64_t at, Lanes values, float other) {
+        values = first(count_below(query.length, at), values, set(other));
+        return OPTIONS ? first(count_below(query.start, at), set(other), values) : values;
     }
 
     // The number of the 16 positions from `at` on that lie below `length`.
@@ -219,8 +254,8 @@ private:
     }
 };
 
-template <class Element>
-inline void attend(const Head<Element>& head, const Query* queries, int count, float scaling, float* scratch) {
+template <class Element, bool OPTIONS>
+inline void attend(const Head<Element>& head, const Query* queries, int count, const Scores& how, float* scratch) {
     with_count<MAX_QUERIES>(
-        count, [&](auto n) { Attention<Element, decltype(n)::value>::attend(head, queries, scaling, scratch); });
+        count, [&](auto n) { Attention<Element, decltype(n)::value, OPTIONS>::attend(head, queries, how, scratch); });
 }

@@ -23,6 +23,20 @@ struct Avx2 {
         return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, terms));
     }
 
+    static constexpr int PANEL = 1;
+    static constexpr bool TERMS_ARE_OPERANDS = false;
+    static constexpr int nibble(int i) { return i % 2 * 4 + i / 2; }
+    static Sums unpack(const uint8_t* packed, int part) {
+        const Sums all = _mm256_loadu_si256(reinterpret_cast<const Sums*>(packed));
+        return _mm256_and_si256(_mm256_srli_epi32(all, 4 * part), _mm256_set1_epi32(0x000f000f));
+    }
+    // GCC would first add up the products of all parts, in more registers than there are.
+    template <class Int32s>
+    static void keep(Int32s& sum) {
+        asm("" : "+x"(sum));
+    }
+    static Lanes floats(Sums first, Sums second, int) { return {_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(second)}; }
+
     static int64_t operand(int64_t position, int64_t) { return position; }
     static int64_t position(int64_t operand, int64_t) { return operand; }
     static void begin() {}

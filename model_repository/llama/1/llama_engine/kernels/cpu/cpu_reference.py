@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from llama_engine.kernels.cpu.packing import Dimensions
 from llama_engine.model.activation_terms import ActivationTerms
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.rope import RopeTables
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 SPLIT = 254
@@ -29,63 +30,109 @@ def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torc
     """Return a linear layer's exact INT8 product with x [rows, inputs] float32, with the same bits as the kernels."""
     assert layer.scales is not None
     q, scale = quantize(x, terms)
-    y = (q @ layer.weight.long().T).double().float() * (scale[:, None] * layer.scales)
+    if layer.group_size is None:
+        y = (q @ layer.weight.long().T).double().float() * (scale[:, None] * layer.scales)
+    else:
+        y = scale[:, None] * _group_total(q, layer, layer.scales)
     return y if layer.bias is None else y + layer.bias.float()
 
 
-def attention(
-    qkv: torch.Tensor, dimensions: Dimensions, cosine: torch.Tensor, sine: torch.Tensor, cache_dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the attention [tokens, heads, head_dim] of a whole sequence, in float64.
+def _group_total(q: torch.Tensor, layer: LinearWeight, scales: torch.Tensor) -> torch.Tensor:
+    """Return Σ over groups of scale · Σ q·w + offset · Σ q, [rows, outputs] float32, in ascending order."""
+    if layer.order is not None:
+        q = q[:, layer.order]
+    total = torch.zeros(len(q), len(layer.weight))
+    for g, (part, weight) in enumerate(
+        zip(q.double().chunk(scales.shape[1], 1), layer.weight.double().chunk(scales.shape[1], 1), strict=True)
+    ):
+        # Exact in float64, rounded once. Products and sums are rounded apart.
+        total = total + scales[:, g] * (part @ weight.T).float()
+        if layer.offsets is not None:
+            total = total + layer.offsets[:, g] * part.sum(1, keepdim=True).float()
+    return total
 
-    Keys and values are rounded to `cache_dtype`. qkv: [tokens, heads + 2 · KV heads, head_dim], before RoPE.
+
+def attention(
+    qkv: torch.Tensor,
+    architecture: Architecture,
+    index: int,
+    layer: LayerWeights,
+    tables: RopeTables,
+    cache_dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the attention [tokens, heads, head_dim] of a layer for a whole sequence, in float64.
+
+    Keys and values are rounded to `cache_dtype`. qkv: [tokens, heads + 2 · KV heads, head_dim], before norms and RoPE.
+    layer: of this index, for the norms of query and key.
     """
-    heads, kv_heads, tokens = dimensions.heads, dimensions.kv_heads, len(qkv)
+    heads, kv_heads, tokens = architecture.heads, architecture.kv_heads, len(qkv)
     query, key, value = (qkv[:, :heads].double(), *qkv[:, heads:].double().chunk(2, dim=1))
-    cosine, sine = cosine[:tokens, None].double(), sine[:tokens, None].double()
-    key = _cached(_rotate(key, cosine, sine), cache_dtype).repeat_interleave(heads // kv_heads, dim=1)
-    value = _cached(value, cache_dtype).repeat_interleave(heads // kv_heads, dim=1)
-    scores = torch.einsum("ihd,jhd->hij", _rotate(query, cosine, sine), key) * dimensions.scaling
-    scores = scores.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), value)
+    if layer.query_norm is not None:
+        query = _normalize_heads(query, layer.query_norm, architecture)
+        key = _normalize_heads(key, layer.key_norm, architecture)
+    if (kind := architecture.ropes[index]) is not None:
+        cosine, sine = (table[:tokens, None].double() for table in tables[kind])
+        query, key = _rotate(query, cosine, sine), _rotate(key, cosine, sine)
+    key, value = (_cached(states, cache_dtype).repeat_interleave(heads // kv_heads, dim=1) for states in (key, value))
+    scores = _soft_cap(torch.einsum("ihd,jhd->hij", query, key) * architecture.scaling, architecture.attention_softcap)
+    attended = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    if (window := architecture.windows[index]) is not None:
+        attended = attended.triu(1 - window)
+    return torch.einsum("hij,jhd->ihd", scores.masked_fill(~attended, -torch.inf).softmax(-1), value)
 
 
 def logits(
     x: torch.Tensor,
-    dimensions: Dimensions,
+    architecture: Architecture,
     layers: list[LayerWeights],
     norm: torch.Tensor,
     head: LinearWeight,
-    tables: tuple[torch.Tensor, torch.Tensor],
+    tables: RopeTables,
     cache_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] of a whole sequence from its embeddings x, in float64.
+    """Return the logits [tokens, vocabulary] of a whole sequence from its scaled embeddings x, in float64.
 
-    Weights are the stored INT8 weights; activations are not quantized. tables: RoPE's cosine and sine.
+    Weights are the stored integers and scales; activations are not quantized.
     """
-    x, width = x.double(), dimensions.heads * dimensions.head_dim
-    for layer in layers:
-        qkv = _linear(_normalize(x, layer.attention_norm, dimensions.epsilon), layer.query_key_value)
-        attended = attention(qkv.view(len(x), -1, dimensions.head_dim), dimensions, *tables, cache_dtype)
-        x = x + _linear(attended.reshape(len(x), width), layer.attention_output)
-        gate, up = _linear(_normalize(x, layer.mlp_norm, dimensions.epsilon), layer.gate_up).chunk(2, dim=-1)
-        x = x + _linear(functional.silu(gate) * up, layer.down)
-    return _linear(_normalize(x, norm, dimensions.epsilon), head)
+    x, epsilon, scale = x.double(), architecture.epsilon, architecture.residual_scale
+    for index, layer in enumerate(layers):
+        qkv = _linear(_normalize(x, layer.attention_norm, epsilon), layer.query_key_value)
+        heads = qkv.view(len(x), -1, architecture.head_dim)
+        attended = attention(heads, architecture, index, layer, tables, cache_dtype).flatten(1)
+        output = _linear(attended, layer.attention_output)
+        x = x + scale * _normalize(output, layer.attention_output_norm, epsilon)
+        gate, up = _linear(_normalize(x, layer.mlp_norm, epsilon), layer.gate_up).chunk(2, dim=-1)
+        gated = (
+            functional.silu(gate) if architecture.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        )
+        x = x + scale * _normalize(_linear(gated * up, layer.down), layer.mlp_output_norm, epsilon)
+    result = _linear(_normalize(x, norm, epsilon), head) * architecture.logits_scale
+    return _soft_cap(result, architecture.logits_softcap)
 
 
 def _linear(x: torch.Tensor, layer: LinearWeight) -> torch.Tensor:
-    assert layer.scales is not None
-    y = x @ (layer.weight.double() * layer.scales.double()[:, None]).T
+    y = x @ layer.dequantized().double().T
     return y if layer.bias is None else y + layer.bias.double()
 
 
-def _normalize(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
+def _normalize(x: torch.Tensor, gain: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    if gain is None:
+        return x
     return x * (x.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * gain.double()
 
 
+def _normalize_heads(x: torch.Tensor, gain: torch.Tensor | None, architecture: Architecture) -> torch.Tensor:
+    together = architecture.query_key_norm == "projection"
+    return _normalize(x.flatten(1) if together else x, gain, architecture.epsilon).view(x.shape)
+
+
 def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+    a, b, others = x.tensor_split((cosine.shape[-1], 2 * cosine.shape[-1]), dim=-1)
+    return torch.cat((a * cosine - b * sine, b * cosine + a * sine, others), dim=-1)
+
+
+def _soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return x if cap is None else (x / cap).tanh() * cap
 
 
 def _cached(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -2,15 +2,20 @@
 //
 // `rows` are tokens. All widths of the buffers are padded to multiples of 64; the padding is 0.
 #include "attention.h"
+#include "elementwise.h"
 #include "linear.h"
 #include "work.h"
 
+// A null pointer is no norm, or no RoPE.
 struct Layer {
-    const float* attention_norm;  // [width]
+    const float *attention_norm, *attention_output_norm;  // [width]: gains of the norms before and after
+    const float *query_norm, *key_norm;                   // of a head, or of all heads together
     Matrix query_key_value, attention_output;
-    const float* mlp_norm;
+    const float *mlp_norm, *mlp_output_norm;
     Matrix gate_up, down;  // gate and up in alternate blocks of 16 outputs
     Cache cache;
+    const float *cosine, *sine;  // [positions][rotary / 2]
+    int64_t window;              // positions that a token attends to, its own included; 0 is all
 };
 
 enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
@@ -24,18 +29,23 @@ struct TermCounts {
 
 struct Model {
     int32_t layers, hidden, heads, kv_heads;
-    int32_t head_dim, rotary;  // head_dim: padded to a multiple of 16; rotary: without the padding
+    int32_t head_dim, unpadded_head_dim;  // head_dim: padded to a multiple of 16
+    int32_t rotary;                       // dimensions of a head that RoPE rotates
+    int32_t norm_of_all_heads;            // whether query_norm and key_norm are of all heads together
+    Activation activation;
     CacheType cache_type;
-    float epsilon, scaling;
+    float epsilon;
+    Scores scores;
+    float logits_softcap;        // 0 is none
     const int32_t* page_table;   // [slots][columns]: the page of each 16 positions of a sequence; 0 is no page
     int64_t slots, columns;
     int64_t pages;               // in the pool, the null page included
     int64_t positions;           // of a sequence
-    const float *cosine, *sine;  // [positions][rotary / 2]
     const float* norm;
     Matrix head;
     const Layer* layer;
     float *qkv, *attended, *gated;  // [room][width of each]
+    float* output;                  // [room][width], of a linear layer before a norm; null if there is none
     Quantized hidden_terms, attended_terms, gated_terms;
     TermCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
     float* scratch;  // [threads][scratch_stride]
@@ -60,10 +70,10 @@ static int64_t count_two(const Quantized& q, int64_t rows) {
     return count;
 }
 
-// Quantize factor(row) · row · gain of each row; gain may be null.
+// Quantize factor(row) · row · gain of each row, for a product with `m`; gain may be null.
 template <class Factor>
-static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Quantized& to,
-                     int64_t rows, TermCounts* counts) {
+static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
+                     const Quantized& to, int64_t rows, TermCounts* counts) {
     worker.each(rows, 4, [&](int64_t from, int64_t end) {
         for (int64_t r = from; r < end; r++) {
             const float* row = x + r * to.inputs;
@@ -71,53 +81,72 @@ static void quantize(Worker& worker, const float* x, const float* gain, const Fa
         }
     });
     // Operands that share cache lines are mostly stored by one thread.
-    constexpr int64_t GROUP = Product::INTERLEAVED;
-    worker.each((rows + GROUP - 1) / GROUP, 1, [&](int64_t group, int64_t) {
-        const int64_t two_rows = count_two(to, rows), from = group * GROUP, end = std::min(from + GROUP, rows);
+    const int64_t size = m.groups ? GroupProduct::INTERLEAVED : RowProduct::INTERLEAVED;
+    worker.each((rows + size - 1) / size, 1, [&](int64_t group, int64_t) {
+        const int64_t two_rows = count_two(to, rows), from = group * size, end = std::min(from + size, rows);
         int64_t next_two = count_two(to, from), next_one = two_rows + from - next_two;
-        for (int64_t r = from; r < end; r++)
-            store_terms(x + r * to.inputs, gain, to, r, to.has_two[r] ? next_two++ : next_one++, two_rows);
+        for (int64_t r = from; r < end; r++) {
+            const int64_t position = to.has_two[r] ? next_two++ : next_one++;
+            if (m.groups)
+                store_group_terms(x + r * to.inputs, gain, to, m, r, position, two_rows);
+            else
+                store_terms(x + r * to.inputs, gain, to, r, position, two_rows);
+        }
         if (from > 0) return;
         counts->rows += rows;
         counts->two_terms += two_rows;
     });
 }
 
-static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain, int64_t rows,
-                                   TermCounts* counts) {
-    const int width = m.hidden_terms.inputs;
-    auto factor = [&](const float* row) {
-        Lanes squares = set(0.0f);
-        for (int i = 0; i < width; i += LANES) squares = fma(load(row + i), load(row + i), squares);
-        return 1.0f / std::sqrt(sum(squares) / static_cast<float>(m.hidden) + m.epsilon);
-    };
-    quantize(worker, x, gain, factor, m.hidden_terms, rows, counts);
+static void quantize(Worker& worker, const float* x, const Matrix& m, const Quantized& to, int64_t rows,
+                     TermCounts* counts) {
+    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, rows, counts);
 }
 
-static void quantize(Worker& worker, const float* x, const Quantized& to, int64_t rows, TermCounts* counts) {
-    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, to, rows, counts);
+// What an RMSNorm multiplies a row by, before its gain. count: of the elements without padding.
+static float norm_factor(const float* row, int64_t width, int64_t count, float epsilon) {
+    Lanes squares = set(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) squares = fma(load(row + i), load(row + i), squares);
+    return 1.0f / std::sqrt(sum(squares) / static_cast<float>(count) + epsilon);
+}
+
+// gain: null quantizes x itself.
+static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain,
+                                   const Matrix& matrix, int64_t rows, TermCounts* counts) {
+    if (!gain) return quantize(worker, x, matrix, m.hidden_terms, rows, counts);
+    const int width = m.hidden_terms.inputs;
+    auto factor = [&](const float* row) { return norm_factor(row, width, m.hidden, m.epsilon); };
+    quantize(worker, x, gain, factor, matrix, m.hidden_terms, rows, counts);
 }
 
 // finish(row, block, Lanes[2]) takes each row's product with two blocks.
-template <class Finish>
-static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
+template <class Product, class Finish>
+static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
     constexpr int64_t L2_BYTES = 1 << 19;      // for the operands of a stripe
-    constexpr int64_t CHUNK_BYTES = 1 << 16;   // of weights
-    constexpr int64_t UNIT = 96;               // a multiple of every Product::GROUP
+    constexpr int64_t UNIT = 96;               // a multiple of every Integers::GROUP
     // Of the most operands that these rows may have: their number isn't known before the phase begins (see `each`).
     const int64_t most = Product::operand(rows, q.limit > 0 ? rows : 0);
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
     const int64_t stripes = (most + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
-    const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
+    const int64_t grain = Product::CHUNK_BYTES / Product::pair_bytes(m) + 1;
     Product::begin();
-    worker.each(stripes * pairs, most > Product::GROUP ? 1 : grain, [&](int64_t from, int64_t to) {
+    worker.each(stripes * pairs, most > Product::CHUNK_OPERANDS ? 1 : grain, [&](int64_t from, int64_t to) {
         const int64_t two_rows = count_two(q, rows), operands = Product::operand(rows, two_rows);
         for (int64_t i = from; i < to; i++) {
             const int64_t first = i / pairs * stripe;
-            const int64_t next = (i + worker.threads) % pairs;  // of this thread, if the others keep pace
-            tile(m, i % pairs * 2, next * 2, q, two_rows, first, std::min(first + stripe, operands), finish);
+            // Of this thread, if the others keep pace.
+            const int64_t next = (i + (i + 1 < to ? 1 : worker.threads)) % pairs;
+            tile<Product>(m, i % pairs * 2, next * 2, q, two_rows, first, std::min(first + stripe, operands), finish);
         }
     });
+}
+
+template <class Finish>
+static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
+    if (m.groups)
+        product_of<GroupProduct>(worker, m, q, rows, finish);
+    else
+        product_of<RowProduct>(worker, m, q, rows, finish);
 }
 
 static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y, bool add) {
@@ -127,11 +156,58 @@ static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_
     });
 }
 
-// silu(gate) · up
-static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y) {
+// activation(gate) · up
+template <class Function>
+static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y,
+                           const Function& activation) {
     product(worker, m, q, rows, [&](int64_t row, int64_t block, const Lanes* value) {
-        Lanes gate = value[0], silu = gate / (set(1.0f) + exp(set(0.0f) - gate));
-        store(y + row * (m.outputs / 2) + block / 2 * OUTPUTS, silu * value[1]);
+        store(y + row * (m.outputs / 2) + block / 2 * OUTPUTS, activation(value[0]) * value[1]);
+    });
+}
+
+static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, int64_t rows) {
+    auto multiply = [&](const auto& activation) {
+        multiply_gated(worker, layer.gate_up, m.hidden_terms, rows, m.gated, activation);
+    };
+    switch (m.activation) {
+        case SILU: return multiply([](Lanes gate) { return silu(gate); });
+        case GELU_TANH: return multiply([](Lanes gate) { return gelu_tanh(gate); });
+    }
+}
+
+// Add the product to x; with a gain, the RMSNorm of the product.
+static void multiply_and_add(Worker& worker, const Model& m, const Matrix& matrix, const Quantized& q, const float* gain,
+                             int64_t rows, float* x) {
+    if (!gain) return multiply(worker, matrix, q, rows, x, true);
+    multiply(worker, matrix, q, rows, m.output, false);
+    const int64_t width = matrix.outputs;
+    worker.each(rows, 4, [&](int64_t from, int64_t to) {
+        for (int64_t r = from; r < to; r++) {
+            const float* row = m.output + r * width;
+            float* target = x + r * width;
+            const Lanes factor = set(norm_factor(row, width, m.hidden, m.epsilon));
+            for (int64_t i = 0; i < width; i += LANES)
+                store(target + i, load(target + i) + load(row + i) * factor * load(gain + i));
+        }
+    });
+}
+
+// RMSNorm of each query and key head, or of all of them together.
+static void normalize_heads(Worker& worker, const Model& m, const Layer& layer, int64_t rows) {
+    if (!layer.query_norm) return;
+    auto normalize = [&](float* x, int64_t heads, const float* gain) {
+        const int64_t together = m.norm_of_all_heads ? heads : 1, width = together * m.head_dim;
+        for (int64_t h = 0; h < heads; h += together, x += width) {
+            const Lanes factor = set(norm_factor(x, width, together * m.unpadded_head_dim, m.epsilon));
+            for (int64_t i = 0; i < width; i += LANES) store(x + i, load(x + i) * factor * load(gain + i));
+        }
+    };
+    worker.each(rows, 4, [&](int64_t from, int64_t to) {
+        for (int64_t r = from; r < to; r++) {
+            float* qkv = m.qkv + r * layer.query_key_value.outputs;
+            normalize(qkv, m.heads, layer.query_norm);
+            normalize(qkv + m.heads * m.head_dim, m.kv_heads, layer.key_norm);
+        }
     });
 }
 
@@ -142,11 +218,13 @@ static void write_cache(Worker& worker, const Model& m, const Layer& layer, cons
         for (int64_t i = from; i < to; i++) {
             const int64_t row = i / m.kv_heads, head = i % m.kv_heads, position = tokens.positions[row];
             float* qkv = m.qkv + row * layer.query_key_value.outputs;
-            const float *cosine = m.cosine + position * half, *sine = m.sine + position * half;
-            for (int64_t h = 0; h < group; h++)
-                rotate(qkv + (head * group + h) * dim, cosine, sine, static_cast<int>(half));
             float* key = qkv + (m.heads + head) * dim;
-            rotate(key, cosine, sine, static_cast<int>(half));
+            if (layer.cosine) {
+                const float *cosine = layer.cosine + position * half, *sine = layer.sine + position * half;
+                for (int64_t h = 0; h < group; h++)
+                    rotate(qkv + (head * group + h) * dim, cosine, sine, static_cast<int>(half));
+                rotate(key, cosine, sine, static_cast<int>(half));
+            }
             cached_head<Element>(m, layer, tokens, row, head).write(position, key, key + m.kv_heads * dim);
         }
     });
@@ -161,7 +239,7 @@ static int64_t run_length(const Tokens& tokens, int64_t row, int64_t limit) {
     return n;
 }
 
-template <class Element>
+template <class Element, bool OPTIONS>
 static void attend_all(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
     constexpr int64_t STRIPE = 16, DECODE_STRIPE = 4;  // tokens of an item, of which runs share their reads
     const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
@@ -177,10 +255,12 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
             int count = 0;
             for (int64_t i = 0; i < run * group; i++) {
                 const int64_t token = row + i / group, at = (kv_head * group + i % group) * dim;
+                const int64_t length = tokens.positions[token] + 1;
                 queries[count++] = {m.qkv + token * layer.query_key_value.outputs + at,
-                                    m.attended + token * layer.attention_output.inputs + at, tokens.positions[token] + 1};
+                                    m.attended + token * layer.attention_output.inputs + at,
+                                    layer.window > 0 ? std::max<int64_t>(length - layer.window, 0) : 0, length};
                 if (count < MAX_QUERIES && i + 1 < run * group) continue;
-                attend<Element>(head, queries, count, m.scaling, scratch);
+                attend<Element, OPTIONS>(head, queries, count, m.scores, scratch);
                 count = 0;
             }
             row += run;
@@ -190,9 +270,14 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
 
 static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
     auto attend = [&](auto element) {
-        write_cache<decltype(element)>(worker, m, layer, tokens);
-        attend_all<decltype(element)>(worker, m, layer, tokens);
+        using Element = decltype(element);
+        write_cache<Element>(worker, m, layer, tokens);
+        if (layer.window > 0 || m.scores.softcap > 0)
+            attend_all<Element, true>(worker, m, layer, tokens);
+        else
+            attend_all<Element, false>(worker, m, layer, tokens);
     };
+    normalize_heads(worker, m, layer, tokens.rows);
     switch (m.cache_type) {
         case FLOAT32: return attend(float());
         case BFLOAT16: return attend(BFloat16(0.0f));
@@ -219,15 +304,16 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
     parallel(threads, [&](Worker& worker) {
         for (int l = 0; l < m.layers; l++) {
             const Layer& layer = m.layer[l];
-            normalize_and_quantize(worker, m, x, layer.attention_norm, rows, m.counts + QUERY_KEY_VALUE);
+            normalize_and_quantize(worker, m, x, layer.attention_norm, layer.query_key_value, rows,
+                                   m.counts + QUERY_KEY_VALUE);
             multiply(worker, layer.query_key_value, m.hidden_terms, rows, m.qkv, false);
             attend_from_cache(worker, m, layer, tokens);
-            quantize(worker, m.attended, m.attended_terms, rows, m.counts + ATTENTION_OUTPUT);
-            multiply(worker, layer.attention_output, m.attended_terms, rows, x, true);
-            normalize_and_quantize(worker, m, x, layer.mlp_norm, rows, m.counts + GATE_UP);
-            multiply_gated(worker, layer.gate_up, m.hidden_terms, rows, m.gated);
-            quantize(worker, m.gated, m.gated_terms, rows, m.counts + DOWN);
-            multiply(worker, layer.down, m.gated_terms, rows, x, true);
+            quantize(worker, m.attended, layer.attention_output, m.attended_terms, rows, m.counts + ATTENTION_OUTPUT);
+            multiply_and_add(worker, m, layer.attention_output, m.attended_terms, layer.attention_output_norm, rows, x);
+            normalize_and_quantize(worker, m, x, layer.mlp_norm, layer.gate_up, rows, m.counts + GATE_UP);
+            multiply_gated(worker, m, layer, rows);
+            quantize(worker, m.gated, layer.down, m.gated_terms, rows, m.counts + DOWN);
+            multiply_and_add(worker, m, layer.down, m.gated_terms, layer.mlp_output_norm, rows, x);
         }
     });
 }
@@ -236,8 +322,12 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
 extern "C" void logits(const Model* model, const float* x, int64_t rows, float* result, int threads) {
     const Model& m = *model;
     parallel(threads, [&](Worker& worker) {
-        normalize_and_quantize(worker, m, x, m.norm, rows, m.counts + HEAD);
-        multiply(worker, m.head, m.hidden_terms, rows, result, false);
+        normalize_and_quantize(worker, m, x, m.norm, m.head, rows, m.counts + HEAD);
+        if (m.logits_softcap == 0) return multiply(worker, m.head, m.hidden_terms, rows, result, false);
+        product(worker, m.head, m.hidden_terms, rows, [&](int64_t row, int64_t block, const Lanes* value) {
+            float* target = result + row * m.head.outputs + block * OUTPUTS;
+            for (int b = 0; b < 2; b++) store(target + b * OUTPUTS, soft_cap(value[b], m.logits_softcap));
+        });
     });
 }
 
@@ -245,12 +335,12 @@ extern "C" void logits(const Model* model, const float* x, int64_t rows, float* 
 extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t rows, float* y, int threads) {
     TermCounts counts{};
     parallel(threads, [&](Worker& worker) {
-        quantize(worker, x, *q, rows, &counts);
+        quantize(worker, x, *matrix, *q, rows, &counts);
         multiply(worker, *matrix, *q, rows, y, false);
     });
 }
 
-// RoPE, cache write and attention of one layer: Model::qkv → Model::attended.
+// Norms of the heads, RoPE, cache write and attention of one layer: Model::qkv → Model::attended.
 extern "C" void attention(const Model* model, int layer, const int64_t* slots, const int64_t* positions, int64_t rows,
                           int threads) {
     parallel(threads, [&](Worker& worker) {
@@ -264,6 +354,17 @@ extern "C" void pack(const int8_t* weight, const int32_t* source, int64_t column
     parallel(threads, [&](Worker& worker) {
         worker.each(outputs / OUTPUTS, 16, [&](int64_t from, int64_t to) {
             for (int64_t block = from; block < to; block++) pack_block(weight, source, columns, inputs, block, packed);
+        });
+    });
+}
+
+// Pack a weight of m's shape in groups: weight [any][columns], scales and offsets (or null) [any][groups].
+extern "C" void pack_groups(const Matrix* m, const int8_t* weight, const float* scales, const float* offsets,
+                            const int32_t* source, uint8_t* packed, int threads) {
+    parallel(threads, [&](Worker& worker) {
+        worker.each(m->outputs / GroupProduct::PANEL_OUTPUTS, 16, [&](int64_t from, int64_t to) {
+            for (int64_t panel = from; panel < to; panel++)
+                GroupProduct::pack(*m, weight, scales, offsets, source, panel, packed);
         });
     });
 }

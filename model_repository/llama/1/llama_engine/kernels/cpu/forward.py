@@ -10,17 +10,21 @@ from torch.nn import functional
 
 from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
 from llama_engine.kernels.cpu.packing import (
+    GROUP_UNIT,
     ROWS,
-    Dimensions,
     PackedLayer,
     PackedLinear,
     QuantizedRows,
+    linear_shapes,
     pad_gain,
     padded,
+    padded_head_dim,
 )
-from llama_engine.kernels.cpu.structures import Cache, Layer, Model
+from llama_engine.kernels.cpu.structures import Cache, Layer, Model, Scores
 from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
+from llama_engine.model.architecture import Architecture
 from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
+from llama_engine.model.rope import RopeTables
 
 ROOM = 512
 """Default maximum of tokens computed at once."""
@@ -28,34 +32,39 @@ ROOM = 512
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """The kernels' numbers for the dtypes of the KV cache."""
 
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+"""The kernels' numbers for the activations of the gate."""
+
 
 @dataclass(frozen=True)
 class CpuLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    norm: [hidden], the final norm's gain. cosine, sine: [positions, head_dim / 2], tables of RoPE. terms: which
-    activation rows have two INT8 terms.
+    norm: [hidden], the final norm's gain. head: with the logits' scale. tables: of RoPE. terms: which activation rows
+    have two INT8 terms.
     """
 
     kernels: CpuKernels
-    dimensions: Dimensions
+    architecture: Architecture
     layers: list[PackedLayer]
     norm: torch.Tensor
     head: PackedLinear
-    cosine: torch.Tensor
-    sine: torch.Tensor
+    tables: RopeTables
     terms: ActivationTerms = TWO_TERMS
 
 
 def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     """Return an upper bound of `CpuForward`'s scratch bytes. positions: per sequence. room: tokens computed at once."""
-    dimensions = llama.dimensions
-    hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
-    attended = padded(dimensions.heads * dimensions.padded_head_dim)
-    qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
-    floats = 4 * (qkv + attended + intermediate) * room
-    terms = (2 * (hidden + attended + intermediate) + 3 * 21) * padded(room, ROWS)
-    stride = llama.kernels.scratch_stride(positions, dimensions.padded_head_dim)
+    architecture, head_dim = llama.architecture, padded_head_dim(llama.architecture)
+    hidden, intermediate = padded(architecture.hidden), padded(architecture.intermediate)
+    attended = padded(architecture.heads * head_dim)
+    qkv = padded((architecture.heads + 2 * architecture.kv_heads) * head_dim)
+    output = hidden if architecture.norm_after else 0
+    floats = 4 * (qkv + attended + intermediate + output) * room
+    # Of `QuantizedRows`: two bytes an input, 16 a column group, and 21 a row.
+    inputs = hidden + attended + intermediate
+    terms = (2 * inputs + 16 * inputs // GROUP_UNIT + 3 * 21) * padded(room, ROWS)
+    stride = llama.kernels.scratch_stride(positions, head_dim)
     norm = 4 * hidden
     return floats + terms + 4 * stride * torch.get_num_threads() + norm
 
@@ -72,38 +81,42 @@ class CpuForward:
     """
 
     def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:
-        if len(llama.cosine) < cache.max_model_len:
-            raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and sequences {cache.max_model_len}")
+        shortest = min((len(cosine) for cosine, _ in llama.tables.values()), default=cache.max_model_len)
+        if shortest < cache.max_model_len:
+            raise ValueError(f"RoPE's tables have {shortest} positions, and sequences {cache.max_model_len}")
         if cache.page_size != CPU_PAGE_SIZE:
             raise ValueError(f"the cache has pages of {cache.page_size} positions, and the kernels of {CPU_PAGE_SIZE}")
         of_cache = (cache.layers, cache.key_value_heads, cache.head_dim)
-        of_model = (len(llama.layers), llama.dimensions.kv_heads, llama.dimensions.padded_head_dim)
+        of_model = (len(llama.layers), llama.architecture.kv_heads, padded_head_dim(llama.architecture))
         if of_cache != of_model:
             raise ValueError(f"the cache has layers, KV heads and dimensions {of_cache}, and the model {of_model}")
         self.llama = llama
         self.cache = cache
         self.room = room
-        dimensions = llama.dimensions
-        self._width = padded(dimensions.hidden)
+        architecture = llama.architecture
+        self._width = padded(architecture.hidden)
         self.layer_caches = [self._allocate_cache() for _ in llama.layers]
         self._page_table = torch.zeros(cache.slots, cache.columns, dtype=torch.int32)
         qkv, attended = llama.layers[0].query_key_value, llama.layers[0].attention_output
-        self._qkv = torch.zeros(room, len(qkv.weight))
-        self._attended = torch.zeros(room, attended.weight.shape[1])
-        self._gated = torch.zeros(room, padded(dimensions.intermediate))
+        self._qkv = torch.zeros(room, qkv.matrix.outputs)
+        self._attended = torch.zeros(room, attended.matrix.inputs)
+        self._gated = torch.zeros(room, padded(architecture.intermediate))
+        self._output = torch.zeros(room, self._width) if architecture.norm_after else None
         widths = (
-            (self._width, dimensions.hidden),
-            (self._attended.shape[1], dimensions.heads * dimensions.head_dim),
-            (self._gated.shape[1], dimensions.intermediate),
+            (self._width, architecture.hidden),
+            (self._attended.shape[1], architecture.heads * architecture.head_dim),
+            (self._gated.shape[1], architecture.intermediate),
         )
         self.quantized = [QuantizedRows(room, width, llama.terms.limit(inputs)) for width, inputs in widths]
         # In the order of the kernels' enumeration of linear layers.
-        self._shapes = dimensions.linear_shapes
+        self._shapes = linear_shapes(architecture)
         self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
-        stride = llama.kernels.scratch_stride(cache.columns * cache.page_size, dimensions.padded_head_dim)
+        stride = llama.kernels.scratch_stride(cache.columns * cache.page_size, padded_head_dim(architecture))
         self._threads = torch.get_num_threads()
         self._scratch = torch.zeros(self._threads, stride)
-        self._tables = [table.detach().float().contiguous() for table in (llama.cosine, llama.sine)]
+        self._tables = {
+            kind: [table.detach().float().contiguous() for table in tables] for kind, tables in llama.tables.items()
+        }
         self._norm = pad_gain(llama.norm)
         self._model = self._structure()
 
@@ -117,7 +130,7 @@ class CpuForward:
         """
         slots, positions = slots.contiguous(), positions.contiguous()
         self._check_pages(slots, positions)
-        hidden = self.llama.dimensions.hidden
+        hidden = self.llama.architecture.hidden
         padded_x = self._pad(x)
         for start in range(0, len(x), self.room):
             part = slice(start, start + self.room)
@@ -151,27 +164,27 @@ class CpuForward:
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocabulary] float32 of hidden states x [tokens, hidden], final norm included."""
         padded_x = self._pad(x)
-        result = torch.empty(len(x), len(self.llama.head.weight))
+        result = torch.empty(len(x), self.llama.head.matrix.outputs)
         for start in range(0, len(x), self.room):
             part = slice(start, start + self.room)
             self.llama.kernels.logits(self._model, padded_x[part], result[part])
-        return result[:, : self.llama.dimensions.vocabulary]
+        return result[:, : self.llama.architecture.vocabulary]
 
     def attention(
         self, qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, layer: int = 0
     ) -> torch.Tensor:
         """Return the attention [tokens, heads, head_dim] of one layer, for verification.
 
-        qkv: [tokens, heads + 2 · KV heads, head_dim], before RoPE; keys and values are written to the cache.
+        qkv: [tokens, heads + 2 · KV heads, head_dim], before norms and RoPE; keys and values are written to the cache.
         """
-        dimensions = self.llama.dimensions
-        tokens, dim = len(qkv), dimensions.head_dim
-        wide = functional.pad(qkv, (0, dimensions.padded_head_dim - dim)).flatten(1)
+        architecture = self.llama.architecture
+        tokens, dim = len(qkv), architecture.head_dim
+        wide = functional.pad(qkv, (0, padded_head_dim(architecture) - dim)).flatten(1)
         self._qkv[:tokens, : wide.shape[1]] = wide
         self._use_threads()
         self.llama.kernels.attention(self._model, layer, slots.contiguous(), positions.contiguous())
-        attended = self._attended[:tokens, : dimensions.heads * dimensions.padded_head_dim]
-        return attended.view(tokens, dimensions.heads, -1)[:, :, :dim].clone()
+        attended = self._attended[:tokens, : architecture.heads * padded_head_dim(architecture)]
+        return attended.view(tokens, architecture.heads, -1)[:, :, :dim].clone()
 
     def take_term_counts(self) -> TermCounts:
         """Return the counts since the last call."""
@@ -213,45 +226,56 @@ class CpuForward:
             tensor.zero_()
         return tensors
 
-    def _structure(self) -> Model:
-        dimensions = self.llama.dimensions
-        layers = (Layer * len(self.llama.layers))(
-            *(
-                Layer(
-                    layer.attention_norm.data_ptr(),
-                    layer.query_key_value.matrix,
-                    layer.attention_output.matrix,
-                    layer.mlp_norm.data_ptr(),
-                    layer.gate_up.matrix,
-                    layer.down.matrix,
-                    Cache(*(tensor.data_ptr() for tensor in tensors)),
-                )
-                for layer, tensors in zip(self.llama.layers, self.layer_caches, strict=True)
-            )
+    def _layer(self, index: int) -> Layer:
+        architecture, layer = self.llama.architecture, self.llama.layers[index]
+        kind = architecture.ropes[index]
+        cosine, sine = (None, None) if kind is None else self._tables[kind]
+        return Layer(
+            _pointer(layer.attention_norm),
+            _pointer(layer.attention_output_norm),
+            _pointer(layer.query_norm),
+            _pointer(layer.key_norm),
+            layer.query_key_value.matrix,
+            layer.attention_output.matrix,
+            _pointer(layer.mlp_norm),
+            _pointer(layer.mlp_output_norm),
+            layer.gate_up.matrix,
+            layer.down.matrix,
+            Cache(*(tensor.data_ptr() for tensor in self.layer_caches[index])),
+            _pointer(cosine),
+            _pointer(sine),
+            architecture.windows[index] or 0,
         )
+
+    def _structure(self) -> Model:
+        architecture = self.llama.architecture
+        layers = (Layer * len(self.llama.layers))(*map(self._layer, range(len(self.llama.layers))))
         return Model(
             layers=len(layers),
-            hidden=dimensions.hidden,
-            heads=dimensions.heads,
-            kv_heads=dimensions.kv_heads,
-            head_dim=dimensions.padded_head_dim,
-            rotary=dimensions.head_dim,
+            hidden=architecture.hidden,
+            heads=architecture.heads,
+            kv_heads=architecture.kv_heads,
+            head_dim=padded_head_dim(architecture),
+            unpadded_head_dim=architecture.head_dim,
+            rotary=architecture.rotary,
+            norm_of_all_heads=architecture.query_key_norm == "projection",
+            activation=ACTIVATIONS[architecture.activation],
             cache_type=CACHE_TYPES[self.cache.dtype],
-            epsilon=dimensions.epsilon,
-            scaling=dimensions.scaling,
+            epsilon=architecture.epsilon,
+            scores=Scores(architecture.scaling, architecture.attention_softcap or 0.0),
+            logits_softcap=architecture.logits_softcap or 0.0,
             page_table=self._page_table.data_ptr(),
             slots=self.cache.slots,
             columns=self.cache.columns,
             pages=self.cache.pages + 1,
             positions=self.cache.max_model_len,
-            cosine=self._tables[0].data_ptr(),
-            sine=self._tables[1].data_ptr(),
             norm=self._norm.data_ptr(),
             head=self.llama.head.matrix,
             layer=layers,
             qkv=self._qkv.data_ptr(),
             attended=self._attended.data_ptr(),
             gated=self._gated.data_ptr(),
+            output=_pointer(self._output),
             hidden_terms=self.quantized[0].structure,
             attended_terms=self.quantized[1].structure,
             gated_terms=self.quantized[2].structure,
@@ -259,6 +283,10 @@ class CpuForward:
             scratch=self._scratch.data_ptr(),
             scratch_stride=self._scratch.shape[1],
         )
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _check_range(what: str, lowest: int, highest: int, bound: int) -> None:

@@ -132,6 +132,12 @@ inline Lanes first(int count, Lanes x, Lanes y) {
 }
 #endif
 
+inline Lanes gather(const float* from, const int32_t* index) {
+    float lane[LANES];
+    for (int i = 0; i < LANES; i++) lane[i] = from[index[i]];
+    return load(lane);
+}
+
 // The sum of the lanes, in one order.
 inline float sum(Lanes x) {
     float lane[LANES];

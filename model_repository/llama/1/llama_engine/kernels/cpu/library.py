@@ -69,6 +69,10 @@ class CpuKernels:
         )  # fmt: skip
         self._pack = library.pack
         self._pack.argtypes = (pointer, pointer, int64, int64, int64, pointer, ctypes.c_int)
+        self._pack_groups = library.pack_groups
+        self._pack_groups.argtypes = (
+            ctypes.POINTER(Matrix), pointer, pointer, pointer, pointer, pointer, ctypes.c_int
+        )  # fmt: skip
         library.scratch_stride.argtypes = (int64, ctypes.c_int)
         library.scratch_stride.restype = int64
         self._scratch_stride = library.scratch_stride
@@ -83,6 +87,23 @@ class CpuKernels:
         self._pack(
             weight.data_ptr(), source.data_ptr(), weight.shape[1], len(source), inputs, packed.data_ptr(),
             torch.get_num_threads(),
+        )  # fmt: skip
+        return packed
+
+    def pack_groups(
+        self, matrix: Matrix, weight: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None,
+        source: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Pack a weight [rows, columns] int8 in groups of columns into the kernels' layout, bytes.
+
+        matrix: the packed weight's shape. scales, offsets: [rows, groups] float32. source: as for `pack`.
+        """
+        floats = matrix.outputs * matrix.groups * (1 if offsets is None else 2)
+        packed = torch.empty(4 * floats + matrix.outputs * weight.shape[1] * matrix.bits // 8, dtype=torch.uint8)
+        use_huge_pages(packed)
+        self._pack_groups(
+            matrix, weight.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr(),
+            source.data_ptr(), packed.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return packed
 

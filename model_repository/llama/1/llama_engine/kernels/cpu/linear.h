@@ -1,20 +1,29 @@
-// A linear layer with INT8 weights: quantized rows, exact integer products, scales. Weights are packed here, too.
+// A linear layer with INT8 weights, or INT4 in groups: quantized rows, exact integer products, scales. Weights are packed
+// here, too.
 #pragma once
 #include "lanes.h"
 #include "matrix.h"
 #include "prefetch.h"
 #if defined(__AMX_INT8__)
 #include "amx.h"
-using Product = ByteTerms<Amx>;
+#include "avx512_vnni.h"
+using Integers = ByteTerms<Amx>;
+using GroupSet = Avx512Vnni;  // AMX's tiles are for products with whole rows
+using GroupTerms = ByteTerms<Avx512Vnni>;
 #elif defined(__AVX512VNNI__)
 #include "avx512_vnni.h"
-using Product = ByteTerms<Avx512Vnni>;
+using Integers = ByteTerms<Avx512Vnni>;
+using GroupSet = Avx512Vnni;
+using GroupTerms = Integers;
 #else
 #include "avx2.h"
-using Product = Avx2;
+using Integers = Avx2;
+using GroupSet = Avx2;
+using GroupTerms = Integers;
 #endif
+#include "column_groups.h"
 
-// Product, of the instruction set that is compiled for, has
+// Integers, of the instruction set that is compiled for, has
 //   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
 //   BYTES                              of an operand and an input
 //   GROUP                              operands that one call of `products` multiplies; at most 32, a divisor of 96
@@ -26,7 +35,21 @@ using Product = Avx2;
 //   products(m, block, x, two_rows, first, last, next, result)
 //                                      result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float, of the
 //                                      rows at positions from `first` to `last` with two blocks
-constexpr int INPUTS = Product::INPUTS, ZERO = Product::ZERO;
+// A Product, RowProduct or GroupProduct, has besides
+//   pair_bytes(m), steps(m)            packed bytes of two blocks, and the steps of `products` over them
+//   CHUNK_BYTES, CHUNK_OPERANDS        weights that a thread takes at a time, for at most so many operands
+//   scaled(value, m, scale, output)    what the product of a row with this scale is
+constexpr int INPUTS = Integers::INPUTS, ZERO = Integers::ZERO;
+
+struct RowProduct : Integers {
+    static constexpr int64_t CHUNK_BYTES = 1 << 16, CHUNK_OPERANDS = GROUP;
+    static int64_t pair_bytes(const Matrix& m) { return 2 * OUTPUTS * m.inputs; }
+    static int64_t steps(const Matrix& m) { return m.inputs / INPUTS; }
+    static Lanes scaled(Lanes sum, const Matrix& m, float scale, int64_t output) {
+        return sum * (set(scale) * load(m.scale + output));
+    }
+};
+using GroupProduct = ColumnGroups<GroupSet, GroupTerms>;
 
 // Σ high² of a row, exact: lanes are added as integers before they exceed 2²⁴.
 template <class Values>
@@ -64,7 +87,7 @@ inline void choose_terms(const float* x, const float* gain, float factor, const 
 inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t row, int64_t position,
                         int64_t two_rows) {
     const Range range(to.largest[row]);
-    const int64_t operand = Product::operand(position, two_rows);
+    const int64_t operand = RowProduct::operand(position, two_rows);
     Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
     for (int i = 0; i < to.inputs; i += LANES) {
         const Lanes v = range.scaled(gain ? load(x + i) * load(gain + i) : load(x + i)), high = round(v);
@@ -72,9 +95,9 @@ inline void store_terms(const float* x, const float* gain, const Quantized& to, 
         if (position < two_rows) {
             const Lanes low = round((v - high) * set(SPLIT));
             sum_low = sum_low + low;
-            Product::store_two(to, operand, i, high, low);
+            RowProduct::store_two(to, operand, i, high, low);
         } else {
-            Product::store_one(to, operand, i, high);
+            RowProduct::store_one(to, operand, i, high);
         }
     }
     to.row[position] = static_cast<int32_t>(row);
@@ -82,16 +105,41 @@ inline void store_terms(const float* x, const float* gain, const Quantized& to, 
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
+// As store_terms, for a matrix in groups of columns.
+inline void store_group_terms(const float* x, const float* gain, const Quantized& to, const Matrix& m, int64_t row,
+                              int64_t position, int64_t two_rows) {
+    const Range range(to.largest[row]);
+    const int64_t operand = GroupProduct::operand(position, two_rows);
+    const bool two = position < two_rows;
+    auto values = [&](const float* from, int i) { return m.order ? gather(from, m.order + i) : load(from + i); };
+    for (int g = 0, i = 0; g < m.groups; g++) {
+        Lanes sum_high = set(0.0f), sum_low = set(0.0f);
+        for (const int end = i + m.group_size; i < end; i += LANES) {
+            const Lanes v = range.scaled(gain ? values(x, i) * values(gain, i) : values(x, i)), high = round(v);
+            sum_high = sum_high + high;
+            if (two) {
+                const Lanes low = round((v - high) * set(SPLIT));
+                sum_low = sum_low + low;
+                GroupProduct::store_two(to, operand, i, high, low);
+            } else {
+                GroupProduct::store_one(to, operand, i, high);
+            }
+        }
+        GroupProduct::store_sums(to, m, operand, g, two, sum(sum_high), two ? sum(sum_low) : 0.0f);
+    }
+    to.row[position] = static_cast<int32_t>(row);
+}
+
 // The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two_rows`: number of
 // rows with two terms. `next`: this thread's next two blocks.
-template <class Finish>
+template <class Product, class Finish>
 inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two_rows, int64_t operand,
                  int64_t end, const Finish& finish) {
     constexpr int64_t GROUP = Product::GROUP;
-    const int64_t calls = (end - operand + GROUP - 1) / GROUP, bytes = calls > 1 ? 2 * OUTPUTS * INPUTS / calls : 0;
+    const int64_t calls = (end - operand + GROUP - 1) / GROUP, pair = Product::pair_bytes(m), steps = Product::steps(m);
     // A single call waits for its own weights: prefetching others would delay them.
-    Prefetch prefetch{m.weight + (calls > 1 ? next : block) * OUTPUTS * m.inputs, bytes};
-    for (; operand < end; operand += GROUP, prefetch.advance(m.inputs / INPUTS)) {
+    Prefetch prefetch{m.weight + (calls > 1 ? next : block) / 2 * pair, calls > 1 ? pair / steps / calls : 0};
+    for (; operand < end; operand += GROUP, prefetch.advance(steps)) {
         const int64_t first = Product::position(operand, two_rows);
         const int64_t last = Product::position(std::min(operand + GROUP, end), two_rows);
         Lanes values[GROUP][2], *value = values[0];
@@ -100,7 +148,7 @@ inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& 
             const int64_t row = x.row[position];
             for (int b = 0; b < 2; b++) {
                 const int64_t output = (block + b) * OUTPUTS;
-                value[b] = value[b] * (set(x.scale[row]) * load(m.scale + output));
+                value[b] = Product::scaled(value[b], m, x.scale[row], output);
                 if (m.bias) value[b] = value[b] + load(m.bias + output);
             }
             finish(row, block, value);

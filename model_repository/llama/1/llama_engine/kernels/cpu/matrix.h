@@ -10,11 +10,13 @@
 //
 // An operand is what one integer product takes of a row: a term (AVX512-VNNI, AMX), or q itself (AVX2).
 //
-// Weights are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
+// Weights with a scale for each row are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
 //
 //     block of 16 outputs        64 bytes: 16 outputs × 4 inputs (AVX2: 32 bytes: 16 outputs × 2 inputs)
 //       inputs 0…3      o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | … | o15: k0 k1 k2 k3
 //       inputs 4…7      o0: k4 k5 k6 k7 | …
+//
+// Those with scales for groups of columns are packed in panels, see column_groups.h.
 #pragma once
 #include <cstdint>
 
@@ -22,10 +24,13 @@ constexpr int OUTPUTS = 16;  // of a block
 constexpr int SPLIT = 254;   // q = SPLIT · high + low
 
 struct Matrix {
-    const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS]
-    const float* scale;     // [outputs]
+    const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS], or panels
+    const float* scale;     // [outputs]; null for groups
     const float* bias;      // [outputs] or null
+    const int32_t* order;   // [groups · group_size]: the input of each column; null: the column's own
     int32_t outputs, inputs;
+    int32_t groups, group_size;  // of columns; no groups: a scale for each row
+    int32_t bits, has_offsets;   // of groups
 };
 
 // Quantized rows. Their terms are sorted, rows with two terms first, so that no product computes a missing term.
@@ -36,6 +41,8 @@ struct Quantized {
     float* largest;    // [rows]: absolute value; NaN if a value isn't finite
     float* scale;      // [rows]
     int32_t* offset;   // [rows][2]: what the packed weights' zero adds to the sums of each term
+    int32_t* group_start;  // [operands / GROUP][column groups][GROUP]: what the sums of products begin with
+    float* group_sum;      // the same for a row's first operand: Σ q
     double limit;      // of Σ high² of a row with two terms; 0: no row has two, infinity: all have
     int32_t inputs;
 };

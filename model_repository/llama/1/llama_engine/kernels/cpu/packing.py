@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.structures import Matrix, Quantized
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.int8_rows import requantized
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 UNIT = 64
@@ -27,66 +29,64 @@ MAX_INPUTS = 2**31 // (127 * 128)
 """Maximum inputs of a layer, 132,104: a sum of this many products of a term and a weight always fits int32."""
 
 
+GROUP_UNIT = 32
+"""A column group is a multiple of this."""
+
+MAX_GROUP = 512
+"""Maximum columns of a group: a sum of this many products of two terms and a weight always fits int32."""
+
+
 def padded(size: int, unit: int = UNIT) -> int:
     """Return the size rounded up to a multiple of the unit."""
     return -(-size // unit) * unit
 
 
-@dataclass(frozen=True)
-class Dimensions:
-    """A Llama's dimensions. epsilon: of the RMSNorms. scaling: factor of the attention scores."""
+def padded_head_dim(architecture: Architecture) -> int:
+    """Return the head dimension of packed weights and KV cache."""
+    return padded(architecture.head_dim, 16)
 
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    epsilon: float
-    scaling: float
 
-    @property
-    def padded_head_dim(self) -> int:
-        """The head dimension of packed weights and KV cache."""
-        return padded(self.head_dim, 16)
-
-    @property
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes (out, in) of the linear layers by name."""
-        return {
-            "query_key_value": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
-            "attention_output": (self.hidden, self.heads * self.head_dim),
-            "gate_up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate),
-            "head": (self.vocabulary, self.hidden),
-        }
+def linear_shapes(architecture: Architecture) -> dict[str, tuple[int, int]]:
+    """Return the shapes (out, in) of the linear layers by name."""
+    width, hidden, inner = architecture.heads * architecture.head_dim, architecture.hidden, architecture.intermediate
+    return {
+        "query_key_value": (width + 2 * architecture.kv_heads * architecture.head_dim, hidden),
+        "attention_output": (hidden, width),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "head": (architecture.vocabulary, hidden),
+    }
 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A packed linear layer; all tensors are padded. weight: uint8. scale: [outputs]. bias: [outputs] or None."""
+    """A packed linear layer; all tensors are padded.
 
+    matrix: the C structure with pointers to the tensors, valid as long as this object exists. weight: uint8. scale:
+    [outputs]; None for groups. bias: [outputs] or None. order: [columns] int32 or None.
+    """
+
+    matrix: Matrix
     weight: torch.Tensor
-    scale: torch.Tensor
+    scale: torch.Tensor | None
     bias: torch.Tensor | None
-
-    @property
-    def matrix(self) -> Matrix:
-        """The C structure with pointers to the tensors, valid as long as this object exists."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return Matrix(self.weight.data_ptr(), self.scale.data_ptr(), bias, *self.weight.shape)
+    order: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A packed decoder layer."""
+    """A packed decoder layer. Padded gains; None is no norm."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     query_key_value: PackedLinear
     attention_output: PackedLinear
-    mlp_norm: torch.Tensor
+    mlp_norm: torch.Tensor | None
     gate_up: PackedLinear
     down: PackedLinear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    attention_output_norm: torch.Tensor | None
+    mlp_output_norm: torch.Tensor | None
 
 
 @dataclass
@@ -109,7 +109,9 @@ class QuantizedRows:
             torch.zeros(self.rows),
             torch.zeros(self.rows),
             torch.zeros(self.rows, 2, dtype=torch.int32),
-        )
+            *(torch.zeros(padded(self.rows, ROWS), 2, self.inputs // GROUP_UNIT, dtype=dtype)
+              for dtype in (torch.int32, torch.float32)),
+        )  # fmt: skip
 
     @property
     def structure(self) -> Quantized:
@@ -122,10 +124,23 @@ def pad_gain(gain: torch.Tensor) -> torch.Tensor:
     return functional.pad(gain.detach().float(), (0, padded(len(gain)) - len(gain))).contiguous()
 
 
-def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor | None = None) -> PackedLinear:
-    """Pack an INT8 linear layer. source: as for `CpuKernels.pack`; None keeps the order of the outputs.
+def _pad(gain: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gain is None else pad_gain(gain)
 
-    Raises ValueError for a weight in floats and for more than MAX_INPUTS inputs.
+
+def _pad_heads(architecture: Architecture, gain: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the gain [head dim] or [heads · head dim] of a norm of heads, with each head padded with zeros."""
+    if gain is None:
+        return None
+    padding = padded_head_dim(architecture) - architecture.head_dim
+    return functional.pad(gain.detach().float().view(-1, architecture.head_dim), (0, padding)).flatten()
+
+
+def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor | None = None) -> PackedLinear:
+    """Pack a linear layer of 8 or 4 bits. source: as for `CpuKernels.pack`; None keeps the order of the outputs.
+
+    Raises ValueError for a weight in floats, for more than MAX_INPUTS inputs, for groups of another size than a
+    multiple of GROUP_UNIT up to MAX_GROUP and for an order that isn't a permutation of the inputs.
     """
     weight, scales = linear.weight, linear.scales
     if scales is None or weight.dtype != torch.int8:
@@ -135,40 +150,87 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
         raise ValueError(f"a linear layer has {columns} inputs, and int32 sums are exact for up to {MAX_INPUTS}")
     if source is None:
         source = torch.arange(outputs)
-    source = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1)
+
+    rows = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1).to(torch.int32)
 
     def arrange(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(source < 0, 0.0, values.detach().float()[source.clamp(min=0)]).contiguous()
+        return torch.where(rows < 0, 0.0, values.detach().float()[rows.clamp(min=0)]).contiguous()
 
-    return PackedLinear(
-        weight=kernels.pack(weight.detach().contiguous(), source.to(torch.int32), padded(columns)),
-        scale=arrange(scales),
-        bias=None if linear.bias is None else arrange(linear.bias),
-    )
+    bias = None if linear.bias is None else arrange(linear.bias)
+    matrix = Matrix(bias=_address(bias), outputs=len(rows), inputs=padded(columns))
+    if linear.group_size is not None:
+        return _pack_groups(kernels, linear, rows, matrix, bias)
+    packed, scale = kernels.pack(weight.detach().contiguous(), rows, padded(columns)), arrange(scales)
+    matrix.weight, matrix.scale = packed.data_ptr(), scale.data_ptr()
+    return PackedLinear(matrix, packed, scale, bias)
 
 
-def pack_layer(kernels: CpuKernels, dimensions: Dimensions, layer: LayerWeights) -> PackedLayer:
-    """Pack a decoder layer. The result has no reference to the original weights."""
-    heads, dim, wide = dimensions.heads, dimensions.head_dim, dimensions.padded_head_dim
+def _pack_groups(
+    kernels: CpuKernels, linear: LinearWeight, rows: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None
+) -> PackedLinear:
+    """Pack a layer in groups of columns. rows: the source. matrix: gets the rest of its fields here."""
+    assert linear.scales is not None
+    columns, (groups, size) = linear.weight.shape[1], (linear.scales.shape[1], linear.group_size or 0)
+    if groups * size != columns or size % GROUP_UNIT or size > MAX_GROUP:
+        raise ValueError(f"a weight of {columns} columns has {groups} groups, and the CPU kernels take groups of a "
+                         f"multiple of {GROUP_UNIT} columns up to {MAX_GROUP}")  # fmt: skip
+    if linear.order is not None and not torch.equal(linear.order.sort().values, torch.arange(columns)):
+        raise ValueError(f"the order of a weight's {columns} columns isn't a permutation")
+    scales = linear.scales.detach().float().contiguous()
+    offsets = None if linear.offsets is None else linear.offsets.detach().float().contiguous()
+    order = None if linear.order is None else linear.order.to(torch.int32).contiguous()
+    matrix.groups, matrix.group_size, matrix.bits, matrix.has_offsets = groups, size, linear.bits, offsets is not None
+    packed = kernels.pack_groups(matrix, linear.weight.detach().contiguous(), scales, offsets, rows)
+    matrix.weight, matrix.order = packed.data_ptr(), _address(order)
+    return PackedLinear(matrix, packed, None, bias, order)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def pack_layer(kernels: CpuKernels, architecture: Architecture, layer: LayerWeights) -> PackedLayer:
+    """Pack a decoder layer, with the residual scale in what it scales.
+
+    The result has no reference to the original weights.
+    """
+    heads, dim, wide = architecture.heads, architecture.head_dim, padded_head_dim(architecture)
     output = layer.attention_output
     if wide != dim:
+        # Padding would move the borders of groups.
+        output = requantized(output)
         split = output.weight.view(len(output.weight), heads, dim)
         output = LinearWeight(functional.pad(split, (0, wide - dim)).flatten(1), output.scales, output.bias)
+    scale, down = architecture.residual_scale, layer.down
+    attention_output_norm, mlp_output_norm = layer.attention_output_norm, layer.mlp_output_norm
+    if scale != 1 and attention_output_norm is not None and mlp_output_norm is not None:
+        attention_output_norm, mlp_output_norm = attention_output_norm * scale, mlp_output_norm * scale
+    elif scale != 1:
+        output, down = output.scaled(scale), down.scaled(scale)
     return PackedLayer(
-        attention_norm=pad_gain(layer.attention_norm),
-        query_key_value=pack_linear(kernels, layer.query_key_value, _head_rows(dimensions)),
+        attention_norm=_pad(layer.attention_norm),
+        query_key_value=pack_linear(kernels, layer.query_key_value, _head_rows(architecture)),
         attention_output=pack_linear(kernels, output),
-        mlp_norm=pad_gain(layer.mlp_norm),
-        gate_up=pack_linear(kernels, layer.gate_up, _gate_up_rows(dimensions.intermediate)),
-        down=pack_linear(kernels, layer.down),
+        mlp_norm=_pad(layer.mlp_norm),
+        gate_up=pack_linear(kernels, layer.gate_up, _gate_up_rows(architecture.intermediate)),
+        down=pack_linear(kernels, down),
+        query_norm=_pad_heads(architecture, layer.query_norm),
+        key_norm=_pad_heads(architecture, layer.key_norm),
+        attention_output_norm=_pad(attention_output_norm),
+        mlp_output_norm=_pad(mlp_output_norm),
     )
 
 
-def _head_rows(dimensions: Dimensions) -> torch.Tensor:
+def pack_head(kernels: CpuKernels, architecture: Architecture, head: LinearWeight) -> PackedLinear:
+    """Pack the output projection, with the logits' scale."""
+    return pack_linear(kernels, head if architecture.logits_scale == 1 else head.scaled(architecture.logits_scale))
+
+
+def _head_rows(architecture: Architecture) -> torch.Tensor:
     """Return the source rows for packing q|k|v with each head padded; -1 is padding."""
-    dim = dimensions.head_dim
-    rows = torch.arange((dimensions.heads + 2 * dimensions.kv_heads) * dim).view(-1, dim)
-    return functional.pad(rows, (0, dimensions.padded_head_dim - dim), value=-1).flatten()
+    dim = architecture.head_dim
+    rows = torch.arange((architecture.heads + 2 * architecture.kv_heads) * dim).view(-1, dim)
+    return functional.pad(rows, (0, padded_head_dim(architecture) - dim), value=-1).flatten()
 
 
 def _gate_up_rows(intermediate: int) -> torch.Tensor:

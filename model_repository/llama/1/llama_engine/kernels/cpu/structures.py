@@ -12,8 +12,13 @@ class Matrix(ctypes.Structure):
         ("weight", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
         ("outputs", ctypes.c_int32),
         ("inputs", ctypes.c_int32),
+        ("groups", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
+        ("has_offsets", ctypes.c_int32),
     )
 
 
@@ -27,6 +32,8 @@ class Quantized(ctypes.Structure):
         ("largest", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),
+        ("group_start", ctypes.c_void_p),
+        ("group_sum", ctypes.c_void_p),
         ("limit", ctypes.c_double),
         ("inputs", ctypes.c_int32),
     )
@@ -43,17 +50,30 @@ class Cache(ctypes.Structure):
     )
 
 
+class Scores(ctypes.Structure):
+    """How attention scores are computed."""
+
+    _fields_ = (("scaling", ctypes.c_float), ("softcap", ctypes.c_float))
+
+
 class Layer(ctypes.Structure):
     """A decoder layer."""
 
     _fields_ = (
         ("attention_norm", ctypes.c_void_p),
+        ("attention_output_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
         ("query_key_value", Matrix),
         ("attention_output", Matrix),
         ("mlp_norm", ctypes.c_void_p),
+        ("mlp_output_norm", ctypes.c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
         ("cache", Cache),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
     )
 
 
@@ -66,23 +86,26 @@ class Model(ctypes.Structure):
         ("heads", ctypes.c_int32),
         ("kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
+        ("unpadded_head_dim", ctypes.c_int32),
         ("rotary", ctypes.c_int32),
+        ("norm_of_all_heads", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
         ("cache_type", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
-        ("scaling", ctypes.c_float),
+        ("scores", Scores),
+        ("logits_softcap", ctypes.c_float),
         ("page_table", ctypes.c_void_p),
         ("slots", ctypes.c_int64),
         ("columns", ctypes.c_int64),
         ("pages", ctypes.c_int64),
         ("positions", ctypes.c_int64),
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("head", Matrix),
         ("layer", ctypes.POINTER(Layer)),
         ("qkv", ctypes.c_void_p),
         ("attended", ctypes.c_void_p),
         ("gated", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
         ("hidden_terms", Quantized),
         ("attended_terms", Quantized),
         ("gated_terms", Quantized),

@@ -30,6 +30,9 @@ _TRIAL_LENGTHS = (1, 67, 600)
 _TRIAL_QUERIES = (1, 3, 64)
 """Number of queries of each sequence in the trial prefill; they are its last positions."""
 
+_TRIAL_WINDOW = 40
+"""Window of a second trial."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,17 +51,17 @@ class Layout(NamedTuple):
     max_length: int
 
 
-VarlenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float], torch.Tensor]
-"""(query [n, heads, dim], keys and values [pages, page size, KV heads, dim], layout, scaling) → [n, heads, dim]."""
+VarlenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float, int | None], torch.Tensor]
+"""(query [n, heads, dim], keys, values [pages, page size, KV heads, dim], layout, scaling, window) → that of query."""
 
 
 def varlen_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
 ) -> torch.Tensor:
     """Return the causal attention [n, heads, dim] of queries at the last positions of their sequences.
 
     query: [n, heads, dim], float16 or bfloat16, the dtype of the cache. keys, values: one layer of the KV cache,
-    [pages, page size, KV heads, dim], contiguous.
+    [pages, page size, KV heads, dim], contiguous. window: number of positions that a query attends to; None is all.
     """
     # Imported here because only GPUs use it.
     from torch.nn.attention.varlen import varlen_attn
@@ -73,7 +76,7 @@ def varlen_attention(
         layout.max_queries,
         layout.max_length,
         scale=scaling,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=query.shape[1] != keys.shape[2],
         seqused_k=layout.lengths,
         block_table=layout.pages,
@@ -83,22 +86,27 @@ def varlen_attention(
     return attended
 
 
-def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> VarlenAttention | None:
+def choose_attention(
+    device: torch.device, dtype: torch.dtype, head_dim: int, group: int, windowed: bool = False
+) -> VarlenAttention | None:
     """Return FlashAttention for a model on this GPU; log a warning and return None if it can't be used.
 
-    dtype: of activations and KV cache. group: query heads per KV head.
+    dtype: of activations and KV cache. group: query heads per KV head. windowed: whether some layers have a window.
     """
     try:
         if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
             raise RuntimeError("this GPU is older than Ampere")
-        _verify(varlen_attention, device, dtype, head_dim, group)
+        for window in (None, _TRIAL_WINDOW) if windowed else (None,):
+            _verify(varlen_attention, device, dtype, head_dim, group, window)
     except Exception as error:  # noqa: BLE001 - fall back to attention with masks
         _log.warning("FlashAttention can't be used; attention takes masks: %s", one_line(error))
         return None
     return varlen_attention
 
 
-def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> None:
+def _verify(
+    attention: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, group: int, window: int | None
+) -> None:
     """Raise RuntimeError unless a batch's attention agrees with the reference and with each sequence computed alone."""
     generator = torch.Generator(device).manual_seed(0)
     columns = -(-max(_TRIAL_LENGTHS) // GPU_PAGE_SIZE) + 1
@@ -110,14 +118,14 @@ def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype
     for counts in (_TRIAL_QUERIES, (1,) * len(_TRIAL_LENGTHS)):
         query = torch.randn(sum(counts), 2 * group, head_dim, device=device, generator=generator).to(dtype)
         layout = layout_of(slots, counts, _TRIAL_LENGTHS, table)
-        together = attention(query, keys, values, layout, head_dim**-0.5)
+        together = attention(query, keys, values, layout, head_dim**-0.5, window)
         alone = []
         parts = torch.split(query, list(counts))
         for slot, count, length, part in zip(slots, counts, _TRIAL_LENGTHS, parts, strict=True):
             of_slot = keys[table[slot]].flatten(0, 1), values[table[slot]].flatten(0, 1)
-            expected = gpu_reference.attention(part, *of_slot, length, head_dim**-0.5)
+            expected = gpu_reference.attention(part, *of_slot, length, head_dim**-0.5, window)
             layout = layout_of([slot], [count], [length], table)
-            alone.append(attention(part, keys, values, layout, head_dim**-0.5))
+            alone.append(attention(part, keys, values, layout, head_dim**-0.5, window))
             error = (alone[-1].double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
             # Not `error > TOLERANCE`, so that NaN fails, too.
             if not error <= TOLERANCE:

@@ -1,0 +1,190 @@
+// Products with weights in groups of columns: each group of an output has a scale, its weights 4 or 8 bits.
+//
+// The sums of a group's products are exact integers, at most 512 · 128 · 32,385 < 2³¹, and are rounded to float once. The
+// groups are added in ascending order; a product with a scale and its addition are rounded apart, as in cpu_reference:
+//
+//     total = total + scale[g] · float(Σ q·w)
+//     total = total + offset[g] · float(Σ q)      if there are offsets
+//     Σ x·w = row's scale · total
+//
+// A packed weight of 4 bits is w + 8, one of 8 bits w + ZERO. The sums begin with what 8 or ZERO adds to them, negated.
+//
+// A panel is the outputs of two registers of sums: 2 blocks, with AVX2 one. Its scales and weights are one stream:
+//
+//     column group      scales: float [outputs] | offsets, if there are any: float [outputs]
+//       inputs 0…7      4 bits: o0: 4 bytes | o1: 4 bytes | …
+//                         AVX512-VNNI: k0 k4 | k1 k5 | k2 k6 | k3 k7, the first of two in the lower half of a byte
+//                         AVX2:        k0 k2 | k4 k6 | k1 k3 | k5 k7
+//       inputs 0…3      8 bits: o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | …   (AVX2: inputs 0…1, two bytes)
+//
+// `Set` is as in row_groups.h, and has
+//   PANEL                     blocks of a panel
+//   TERMS_ARE_OPERANDS        whether a row with two terms has two operands
+//   nibble(i)                 the place of input i among 8 inputs of an output: 0 is the lowest four bits
+//   unpack(packed, part)      a register of the weights of the part-th INPUTS inputs of these 8
+//   keep(sum)                 called after each addition to one of many sums
+//   floats(first, second, b)  the b-th block of two registers of sums, rounded to float
+// `Terms` stores the terms of rows in the groups of operands that `Set` reads; see linear.h for what it has.
+#pragma once
+#include "row_groups.h"
+
+constexpr int NIBBLES = 8;  // inputs of 4 bits in the four bytes of an output
+
+template <class Set, class Terms>
+struct ColumnGroups : Terms {
+    static constexpr int GROUP = Set::GROUP;
+    static constexpr int64_t CHUNK_BYTES = 1 << 18, CHUNK_OPERANDS = 4 * GROUP;
+    static constexpr int PANEL = Set::PANEL, PANEL_OUTPUTS = PANEL * OUTPUTS;
+
+    // Bytes of a panel's scales and offsets, and of its weights, in a column group; of the panel.
+    static int64_t scale_bytes(const Matrix& m) { return (m.has_offsets ? 2 : 1) * PANEL_OUTPUTS * sizeof(float); }
+    static int64_t weight_bytes(const Matrix& m) { return PANEL_OUTPUTS * m.group_size * m.bits / 8; }
+    static int64_t panel_bytes(const Matrix& m) { return m.groups * (scale_bytes(m) + weight_bytes(m)); }
+
+    static int64_t pair_bytes(const Matrix& m) { return 2 / PANEL * panel_bytes(m); }
+    static int64_t steps(const Matrix& m) { return 2 / PANEL * (m.groups * m.group_size / step_inputs(m.bits)); }
+
+    static Lanes scaled(Lanes total, const Matrix&, float scale, int64_t) { return total * set(scale); }
+
+    // Store the sums of column group g of a row's terms. two: the row has low ones.
+    static void store_sums(const Quantized& to, const Matrix& m, int64_t operand, int64_t g, bool two, float high,
+                           float low) {
+        const float zero = m.bits == 4 ? 8 : Terms::ZERO, q = two ? high * SPLIT + low : high;  // exact
+        const int64_t at = sums_at(m, operand) + g * GROUP;
+        to.group_sum[at] = q;
+        to.group_start[at] = -static_cast<int32_t>(zero * (Set::TERMS_ARE_OPERANDS ? high : q));
+        if (Set::TERMS_ARE_OPERANDS && two) to.group_start[at + 1] = -static_cast<int32_t>(zero * low);
+    }
+
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_rows, int64_t first,
+                         int64_t last, Prefetch next, Lanes (*result)[2]) {
+        const int64_t begin = Terms::operand(first, two_rows), end = Terms::operand(last, two_rows);
+        const int64_t two_end = Set::TERMS_ARE_OPERANDS ? std::clamp(2 * two_rows, begin, end) : begin;
+        for (int b = 0; b < 2; b += PANEL) {
+            const uint8_t* panel = m.weight + (block + b) / PANEL * panel_bytes(m);
+            if (begin < two_end) multiply<true>(m, panel, x, begin, two_end, next, &result[0][b]);
+            if (two_end < end) multiply<false>(m, panel, x, two_end, end, next, &result[(two_end - begin) / 2][b]);
+            next.advance(steps(m) / (2 / PANEL));
+        }
+    }
+
+    // Pack a panel: as pack_block, with scales and offsets [any][groups].
+    static void pack(const Matrix& m, const int8_t* weight, const float* scales, const float* offsets,
+                     const int32_t* source, int64_t panel, uint8_t* packed) {
+        uint8_t* target = packed + panel * panel_bytes(m);
+        std::memset(target, 0, panel_bytes(m));
+        const int64_t bytes = m.bits == 4 ? 4 : Terms::INPUTS, columns = m.groups * m.group_size;
+        for (int o = 0; o < PANEL_OUTPUTS; o++) {
+            const int64_t row = source[panel * PANEL_OUTPUTS + o];
+            if (row < 0) continue;
+            uint8_t* to = target;
+            for (int64_t g = 0; g < m.groups; g++, to += weight_bytes(m)) {
+                std::memcpy(to + o * sizeof(float), scales + row * m.groups + g, sizeof(float));
+                if (m.has_offsets)
+                    std::memcpy(to + (PANEL_OUTPUTS + o) * sizeof(float), offsets + row * m.groups + g, sizeof(float));
+                to += scale_bytes(m);
+                const int8_t* from = weight + row * columns + g * m.group_size;
+                for (int64_t k = 0; k < m.group_size; k += step_inputs(m.bits)) {
+                    uint32_t word = 0;
+                    if (m.bits == 4)
+                        for (int i = 0; i < NIBBLES; i++) word |= ((from[k + i] + 8u) & 15) << 4 * Set::nibble(i);
+                    else
+                        for (int i = 0; i < Terms::INPUTS; i++) word |= ((from[k + i] + Terms::ZERO) & 255u) << 8 * i;
+                    std::memcpy(to + k / step_inputs(m.bits) * PANEL_OUTPUTS * bytes + o * bytes, &word, bytes);
+                }
+            }
+        }
+    }
+
+private:
+    static constexpr int64_t AHEAD = 6 << 10;  // bytes from the packed weights that are read to those that are fetched
+
+    static int64_t step_inputs(int bits) { return bits == 4 ? NIBBLES : Terms::INPUTS; }
+    // The place of an operand's sums of the first column group.
+    static int64_t sums_at(const Matrix& m, int64_t operand) {
+        return operand / GROUP * GROUP * m.groups + operand % GROUP;
+    }
+
+    template <bool TWO>
+    static void multiply(const Matrix& m, const uint8_t* panel, const Quantized& x, int64_t begin, int64_t end,
+                         Prefetch next, Lanes* result) {
+        constexpr int TERMS = TWO ? 2 : 1;
+        const auto* terms = reinterpret_cast<const typename Set::Term*>(x.terms) +
+                            begin / GROUP * GROUP * x.inputs + begin % GROUP * Set::INPUTS;
+        const int64_t at = sums_at(m, begin);
+        with_count<GROUP / TERMS>(static_cast<int>(end - begin) / TERMS, [&](auto n) {
+            constexpr int ROWS = decltype(n)::value;
+            (m.bits == 4 ? add_groups<4, ROWS, TWO> : add_groups<8, ROWS, TWO>)(m, panel, terms, x.group_start + at,
+                                                                               x.group_sum + at, next, result);
+        });
+    }
+
+    // result [ROWS][2]: the totals of a panel's blocks.
+    template <int BITS, int ROWS, bool TWO>
+    __attribute__((noinline)) static void add_groups(const Matrix& m, const uint8_t* panel,
+                                                     const typename Set::Term* terms, const int32_t* starts,
+                                                     const float* sums_of_terms, Prefetch next, Lanes* result) {
+        using Sums = typename Set::Sums;
+        // Of the type that the products have: GCC copies each sum in each step if it is of another.
+        using Int32s [[gnu::vector_size(sizeof(Sums))]] = int32_t;
+        constexpr int TERMS = TWO ? 2 : 1, COUNT = ROWS * TERMS;
+        constexpr int PARTS = BITS == 4 ? NIBBLES / Set::INPUTS : 1;             // of a register of weights
+        constexpr int HALF = PANEL_OUTPUTS / 2 * (BITS == 4 ? 4 : Set::INPUTS);  // bytes of a register
+        for (int r = 0; r < ROWS; r++)
+            for (int b = 0; b < PANEL; b++) result[2 * r + b] = set(0.0f);
+        for (int64_t g = 0; g < m.groups; g++, starts += GROUP, sums_of_terms += GROUP) {
+            const float* scales = reinterpret_cast<const float*>(panel);
+            prefetch<1>(panel + AHEAD, scale_bytes(m));
+            panel += scale_bytes(m);
+            Int32s sums[COUNT][2];
+            unrolled<COUNT>([&](auto t) {
+                sums[t][0] = sums[t][1] = reinterpret_cast<Int32s>(Set::broadcast(starts[t]));
+            });
+            int64_t columns = m.group_size;
+            do {
+                next.fetch();
+                prefetch<1>(panel + AHEAD, 2 * HALF);
+                unrolled<PARTS>([&](auto part) {
+                    Sums w[2];
+                    for (int half = 0; half < 2; half++) {
+                        const uint8_t* packed = panel + half * HALF;
+                        w[half] = BITS == 4 ? Set::unpack(packed, part) : Set::load_weights(packed);
+                    }
+                    unrolled<COUNT>([&](auto t) {
+                        int32_t four;
+                        std::memcpy(&four, terms + t * Set::INPUTS, 4);
+                        const Sums term = Set::broadcast(four);
+                        for (int half = 0; half < 2; half++) {
+                            Int32s& sum = sums[t][half];
+                            sum = reinterpret_cast<Int32s>(
+                                Set::add_products(reinterpret_cast<Sums>(sum), w[half], term));
+                            if (BITS == 4 && 2 * COUNT > GROUP) Set::keep(sum);
+                        }
+                    });
+                    terms += Set::INPUTS * GROUP;
+                });
+                panel += 2 * HALF, next.advance();
+            } while ((columns -= PARTS * Set::INPUTS) > 0);
+            auto floats = [&](int t, int b) {
+                return Set::floats(reinterpret_cast<Sums>(sums[t][0]), reinterpret_cast<Sums>(sums[t][1]), b);
+            };
+            auto add = [&](auto has_offsets) {
+                unrolled<PANEL>([&](auto b) {
+                    const Lanes scale = load(scales + b * OUTPUTS);
+                    const Lanes offset = has_offsets ? load(scales + PANEL_OUTPUTS + b * OUTPUTS) : scale;
+                    unrolled<ROWS>([&](auto r) {
+                        Lanes sum = floats(r * TERMS, b), &total = result[2 * r + b];
+                        // High and low sums are below 2²⁴: exact until the fma rounds.
+                        if constexpr (TWO) sum = fma(sum, set(SPLIT), floats(r * TERMS + 1, b));
+                        Lanes with_products = total + scale * sum;
+                        total = has_offsets ? with_products + offset * set(sums_of_terms[r * TERMS]) : with_products;
+                    });
+                });
+            };
+            if (m.has_offsets)
+                add(std::true_type());
+            else
+                add(std::false_type());
+        }
+    }
+};

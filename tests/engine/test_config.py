@@ -1,0 +1,121 @@
+"""Configs as the engine reads them, beside transformers' own."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from llama_engine.errors import CheckpointError
+from llama_engine.model.architecture import FAMILIES
+from llama_engine.model.config import IRRELEVANT, USED, read_config
+from llama_engine.model.loader import EMBEDDED, loading
+from transformers import CONFIG_MAPPING, GenerationConfig, LlamaConfig, PreTrainedConfig
+
+SMALL = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 64}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+CONFIGS = {
+    "embedded": json.loads((EMBEDDED / "config.json").read_text()),
+    "defaults": {"model_type": "llama"},
+    "heads": {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "eos_token_id": [2, 3]},
+    "theta of version 4": {**SMALL, "rope_theta": 500000.0, "torch_dtype": "bfloat16"},
+    "scaling of version 4": {**SMALL, "rope_theta": 500000.0, "rope_scaling": LLAMA_3},
+    "older scaling": {**SMALL, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "quantized": {**SMALL, "quantization_config": {"load_in_8bit": True, "quant_method": "bitsandbytes"}},
+    "explicit nulls": {**SMALL, "rope_scaling": None, "head_dim": None, "num_key_value_heads": None},
+    "Llama 3.2 1B": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001],
+        "head_dim": 64,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "rope_scaling": {**LLAMA_3, "factor": 32.0},
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "generation": {**SMALL, "temperature": 0.5, "unknown": [1]},
+}
+
+
+def _folder(path: Path, config: object) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_config_is_read_as_transformers_reads_it(config: dict[str, object], tmp_path: Path) -> None:
+    folder = _folder(tmp_path, config)
+    read, expected = read_config(folder, "it"), LlamaConfig.from_pretrained(folder)
+    assert vars(read) == vars(expected)
+    assert GenerationConfig.from_model_config(read) == GenerationConfig.from_model_config(expected)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"num_attention_heads": 3}, {"hidden_act": 1}, {"rope_parameters": {"rope_type": "llama3", "factor": 8}}],
+)
+def test_a_config_that_transformers_refuses_is_refused_in_its_words(changed: dict[str, object], tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {**SMALL, **changed})
+    with pytest.raises(CheckpointError) as expected, loading("it"):
+        LlamaConfig.from_pretrained(folder)
+    with pytest.raises(CheckpointError) as found:
+        read_config(folder, "it")
+    assert str(found.value) == str(expected.value).replace("it: ", "it: config.json: ", 1)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_option_in_transformers_is_known(model_type: str) -> None:
+    options = CONFIG_MAPPING[model_type]().to_dict().keys() - PreTrainedConfig().to_dict().keys()
+    assert options - USED - IRRELEVANT == set()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden_size": "128"}, "hidden_size is '128'; it must be a whole number, at least 1 and at most 16777216"),
+        ({"hidden_size": None}, "hidden_size is None; it must be a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number, at least 1"),
+        ({"vocab_size": 10**18}, f"vocab_size is {10**18}; it must be a whole number"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; it must be a finite number, at least 0 and at most 1"),
+        ({"mlp_bias": "yes"}, "mlp_bias is 'yes'; it must be true or false"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4"),
+        ({"model_type": "phi3", "hidden_size": 4}, "head_dim is 1; it must be even and at least 2"),
+        (
+            {"model_type": "smollm3", "num_hidden_layers": 2, "no_rope_layers": [1]},
+            "no_rope_layers is [1]; it must be 2 numbers",
+        ),
+        ({"rope_parameters": [1]}, "rope_parameters is [1]; it must be an object"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": "8"}},
+            "rope_parameters.factor is '8'; it must be a finite number, greater than 0",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "beta_fast": math.inf}}, "rope_scaling.beta_fast is inf; it must be a"),
+        ({"quantization_config": "int8"}, "quantization_config is 'int8'; it must be an object"),
+        ({"quantization_config": {"quant_method": []}}, "quantization_config.quant_method is []; it must be a text"),
+        ({"model_type": ["llama"]}, "model_type is ['llama']; it must be a text"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_bounds_is_refused_with_field_and_bound(
+    changed: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read_config(_folder(tmp_path, {**SMALL, **changed}), "it")
+    assert str(refused.value).startswith(f"can't load it: config.json: {message}")

@@ -1,0 +1,241 @@
+"""Every family that the engine serves computes what transformers' own class does, and in INT8 keeps its bits."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine.compiled_kernels import needs_compiled_kernels
+from engine.engines import attention_by_sequence, engine_of, load, runner_with_pages, with_tokens_as_text
+from engine.exact_bits import Bits
+from engine.families import CHECKPOINTS, MAX_MODEL_LEN, save_family
+from engine.greedy import LONGEST, GreedyReference, Tally, compare
+from engine.oracle import oracle
+from engine.prompts import random_prompt
+from engine.recorded_graphs import Recording
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.errors import CheckpointError
+from llama_engine.model import config
+from llama_engine.model.architecture import FAMILIES, read_architecture
+from llama_engine.model.builder import llama_around
+from llama_engine.model.config import read_config
+from llama_engine.model.loader import Checkpoint, loading
+from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.model.rope import rope_tables
+from llama_engine.model.torch_runner import TorchRunner
+from notes import Note
+from torch.nn.functional import kl_div
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+TOKENS = torch.randint(5, 1000, (100,), generator=torch.Generator().manual_seed(1))
+long = pytest.mark.long
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a family, in a folder of its name."""
+    return save_family(tmp_path_factory.mktemp("families") / request.param, request.param)
+
+
+def _load(folder: Path, quantization: str, **parameters: str) -> Checkpoint:
+    return load(quantization, model=str(folder), max_model_len=str(MAX_MODEL_LEN), **parameters)
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> Checkpoint:
+    return _load(folder, "none")
+
+
+def _logits(checkpoint: Checkpoint, runner: ModelRunner | None = None) -> torch.Tensor:
+    """Return the logits of all tokens, from two chunks of a prompt and decode steps."""
+    shape = checkpoint.cache_shape(2)
+    runner = runner or checkpoint.runner(shape)
+    runner.set_pages(1, 0, range(1, shape.columns))
+    with torch.inference_mode():
+        hidden = [
+            runner.prefill([PromptChunk(1, 0, TOKENS[:37].tolist())], every=True),
+            runner.prefill([PromptChunk(1, 37, TOKENS[37:90].tolist())], every=True),
+        ]
+        for position in range(90, len(TOKENS)):
+            token = TOKENS[position : position + 1]
+            hidden.append(runner.decode(torch.tensor([1]), token, torch.tensor([position]), position + 1))
+        return runner.logits(torch.cat(hidden))
+
+
+def _with_masks(checkpoint: Checkpoint) -> ModelRunner:
+    return checkpoint.runner(checkpoint.cache_shape(2), captured=True)
+
+
+def _by_sequence(checkpoint: Checkpoint) -> ModelRunner:
+    return replace(checkpoint, attention=attention_by_sequence).runner(checkpoint.cache_shape(2))
+
+
+def _around_modules(checkpoint: Checkpoint) -> ModelRunner:
+    tables = rope_tables(checkpoint.config, checkpoint.architecture, checkpoint.max_model_len)
+    return TorchRunner(llama_around(oracle(checkpoint), checkpoint.architecture, tables), checkpoint.cache_shape(2))
+
+
+@pytest.mark.parametrize("kind", [None, _with_masks, _by_sequence, _around_modules])
+def test_logits_are_those_of_transformers(exact: Checkpoint, kind: Callable[[Checkpoint], ModelRunner] | None) -> None:
+    if kind is _by_sequence and exact.architecture.attention_softcap is not None:
+        pytest.skip("FlashAttention has no soft cap")
+    with torch.inference_mode():
+        expected = oracle(exact)(input_ids=TOKENS[None]).logits[0]
+    result = _logits(exact, kind(exact) if kind else None)
+    assert (result - expected).abs().max() <= 1e-4
+
+
+def test_logits_with_an_outlier_threshold_are_those_of_transformers(folder: Path) -> None:
+    quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=6.0)
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, device_map={"": "cpu"})
+    with torch.inference_mode():
+        expected = model(input_ids=TOKENS[None]).logits[0]
+        # In one pass, because bitsandbytes looks for outliers in all its rows.
+        runner = runner_with_pages(_load(folder, "int8", int8_threshold="6"))
+        result = runner.logits(runner.prefill([PromptChunk(0, 0, TOKENS.tolist())], every=True))
+    assert (result - expected).abs().max() <= 1e-4
+
+
+def test_a_decode_step_can_be_captured(exact: Checkpoint) -> None:
+    runner = _with_masks(exact)
+    with torch.inference_mode(), Recording():
+        # The second row is padding.
+        positions = torch.full((2,), exact.max_model_len)
+        positions[0] = 40
+        runner.logits(runner.decode(torch.arange(2), TOKENS[:2], positions, 64))
+
+
+@pytest.mark.parametrize("prompts", [2, pytest.param(9, marks=long)])
+def test_greedy_tokens_are_those_of_generate(exact: Checkpoint, prompts: int, note: Note) -> None:
+    checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(prompts), Tally()
+    # Beyond the positions of phi3's short factors, which transformers uses for shorter sequences.
+    lengths = range(17, 120)
+    requests = [
+        GenerationRequest("", random_prompt(checkpoint.tokenizer, lengths, randomness)[1], max_tokens=LONGEST)
+        for _ in range(prompts)
+    ]
+    # Two slots: sequences wait, and are prefilled in parts while others decode.
+    engine = engine_of(checkpoint, 2, prefill_tokens="40")
+    compare(engine, requests, {1.0: GreedyReference(checkpoint, LONGEST)}, tally)
+    note(f"{Path(exact.name).name}: greedy FP32 against generate() alone: {tally}")
+
+
+@pytest.fixture(scope="module")
+def int8(folder: Path) -> Checkpoint:
+    needs_compiled_kernels()
+    return _load(folder, "int8")
+
+
+@pytest.mark.parametrize(
+    ("mixes", "cache"), [(2, "auto"), pytest.param(12, "auto", marks=long), pytest.param(4, "int8", marks=long)]
+)
+def test_int8_tokens_have_the_same_bits_in_any_mix(int8: Checkpoint, mixes: int, cache: str) -> None:
+    assert int8.info.bits_depend_on == ""
+    assert Bits(replace(int8, max_model_len=128), mixes, cache).different == []
+
+
+@long
+def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(folder: Path) -> None:
+    checkpoint = _load(folder, "int8", kernels="stock")
+    assert checkpoint.info.bits_depend_on == ""
+    assert Bits(replace(checkpoint, max_model_len=128), mixes=3).different == []
+
+
+def test_int8_is_near_fp32(exact: Checkpoint, int8: Checkpoint) -> None:
+    scores, expected = (_logits(checkpoint).log_softmax(-1) for checkpoint in (int8, exact))
+    assert 0 < kl_div(scores, expected, reduction="none", log_target=True).sum(-1).mean() < 0.005
+
+
+def test_the_compiled_kernels_compute_what_pytorch_does_with_the_same_weights(folder: Path) -> None:
+    needs_compiled_kernels()
+    precise = {"int8_terms": "2", "kv_cache_dtype": "float32"}
+    results = []
+    for kernels in ("auto", "stock"):
+        checkpoint = _load(folder, "int8", kernels=kernels, **precise)
+        assert ("compiled" in checkpoint.info.product) == (kernels == "auto")
+        results.append(_logits(checkpoint, checkpoint.runner(checkpoint.cache_shape(2, "float32"))))
+    assert (results[0] - results[1]).abs().max() <= 1e-3 * results[1].abs().max()
+
+
+@pytest.fixture
+def avx2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    needs_compiled_kernels("avx2")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    return _load(folder, "int8")
+
+
+def test_an_older_processor_gives_the_same_bits(int8: Checkpoint, avx2: Checkpoint) -> None:
+    assert "AVX2" in avx2.info.product
+    assert torch.equal(_logits(int8), _logits(avx2))
+
+
+def test_dynamic_rope_serves_more_positions_than_were_trained(tmp_path: Path) -> None:
+    folder = save_family(tmp_path, "dynamic")
+    assert load("none", model=str(folder), max_model_len="512").max_model_len == 512
+    with pytest.raises(CheckpointError, match=r"^max_model_len is 513; .* has 512 positions$"):
+        load("none", model=str(folder), max_model_len="513")
+
+
+def test_a_checkpoint_of_every_family_is_tested() -> None:
+    assert {values["model_type"] for values in CHECKPOINTS.values()} == set(FAMILIES)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[dict[str, object]], Path]:
+    def save(values: dict[str, object]) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return tmp_path
+
+    return save
+
+
+LAYER_TYPES = ["full_attention", "chunked_attention"]
+REFUSALS: dict[str, tuple[dict[str, object], str]] = {
+    **{kind: ({"model_type": kind}, f"it is a {kind!r} checkpoint; this engine serves llama, mistral, ")
+       for kind in ("mixtral", "cohere", "falcon", "gemma3", "qwen3_moe", "gpt_oss", "phi", "llama4_text")},
+    "an unknown model type": ({"model_type": "llamo"}, "can't load it: "),
+    "a Llama's activation": (
+        {"model_type": "llama", "hidden_act": "relu"},
+        "it: hidden_act is 'relu'; this engine computes silu, gelu_pytorch_tanh",
+    ),
+    "a Gemma's activation": (
+        {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu"},
+        "it: hidden_activation is 'gelu'; ",
+    ),
+    "a type of layer": (
+        {"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": LAYER_TYPES},
+        "it: layer_types has 'chunked_attention'; this engine serves full_attention and sliding_attention",
+    ),
+    "layers with a window without its size": (
+        {"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
+        "it: sliding_window is None; a layer with sliding_attention needs 1 position or more",
+    ),
+    "bidirectional attention": (
+        {"model_type": "gemma2", "use_bidirectional_attention": True},
+        "it: use_bidirectional_attention is true; this engine serves causal attention",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_model_that_is_not_served_is_refused_by_name(
+    saved: Callable[[dict[str, object]], Path], values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused, loading("it"):
+        read_architecture(read_config(saved(values), "it"), "it")
+    assert str(refused.value).startswith(message)
+
+
+def test_an_option_that_the_engine_does_not_know_is_refused_by_name(
+    saved: Callable[[dict[str, object]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "IRRELEVANT", config.IRRELEVANT - {"residual_dropout"})
+    folder = saved({"model_type": "seed_oss", "residual_dropout": 0.5})
+    with pytest.raises(CheckpointError) as refused:
+        read_config(folder, "it")
+    assert str(refused.value) == "it: residual_dropout is 0.5, an option of seed_oss this engine doesn't know"

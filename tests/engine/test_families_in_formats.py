@@ -1,0 +1,110 @@
+"""Every model type in every format: the logits are those of transformers' model with the weights that were read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine.engines import load
+from engine.gguf_files import MODELS, small_model, write_model
+from gguf import GGMLQuantizationType as Kind
+from llama_engine.model.architecture import FAMILIES
+from llama_engine.model.formats.detection import linear_format
+from llama_engine.model.gguf.header import read_gguf
+from llama_engine.model.gguf.tensors import GgufTensors
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.precision import quantization_config
+from llama_engine.model.saved_tensors import SavedTensors
+from llama_engine.model.tensor_names import HEAD, layer_linears, layer_prefix
+from llama_engine.model.weight_reader import WeightReader
+from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+
+from models.quantized_checkpoints import FORMATS, write
+
+GGUF = {"q8_0": Kind.Q8_0, "q4_0": Kind.Q4_0, "q4_1": Kind.Q4_1, "q4_k": Kind.Q4_K, "q6_k": Kind.Q6_K}
+ALL = ("int8", *FORMATS, *GGUF)
+OPTIONS = {"ministral": {"sliding_window": 24}, **dict(MODELS.values())}
+"""By model type. A GGUF file of a Ministral or of a Mistral with windows doesn't exist."""
+FILES = sorted({*FAMILIES} - {"ministral"})
+TOKENS = tuple(range(40, 80))
+
+
+def _save(folder: Path, model_type: str, name: str) -> tuple[PreTrainedModel, Path]:
+    """Save a small model in the format; return it in floats, and the path to load."""
+    # A Q4_K row has whole blocks of 256 columns. GGUF doesn't have Gemma's scalar, which is the head dimension.
+    options = {**OPTIONS[model_type], "head_dim": 64, "query_pre_attn_scalar": 64}
+    model = small_model(model_type, **options, vocab_size=3072).eval()
+    assert isinstance(model, PreTrainedModel)
+    tokenizer, saved = AutoTokenizer.from_pretrained(EMBEDDED), folder / name
+    if name in GGUF:
+        saved.mkdir()
+        write_model(saved / "model.gguf", model, GGUF[name])
+    else:
+        model.save_pretrained(folder / "floats")
+        if name == "int8":
+            quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+            type(model).from_pretrained(folder / "floats", quantization_config=quantization).save_pretrained(saved)
+        else:
+            write(folder / "floats", name, saved)
+    tokenizer.save_pretrained(saved)
+    return model, saved
+
+
+def _with_read_weights(model: PreTrainedModel, loaded: Checkpoint, folder: Path) -> PreTrainedModel:
+    """Replace the model's linear layers by what the reader reads, in floats."""
+    path = folder / "model.gguf"
+    saved = GgufTensors(read_gguf(path)) if path.exists() else SavedTensors(folder)
+    quantized = linear_format(saved, quantization_config(loaded.config))
+    reader = WeightReader(saved, loaded.architecture, torch.float32, quantized, int8=True)
+    model.get_submodule("model.embed_tokens").weight = torch.nn.Parameter(reader.embedding().clone())
+    model.get_submodule(HEAD).weight = torch.nn.Parameter(reader.head().dequantized())
+    for index in range(loaded.architecture.layers):
+        layer = reader.layer(index)
+        for field, parts in layer_linears(loaded.architecture).items():
+            weights = getattr(layer, field).dequantized().split([part.shape[0] for part in parts])
+            for part, weight in zip(parts, weights, strict=True):
+                model.get_submodule(layer_prefix(index) + part.name).weight = torch.nn.Parameter(weight)
+    return model
+
+
+def _check(folder: Path, model_type: str, name: str) -> None:
+    model, saved = _save(folder, model_type, name)
+    loaded = load("checkpoint", model=str(saved), int8_terms="2", kv_cache_dtype="float32")
+    shape = loaded.cache_shape(1, "float32")
+    runner = loaded.runner(shape)
+    runner.set_pages(0, 0, range(1, shape.pages + 1))
+    expected = _with_read_weights(model, loaded, saved)(input_ids=torch.tensor([TOKENS])).logits[0]
+    with torch.inference_mode():
+        logits = runner.logits(runner.prefill([PromptChunk(0, 0, TOKENS)], every=True))
+    assert (logits - expected).abs().max() <= 1e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_llama_in_a_format_has_the_logits_of_its_weights(name: str, tmp_path: Path) -> None:
+    _check(tmp_path, "llama", name)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_family_in_4_bits_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
+    _check(tmp_path, model_type, "gptq4-act-order")
+
+
+@pytest.mark.parametrize("model_type", FILES)
+def test_a_family_in_gguf_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
+    _check(tmp_path, model_type, "q4_k")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", sorted({*FAMILIES} - {"llama"}))
+@pytest.mark.parametrize("name", ["int8", *FORMATS])
+def test_a_family_in_a_format_has_the_logits_of_its_weights(model_type: str, name: str, tmp_path: Path) -> None:
+    _check(tmp_path, model_type, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", FILES)
+@pytest.mark.parametrize("name", GGUF)
+def test_a_family_in_a_gguf_type_has_the_logits_of_its_weights(model_type: str, name: str, tmp_path: Path) -> None:
+    _check(tmp_path, model_type, name)

@@ -1,0 +1,446 @@
+"""Checkpoints of other quantizers' formats are read exactly, or requantized to INT8 rows, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.checkpoints import save_small
+from engine.engines import completions, engine_of, load, runner_with_pages
+from engine.quantizers import (
+    Quantized,
+    Tensors,
+    awq,
+    fp8,
+    gptq,
+    int_quantized,
+    pack_quantized,
+    quantize,
+    save_quantized,
+)
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.errors import CheckpointError
+from llama_engine.model.architecture import read_architecture
+from llama_engine.model.formats.detection import linear_format
+from llama_engine.model.int8_rows import quantize_rows, requantized
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.precision import quantization_config
+from llama_engine.model.saved_tensors import SavedTensors
+from llama_engine.model.tensor_names import SavedLinear
+from llama_engine.model.weight_reader import WeightReader
+from llama_engine.model.weights import LinearWeight, concatenated
+from llama_engine.text.tokenizer import Tokenizer
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+NAME = "model.layers.0.mlp.down_proj"
+OUTPUTS, INPUTS = 72, 384
+WEIGHT = torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0)) + 0.1
+SHUFFLED = torch.randperm(INPUTS, generator=torch.Generator().manual_seed(1))
+"""The inputs in an order of the activations."""
+
+Config = dict[str, Any]
+Save = Callable[[Quantized], Tensors]
+
+
+def gptq_config(bits: int = 4, size: int = 128, **changed: object) -> Config:
+    return {"quant_method": "gptq", "bits": bits, "group_size": size, **changed}
+
+
+def awq_config(size: int = 128, **changed: object) -> Config:
+    return {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm", "zero_point": True, **changed}
+
+
+def compressed(weights: Mapping[str, object] | None = None, **changed: object) -> Config:
+    """A config of compressed-tensors whose weights have these options."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", **(weights or {})}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **changed}
+
+
+def in_groups(bits: int, size: int) -> Config:
+    return compressed({"num_bits": bits, "group_size": size, "strategy": "group"}, format="pack-quantized")
+
+
+def saved_in(folder: Path, tensors: Tensors) -> SavedTensors:
+    save_file({f"{NAME}.{key}": tensor for key, tensor in tensors.items()}, folder / "model.safetensors")
+    return SavedTensors(folder)
+
+
+def read(folder: Path, tensors: Tensors, config: Config) -> LinearWeight:
+    """Check the layer's tensors as the weight reader does, and read it."""
+    saved, linear = saved_in(folder, tensors), SavedLinear(NAME, (OUTPUTS, INPUTS))
+    quantized = linear_format(saved, config)
+    assert quantized is not None
+    assert quantized.has(linear)
+    expected = quantized.tensors(linear)
+    assert expected.keys() == saved.keys()
+    for name, tensor in expected.items():
+        assert saved[name].shape == tensor.shape
+        assert saved[name].dtype in tensor.dtypes
+    return quantized.read(linear)
+
+
+def by_act_order(size: int) -> torch.Tensor:
+    return (torch.arange(INPUTS) // size)[SHUFFLED]
+
+
+SERVED = [
+    *[(quantize(WEIGHT, bits, size, symmetric), partial(gptq, layout=layout),
+       gptq_config(bits, size, checkpoint_format=layout))
+      for bits in (4, 8) for size in (32, 128, -1) for symmetric in (True, False) for layout in ("gptq", "gptq_v2")],
+    *[(quantize(WEIGHT, bits, symmetric=symmetric, groups=by_act_order(64)), gptq, gptq_config(bits, 64, desc_act=True))
+      for bits in (4, 8) for symmetric in (True, False)],
+    *[(quantize(WEIGHT, 4, size, symmetric), awq, awq_config(size))
+      for size in (32, 64, 128, -1) for symmetric in (True, False)],
+    *[(quantize(WEIGHT, bits, size, symmetric, dtype=torch.bfloat16), partial(pack_quantized, symmetric=symmetric),
+       in_groups(bits, size)) for bits in (4, 8) for size in (32, 128, -1) for symmetric in (True, False)],
+    (quantize(WEIGHT, 4, groups=by_act_order(64)), partial(pack_quantized, ordered=True), in_groups(4, 64)),
+    *[(quantize(WEIGHT, 8, size, symmetric, dtype=dtype), partial(int_quantized, symmetric=symmetric),
+       compressed({"group_size": size} if size > 0 else {}, format="int-quantized"))
+      for size in (-1, 128) for symmetric in (True, False)
+      for dtype in (torch.float32, torch.float16, torch.bfloat16)],
+]  # fmt: skip
+"""Layers, how they are saved, and their config."""
+
+
+@pytest.mark.parametrize("case", SERVED, ids=lambda case: f"{case[2]['quant_method']}-{case[0].bits}")
+def test_integers_are_read_as_saved(tmp_path: Path, case: tuple[Quantized, Save, Config]) -> None:
+    layer, save, config = case
+    weight, expected = read(tmp_path, save(layer), config), layer.dequantized()
+    if weight.offsets is None:
+        assert torch.equal(weight.dequantized(), expected)
+    else:
+        # An offset is a second term, each rounded once.
+        torch.testing.assert_close(weight.dequantized(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    assert weight.scales is not None
+    in_rows = layer.bits == 8 and layer.scales.shape[1] == 1 and weight.offsets is None
+    assert weight.bits == layer.bits
+    assert weight.group_size == (None if in_rows else INPUTS // layer.scales.shape[1])
+    # The scales are the saved ones, widened, and the integers too.
+    assert torch.equal(weight.scales, layer.scales.float()[:, 0] if in_rows else layer.scales.float())
+    centre = 1 << (layer.bits - 1)
+    columns = slice(None) if weight.order is None else weight.order
+    assert torch.equal(weight.weight.int(), layer.integers[:, columns] - centre)
+
+
+def test_the_older_gptq_layout_borrows_for_zero_points_of_0(tmp_path: Path) -> None:
+    layer = quantize(WEIGHT.abs(), 4, 128, symmetric=False)
+    assert not layer.zeros.any()
+    weight = read(tmp_path, gptq(layer), gptq_config())
+    torch.testing.assert_close(weight.dequantized(), layer.dequantized(), rtol=0, atol=1e-6)
+
+
+def test_a_scale_of_the_tensor_is_repeated_for_each_row(tmp_path: Path) -> None:
+    layer = quantize(WEIGHT.view(1, -1), 8)
+    tensors = {key: tensor.view(-1) for key, tensor in int_quantized(layer).items()}
+    weight = read(tmp_path, {**tensors, "weight": tensors["weight"].view(OUTPUTS, INPUTS)}, compressed())
+    assert torch.equal(weight.dequantized(), layer.dequantized().view(OUTPUTS, INPUTS))
+    assert weight.scales is not None
+    assert weight.scales.shape == (OUTPUTS,)
+
+
+def test_gptqs_overrides_of_modules_are_those_of_the_tensors(tmp_path: Path) -> None:
+    layer = quantize(WEIGHT, 8, 32)
+    weight = read(tmp_path, gptq(layer), gptq_config(dynamic={"+:.*down.*": {"bits": 8, "group_size": 32}}))
+    assert torch.equal(weight.dequantized(), layer.dequantized())
+
+
+def test_symmetric_awq_may_lack_zero_points(tmp_path: Path) -> None:
+    layer = quantize(WEIGHT, 4, 128)
+    tensors = awq(layer)
+    del tensors["qzeros"]
+    weight = read(tmp_path, tensors, awq_config(zero_point=False))
+    assert torch.equal(weight.dequantized(), layer.dequantized())
+
+
+def test_large_groups_are_served_as_several(tmp_path: Path) -> None:
+    wide = WEIGHT.view(OUTPUTS // 4, -1)
+    layer = quantize(wide, 4)
+    saved, linear = saved_in(tmp_path, pack_quantized(layer)), SavedLinear(NAME, (OUTPUTS // 4, 4 * INPUTS))
+    quantized = linear_format(saved, in_groups(4, -1))
+    assert quantized is not None
+    weight = quantized.read(linear)
+    assert weight.group_size == 512
+    assert torch.equal(weight.dequantized(), layer.dequantized())
+
+
+UNEVEN = torch.arange(INPUTS).clamp(max=INPUTS - 2) // 128
+"""Groups of 128, 128 and 128 columns, less one that the second has from the third."""
+UNEVEN[300] = 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "save", "config"),
+    [
+        (quantize(WEIGHT, 4, 48), gptq, gptq_config(size=48)),
+        (quantize(WEIGHT, 4, 80, symmetric=False), gptq, gptq_config(size=80)),
+        (quantize(WEIGHT, 8, 16, symmetric=False), gptq, gptq_config(8, 16)),
+        (quantize(WEIGHT, 4, groups=UNEVEN), gptq, gptq_config()),
+        (quantize(WEIGHT, 4, 48), awq, awq_config(48)),
+        (quantize(WEIGHT, 4, 48), pack_quantized, in_groups(4, 48)),
+    ],
+)  # fmt: skip
+def test_groups_that_kernels_cannot_serve_are_requantized(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, layer: Quantized, save: Save, config: Config
+) -> None:
+    saved, linear = saved_in(tmp_path, save(layer)), SavedLinear(NAME, (OUTPUTS, INPUTS))
+    quantized = linear_format(saved, config)
+    assert quantized is not None
+    for _ in range(2):
+        weight = quantized.read(linear)
+    integers, scales = quantize_rows(layer.dequantized())
+    assert weight.scales is not None
+    assert torch.equal(weight.weight, integers)
+    assert torch.equal(weight.scales, scales)
+    assert [message.split(" and others ")[0] for message in caplog.messages] == [NAME]
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FLOAT_QUANTIZED = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("block", "scale_name", "config"),
+    [
+        ((128, 128), "weight_scale_inv", FP8),
+        ((OUTPUTS, INPUTS), "weight_scale", {"quant_method": "fp8", "activation_scheme": "static"}),
+        ((OUTPUTS, INPUTS), "weight_scale_inv", {"quant_method": "fp8", "weight_block_size": None}),
+        ((1, INPUTS), "weight_scale", {"quant_method": "fbgemm_fp8"}),
+        ((1, INPUTS), "weight_scale", compressed(FLOAT_QUANTIZED, format="float-quantized")),
+        ((OUTPUTS, INPUTS), "weight_scale", compressed(FLOAT_QUANTIZED, format="naive-quantized")),
+        ((48, 80), "weight_scale", compressed({**FLOAT_QUANTIZED, "block_structure": [48, 80]})),
+    ],
+)  # fmt: skip
+def test_fp8_is_requantized_to_int8_rows(
+    tmp_path: Path, block: tuple[int, int], scale_name: str, config: Config
+) -> None:
+    tensors = fp8(WEIGHT, block, scale_name)
+    scales = tensors[scale_name].view(-(-OUTPUTS // block[0]), -1)
+    repeated = scales.repeat_interleave(block[0], 0)[:OUTPUTS].repeat_interleave(block[1], 1)[:, :INPUTS]
+    integers, row_scales = quantize_rows(tensors["weight"].float() * repeated)
+    weight = read(tmp_path, tensors, config)
+    assert weight.scales is not None
+    assert torch.equal(weight.weight, integers)
+    assert torch.equal(weight.scales, row_scales)
+
+
+def test_scales_of_activations_are_ignored_with_one_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = int_quantized(quantize(WEIGHT, 8))
+    read(tmp_path, {**tensors, "input_scale": torch.ones(1)}, compressed())
+    assert caplog.messages == [f"1 saved scales of activations are ignored, first {NAME}.input_scale"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "aqlm"}, "is quantized with 'aqlm'; this engine reads bitsandbytes, compressed-tensors"),
+        (gptq_config(3), "bits is 3; this engine reads GPTQ's 4 and 8"),
+        (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin'; this engine reads gptq, gptq_v2"),
+        (gptq_config(size=0), "group_size is 0, not a number of columns or -1"),
+        (awq_config(version="gemv_fast"), "version is 'gemv_fast'; this engine reads AWQ's gemm"),
+        (awq_config(backend="llm-awq"), "version is 'llm-awq'"),
+        (awq_config(bits=8), "bits is 8; this engine reads AWQ's 4"),
+        ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], not the rows and columns"),
+        (compressed(format="nvfp4-pack-quantized"), "format is 'nvfp4-pack-quantized'; this engine reads int-quant"),
+        (compressed(format="marlin-24"), "format is 'marlin-24'"),
+        (compressed({"num_bits": 3}), "weights is 'int3'; this engine reads int4, int8, float8"),
+        (compressed({"type": "float", "num_bits": 4}), "weights is 'float4'"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format is 'sparse-24-bitmask'"),
+        (compressed(transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
+         r"transform_config is \['hadamard'\]; this engine applies no transforms"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"input_activations": {"symmetric": False}}}},
+         "input_activations.symmetric is False"),
+    ],
+)  # fmt: skip
+def test_variants_that_are_not_served_are_refused_by_name(tmp_path: Path, config: Config, message: str) -> None:
+    saved = saved_in(tmp_path, {"weight": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=message) as refused:
+        linear_format(saved, config)
+    assert str(refused.value).startswith(str(tmp_path))
+
+
+def test_a_scheme_for_the_kv_cache_is_ignored_with_one_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    linear_format(saved_in(tmp_path, {"weight": torch.zeros(1)}), compressed(kv_cache_scheme={"num_bits": 8}))
+    assert caplog.messages == ["kv_cache_scheme is ignored: the setting kv_cache_dtype selects the KV cache's dtype"]
+
+
+def _changed(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """A copy whose first element is another one."""
+    changed = tensor.clone()
+    changed.view(-1)[0] = value
+    return changed
+
+
+GROUPED, IN_ROWS = quantize(WEIGHT, 4, 128), quantize(WEIGHT, 8)
+NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "changed", "message"),
+    [
+        *[(gptq(GROUPED), gptq_config(), {"scales": _changed(GROUPED.scales.t().float().contiguous(), value)},
+           NOT_FINITE.format(NAME, "scales")) for value in (torch.nan, -torch.inf, 1e38)],
+        (gptq(GROUPED), gptq_config(), {"scales": _changed(GROUPED.scales.t().contiguous(), 0)},
+         f"has a scale of 0 for weights of {NAME} that aren't 0"),
+        *[(gptq(GROUPED), gptq_config(), {"g_idx": _changed(GROUPED.groups.int(), value)},
+           f"has group {value} in {NAME}.g_idx, not 0 to 2") for value in (-1, 3)],
+        (awq(GROUPED), awq_config(), {"scales": torch.full((3, OUTPUTS), torch.nan)},
+         NOT_FINITE.format(NAME, "scales")),
+        (pack_quantized(GROUPED), in_groups(4, 128), {"weight_shape": torch.tensor([OUTPUTS, 9])},
+         rf"has \({OUTPUTS}, 9\) in {NAME}.weight_shape, not \({OUTPUTS}, {INPUTS}\)"),
+        (pack_quantized(GROUPED), in_groups(4, 128), {"weight_packed": torch.zeros(OUTPUTS, 36, dtype=torch.int32)},
+         rf"has {NAME}.weight_packed in shape \({OUTPUTS}, 36\), which isn't that of"),
+        (pack_quantized(GROUPED), in_groups(4, 128), {"weight_scale": torch.ones(OUTPUTS, 6)},
+         rf"has {NAME}.weight_scale in shape \({OUTPUTS}, 6\), not a tensor's, rows' or groups'"),
+        (pack_quantized(GROUPED), in_groups(4, 128),
+         {"weight_zero_point": torch.full((OUTPUTS, 3), 8, dtype=torch.int8)},
+         f"has zero point 8 in {NAME}.weight_zero_point, not -8 to 7"),
+        (int_quantized(IN_ROWS), compressed(), {"weight_scale": torch.zeros(OUTPUTS, 1)},
+         f"has a scale of 0 for weights of {NAME} that aren't 0"),
+        (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8,
+         {"weight": torch.full((OUTPUTS, INPUTS), torch.nan).to(torch.float8_e4m3fn)},
+         f"has a weight in {NAME}.weight that is NaN"),
+        (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.zeros(1, 3)},
+         f"has a scale of 0 for weights of {NAME} that aren't 0"),
+        (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.ones(2, 3)},
+         rf"has {NAME}.weight_scale_inv in shape \(2, 3\), not a tensor's, rows' or blocks'"),
+    ],
+)  # fmt: skip
+def test_invalid_contents_are_refused_by_name(
+    tmp_path: Path, tensors: Tensors, config: Config, changed: Tensors, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as refused:
+        read(tmp_path, {**tensors, **changed}, config)
+    assert str(refused.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("sign", [0, -1])
+def test_scales_may_be_negative_and_0_for_weights_of_0(tmp_path: Path, sign: int) -> None:
+    layer = quantize(WEIGHT, 4, 128, symmetric=False)
+    if sign == 0:
+        layer.integers[:, :128] = layer.zeros[:, :1]
+    layer.scales[:, 0] *= sign
+    weight = read(tmp_path, gptq(layer), gptq_config())
+    torch.testing.assert_close(weight.dequantized(), layer.dequantized(), rtol=0, atol=1e-6)
+
+
+def test_fused_layers_that_differ_are_concatenated_exactly(tmp_path: Path) -> None:
+    layers: list[tuple[Quantized, Save, Config]] = [
+        (quantize(WEIGHT, 8), int_quantized, compressed()),
+        (quantize(WEIGHT, 4, 128), gptq, gptq_config()),
+        (quantize(WEIGHT, 8, 32, symmetric=False), gptq, gptq_config(8, 32)),
+    ]
+    parts = []
+    for index, (layer, save, config) in enumerate(layers):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        parts.append(read(folder, save(layer), config))
+    fused = concatenated(parts)
+    assert (fused.bits, fused.group_size) == (8, 32)
+    assert torch.equal(fused.dequantized(), torch.cat([part.dequantized() for part in parts]))
+    four_bits = concatenated([parts[1], parts[1].in_groups(64)])
+    assert (four_bits.bits, four_bits.group_size) == (4, 64)
+    assert torch.equal(four_bits.dequantized(), torch.cat([parts[1].dequantized()] * 2))
+
+
+def test_layers_with_different_orders_are_requantized_before_fusing(tmp_path: Path) -> None:
+    weight = read(tmp_path, gptq(quantize(WEIGHT, 4, groups=by_act_order(64))), gptq_config(size=64))
+    assert weight.order is not None
+    with pytest.raises(ValueError, match="different orders"):
+        concatenated([weight, read(tmp_path, gptq(quantize(WEIGHT, 4, 64)), gptq_config(size=64))])
+    integers, scales = quantize_rows(weight.dequantized())
+    rows = requantized(weight)
+    assert rows.scales is not None
+    assert torch.equal(rows.weight, integers)
+    assert torch.equal(rows.scales, scales)
+
+
+def _random_order(weight: torch.Tensor) -> Tensors:
+    """GPTQ with another order of the inputs for each layer, so that those of fused layers differ."""
+    groups = (torch.arange(weight.shape[1]) // 64)[torch.randperm(weight.shape[1])]
+    return gptq(quantize(weight, 8, groups=groups))
+
+
+CHECKPOINTS: dict[str, tuple[Config, Callable[[torch.Tensor], Tensors]]] = {
+    "w8a8": (compressed(), lambda weight: int_quantized(quantize(weight, 8, dtype=torch.bfloat16))),
+    "w8a16": (in_groups(8, 128), lambda weight: pack_quantized(quantize(weight, 8, 128))),
+    "gptq": (gptq_config(8, 64), _random_order),
+    "fp8": (FP8, lambda weight: fp8(weight, (128, 128), "weight_scale_inv")),
+    "fp8 rows": ({"quant_method": "fbgemm_fp8"}, lambda weight: fp8(weight, (1, weight.shape[1]))),
+    "w4a16": (
+        in_groups(4, 32),
+        lambda weight: pack_quantized(quantize(weight, 4, 32, symmetric=False), symmetric=False),
+    ),
+    "gptq 4": (gptq_config(4, 32), lambda weight: gptq(quantize(weight, 4, 32))),
+    "awq": (awq_config(32), lambda weight: awq(quantize(weight, 4, 32, symmetric=False))),
+}
+PROMPT = "The with statement is used to wrap the execution of a block"
+
+
+def _log_probs(checkpoint: Checkpoint) -> torch.Tensor:
+    """The next token's, after each token of the prompt."""
+    runner = runner_with_pages(checkpoint)
+    hidden = runner.prefill([PromptChunk(0, 0, checkpoint.tokenizer.encode(PROMPT))], every=True)
+    return runner.logits(hidden).float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_checkpoint_answers_in_each_format(tmp_path: Path, fp32: Checkpoint, kind: str) -> None:
+    config, save = CHECKPOINTS[kind]
+    folder = save_quantized(EMBEDDED, tmp_path / "saved", config, save)
+    loaded = load("int8", model=str(folder), kernels="stock")
+    assert torch.equal(_log_probs(loaded), _log_probs(load("checkpoint", model=str(folder), kernels="stock")))
+    expected = _log_probs(fp32)
+    divergence = (expected.exp() * (expected - _log_probs(loaded))).sum(-1).mean()
+    assert divergence < (0.1 if "4" in kind or kind == "awq" else 0.01)
+    request = GenerationRequest(PROMPT, tuple(fp32.tokenizer.encode(PROMPT)), max_tokens=4, min_tokens=4)
+    assert completions(engine_of(loaded, 1), [request])[0].num_output_tokens == 4
+
+
+def test_a_quantized_head_is_read_as_saved(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    source = save_small(tmp_path / "small", tokenizer)
+    folder = save_quantized(source, tmp_path / "saved", *CHECKPOINTS["gptq 4"])
+    config, saved = LlamaConfig.from_pretrained(folder), SavedTensors(folder)
+    quantized = linear_format(saved, quantization_config(config))
+    head = WeightReader(saved, read_architecture(config, "small"), torch.float32, quantized, int8=True).head()
+    original = load_file(source / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(head.dequantized(), quantize(original, 4, 32).dequantized())
+
+
+def test_fp8_is_widened_as_by_transformers(tmp_path: Path) -> None:
+    config, save = CHECKPOINTS["fp8"]
+    folder = save_quantized(EMBEDDED, tmp_path / "saved", config, save)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    name = "model.layers.1.mlp.down_proj"
+    widened = model.get_parameter(f"{name}.weight").detach()
+    quantized = linear_format(SavedTensors(folder), config)
+    assert quantized is not None
+    read_layer = quantized.read(SavedLinear(name, (widened.shape[0], widened.shape[1])))
+    assert torch.equal(read_layer.weight, quantize_rows(widened.float())[0])
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_another_quantization_than_the_saved_one_is_refused(tmp_path: Path, quantization: str) -> None:
+    folder = save_quantized(EMBEDDED, tmp_path / "saved", *CHECKPOINTS["gptq"])
+    with pytest.raises(CheckpointError, match=rf"^quantization is '{quantization}', but .* is saved in gptq; set"):
+        load(quantization, model=str(folder))
+
+
+def test_a_format_that_is_not_read_is_refused_in_any_quantization(tmp_path: Path) -> None:
+    folder = save_quantized(EMBEDDED, tmp_path / "saved", {"quant_method": "aqlm"}, CHECKPOINTS["gptq"][1])
+    for quantization in ("int8", "none", "checkpoint"):
+        with pytest.raises(CheckpointError, match="is quantized with 'aqlm'; this engine reads bitsandbytes, "):
+            load(quantization, model=str(folder))
+
+
+def test_an_outlier_threshold_for_another_format_is_refused(tmp_path: Path) -> None:
+    folder = save_quantized(EMBEDDED, tmp_path / "saved", *CHECKPOINTS["gptq"])
+    with pytest.raises(CheckpointError, match=r"^int8_threshold is 6, but .* is saved in gptq, which has no outlier"):
+        load("int8", model=str(folder), int8_threshold="6")

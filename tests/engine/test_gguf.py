@@ -1,0 +1,238 @@
+"""GGUF: the config, the tensors and the integers of a file are those of the model it was made from."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from engine.engines import completions, engine_of, load
+from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
+from gguf import GGMLQuantizationType as Kind
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.errors import CheckpointError
+from llama_engine.model.architecture import read_architecture
+from llama_engine.model.formats.gguf_blocks import GgufBlocks
+from llama_engine.model.gguf.config import read_gguf_config
+from llama_engine.model.gguf.header import read_gguf
+from llama_engine.model.gguf.tensors import GgufTensors
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.rope import rope_tables
+from llama_engine.model.tensor_names import SavedLinear
+from llama_engine.model.weights import LinearWeight
+from llama_engine.text.tokenizer import Tokenizer
+from safetensors.torch import load_file, save_file
+
+from models.gguf_checkpoints import write
+
+DOWN = SavedLinear("model.layers.0.mlp.down_proj", (256, 512))
+QUERY = SavedLinear("model.layers.1.self_attn.q_proj", (256, 256))
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> torch.nn.Module:
+    model_type, changed = MODELS[request.param]
+    return small_model(model_type, **changed)
+
+
+def _blocks(path: Path) -> GgufBlocks:
+    return GgufBlocks(GgufTensors(read_gguf(path)))
+
+
+def _by_package(path: Path, name: str) -> torch.Tensor:
+    tensor = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name)
+    return torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+
+
+def _served(path: Path, kind: Kind) -> tuple[LinearWeight, torch.Tensor]:
+    """A layer of a file in one type, and the package's floats of it."""
+    write_model(path, small_model("qwen2"), kind)
+    return _blocks(path).read(DOWN), _by_package(path, "blk.0.ffn_down.weight")
+
+
+def _generate(checkpoint: Checkpoint, prompt: str) -> str:
+    request = GenerationRequest(
+        prompt=prompt, prompt_tokens=checkpoint.tokenizer.encode(prompt), max_tokens=24, temperature=0.0
+    )
+    return completions(engine_of(checkpoint), [request])[0].text
+
+
+def test_the_architecture_is_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
+    config: Any = model.config
+    read = read_architecture(read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model))), "it")
+    # A Mistral without windows is a Llama, and is saved as one.
+    model_type = "llama" if config.model_type == "mistral" else config.model_type
+    assert read == replace(read_architecture(config, "it"), model_type=model_type)
+
+
+def test_rope_is_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
+    config: Any = model.config
+    read = read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model)))
+    assert read.rope_parameters == config.rope_parameters
+    assert read.max_position_embeddings == config.max_position_embeddings
+
+
+def test_the_tensors_are_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
+    config: Any = model.config
+    saved = GgufTensors(read_gguf(write_model(tmp_path / "it.gguf", model)))
+    expected = model.state_dict()
+    if config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+    assert saved.keys() == expected.keys()
+    for name, tensor in expected.items():
+        gain = config.model_type.startswith("gemma") and name.endswith("norm.weight")
+        assert torch.equal(saved.read(name), tensor + 1 if gain else tensor), name
+
+
+def test_rows_are_read_from_the_middle_of_a_head(tmp_path: Path) -> None:
+    model = small_model("llama")
+    saved = GgufTensors(read_gguf(write_model(tmp_path / "it.gguf", model, Kind.F16)))
+    weight = model.state_dict()[f"{QUERY.name}.weight"].half()
+    assert torch.equal(saved.read(f"{QUERY.name}.weight", slice(7, 201)), weight[7:201])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "offsets"),
+    [(Kind.Q8_0, 8, False), (Kind.Q4_0, 4, False), (Kind.Q4_1, 4, True), (Kind.Q4_K, 4, True)],
+)
+def test_the_integers_are_served_as_saved(kind: Kind, bits: int, offsets: bool, tmp_path: Path) -> None:
+    served, floats = _served(tmp_path / "it.gguf", kind)
+    assert (served.bits, served.group_size, served.offsets is not None) == (bits, 32, offsets)
+    torch.testing.assert_close(served.dequantized(), floats, rtol=1e-6, atol=1e-8)
+    assert bits == 8 or (served.weight.min() >= -8 and served.weight.max() <= 7)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q6_K, Kind.Q5_0, Kind.TQ1_0])
+def test_other_types_are_rounded_to_8_bit_groups(kind: Kind, tmp_path: Path) -> None:
+    served, floats = _served(tmp_path / "it.gguf", kind)
+    assert (served.bits, served.group_size, served.offsets) == (8, 32, None)
+    error = (served.dequantized() - floats).abs().view(256, -1, 32).amax(2)
+    assert (error <= floats.abs().view(256, -1, 32).amax(2) / 253).all()
+
+
+def test_quantized_rows_of_a_head_are_put_in_order(tmp_path: Path) -> None:
+    model = small_model("llama")
+    served = _blocks(write_model(tmp_path / "it.gguf", model, Kind.Q8_0)).read(QUERY)
+    weight = model.state_dict()[f"{QUERY.name}.weight"]
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), Kind.Q8_0), Kind.Q8_0))
+    assert torch.equal(served.dequantized(), expected)
+
+
+def test_reading_dequantizes(tmp_path: Path) -> None:
+    write_model(tmp_path / "it.gguf", small_model("qwen2"), Kind.Q6_K)
+    saved = GgufTensors(read_gguf(tmp_path / "it.gguf"))
+    assert torch.equal(saved.read("model.embed_tokens.weight"), _by_package(tmp_path / "it.gguf", "token_embd.weight"))
+
+
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = small_model("qwen2")
+    model.state_dict()[f"{DOWN.name}.weight"][3, 40] = 1e9
+    # A scale beyond float16's range.
+    with np.errstate(over="ignore"):
+        blocks = _blocks(write_model(tmp_path / "it.gguf", model, Kind.Q8_0))
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.down_proj\.weight has scales that aren't finite"):
+        blocks.read(DOWN)
+
+
+def test_unknown_divisors_of_rope_are_kept(tmp_path: Path) -> None:
+    model = small_model("llama", rope_parameters={**LLAMA3, "low_freq_factor": 2.0})
+    rope = read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model))).rope_parameters
+    assert (rope["rope_type"], rope["attention_factor"], max(rope["long_factor"])) == ("longrope", 1.0, 32.0)
+
+
+def test_llama_3s_divisors_give_its_tables(tmp_path: Path) -> None:
+    model = small_model("llama", rope_parameters=LLAMA3)
+    read = read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model)))
+    config: Any = model.config
+    first, second = (rope_tables(each, read_architecture(each, "it"), 99) for each in (read, config))
+    assert all(torch.equal(*tables) for tables in zip(first["default"], second["default"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "mamba"}, "it is of architecture 'mamba'; this engine serves llama, "),
+        ({"llama.expert_count": 8}, "it has 8 experts; this engine serves dense models"),
+        ({"llama.rope.dimension_count": 32}, "RoPE has 32 of 64 dimensions"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),
+        ({"llama.attention.sliding_window": 64}, "it has a sliding window"),
+        ({"llama.attention.value_length": 32}, "its keys have 64 dimensions and its values 32"),
+        ({"llama.block_count": 3}, "it has tensors of more than 3 layers"),
+        ({"llama.block_count": 1 << 31}, "it has 2147483648 layers and 39 tensors"),
+        ({"llama.context_length": 1 << 31}, "context_length is 2147483648, above"),
+        ({"llama.attention.key_length": 1 << 31}, "4 heads of 2147483648 dimensions aren't 256"),
+        ({"llama.attention.head_count": [4, 4, 4, 4]}, "llama.attention.head_count is (4, 4, 4, 4), not a finite"),
+        ({"llama.rope.freq_base": float("nan")}, "llama.rope.freq_base is nan, not a finite number"),
+    ],
+)
+def test_a_config_that_is_not_supported_is_refused(metadata: dict[str, object], message: str, tmp_path: Path) -> None:
+    file = read_gguf(write_model(tmp_path / "it.gguf", small_model("llama"), metadata=metadata))
+    with pytest.raises(CheckpointError) as refused:
+        read_gguf_config(file)
+    assert str(refused.value).startswith(f"can't load {file.path}: {message}")
+
+
+def test_a_tensor_of_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    model = small_model("qwen3")
+    file = read_gguf(write_model(tmp_path / "it.gguf", model))
+    renamed = {name.replace("ffn_gate", "ffn_gate_exps"): tensor for name, tensor in file.tensors.items()}
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.ffn_gate_exps\.weight' isn't one of a qwen3"):
+        GgufTensors(replace(file, tensors=renamed))
+
+
+def test_a_matrix_needs_the_package_only_for_other_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Kind.Q8_0, Kind.Q6_K):
+        write_model(tmp_path / f"{kind.name}.gguf", small_model("qwen2"), kind)
+    # An import of it fails.
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert _blocks(tmp_path / "Q8_0.gguf").read(DOWN).bits == 8
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight: serving type Q6_K needs the package gguf"):
+        _blocks(tmp_path / "Q6_K.gguf")
+
+
+@pytest.fixture(scope="module")
+def bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(EMBEDDED, "bf16", tmp_path_factory.mktemp("bf16") / "it.gguf")
+
+
+def test_a_file_generates_what_its_model_does(bf16: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((EMBEDDED / name).read_bytes())
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(EMBEDDED / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    expected, read = load("none", model=str(tmp_path)), load("none", model=str(bf16))
+    for prompt in ("Return a list of", "import os\n", "The function raises"):
+        assert _generate(read, prompt) == _generate(expected, prompt)
+
+
+@pytest.mark.parametrize(
+    ("kind", "linears"),
+    [
+        ("q8_0", {"int8": 43}),
+        ("q4_0", {"int4": 42, "int8": 1}),
+        # The values' type is another than queries' and keys' in some layers.
+        ("q4_k_m", {"int4": 34, "int8": 9}),
+    ],
+)
+def test_a_quantized_file_is_served(kind: str, linears: dict[str, int], tmp_path: Path, fp32: Checkpoint) -> None:
+    served = load("checkpoint", model=str(write(EMBEDDED, kind, tmp_path / "it.gguf")), kernels="stock")
+    assert served.info.linears == linears
+    assert _generate(served, "import os\n")[:12] == _generate(fp32, "import os\n")[:12]
+
+
+def test_nf4_of_a_file_is_refused(bf16: Path) -> None:
+    with pytest.raises(CheckpointError, match="nf4 and an int8_threshold need a checkpoint in safetensors"):
+        load("nf4", model=str(bf16))
+
+
+def test_the_tokenizer_is_the_models(bf16: Path, tokenizer: Tokenizer) -> None:
+    read = load("none", model=str(bf16)).tokenizer
+    texts = ["def f(x):\n    return x  # 12345", "  two  spaces, é ☃ 🙂", "<s>[INST]</s><|endoftext|>"]
+    assert [read.encode(text) for text in texts] == [tokenizer.encode(text) for text in texts]
+    assert read.vocabulary.token_bytes == tokenizer.vocabulary.token_bytes
+    assert read.pretrained.chat_template == tokenizer.pretrained.chat_template

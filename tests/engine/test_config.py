@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import FAMILIES
+from llama_engine.model.architecture import FAMILIES, read_architecture
 from llama_engine.model.config import IRRELEVANT, USED, read_config
 from llama_engine.model.loader import EMBEDDED, loading
 from transformers import CONFIG_MAPPING, GenerationConfig, LlamaConfig, PreTrainedConfig
@@ -80,6 +80,12 @@ def test_a_config_that_transformers_refuses_is_refused_in_its_words(changed: dic
     assert str(found.value) == str(expected.value).replace("it: ", "it: config.json: ", 1)
 
 
+def test_an_odd_number_of_rotated_dimensions_is_refused() -> None:
+    config = CONFIG_MAPPING["phi3"](hidden_size=96, num_attention_heads=4, partial_rotary_factor=0.55)
+    with pytest.raises(CheckpointError, match=r"it: partial_rotary_factor is 0\.55, which rotates 13 dimensions"):
+        read_architecture(config, "it")
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_option_in_transformers_is_known(model_type: str) -> None:
     options = CONFIG_MAPPING[model_type]().to_dict().keys() - PreTrainedConfig().to_dict().keys()
@@ -102,6 +108,14 @@ def test_every_option_in_transformers_is_known(model_type: str) -> None:
             "no_rope_layers is [1]; it must be 2 numbers",
         ),
         ({"rope_parameters": [1]}, "rope_parameters is [1]; it must be an object"),
+        (
+            {"model_type": "phi3", "partial_rotary_factor": 2.0},
+            "partial_rotary_factor is 2.0; it must be a finite number, greater than 0 and at most 1",
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layer_interval": 0},
+            "no_rope_layer_interval is 0; it must be a whole number, at least 1",
+        ),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": "8"}},
             "rope_parameters.factor is '8'; it must be a finite number, greater than 0",

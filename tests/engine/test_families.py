@@ -24,8 +24,10 @@ from llama_engine.model import config
 from llama_engine.model.architecture import FAMILIES, read_architecture
 from llama_engine.model.builder import llama_around
 from llama_engine.model.config import read_config
+from llama_engine.model.llama import gelu_tanh
 from llama_engine.model.loader import Checkpoint, loading
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.model.precision import choose_dtype
 from llama_engine.model.rope import rope_tables
 from llama_engine.model.torch_runner import TorchRunner
 from notes import Note
@@ -99,6 +101,26 @@ def test_logits_with_an_outlier_threshold_are_those_of_transformers(folder: Path
         runner = runner_with_pages(_load(folder, "int8", int8_threshold="6"))
         result = runner.logits(runner.prefill([PromptChunk(0, 0, TOKENS.tolist())], every=True))
     assert (result - expected).abs().max() <= 1e-4
+
+
+def test_gelu_has_the_same_bits_at_any_place() -> None:
+    rows = torch.randn(7, 9217, generator=torch.Generator().manual_seed(0))
+    alone = torch.stack([gelu_tanh(row) for row in rows])
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3, 5):
+            torch.set_num_threads(count)
+            assert torch.equal(gelu_tanh(rows), alone)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.allclose(alone, torch.nn.functional.gelu(rows, approximate="tanh"), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text"])
+def test_a_gemma_is_not_served_in_float16(model_type: str) -> None:
+    assert choose_dtype("it", model_type, "auto", torch.device("cuda")) == torch.bfloat16
+    with pytest.raises(CheckpointError, match="dtype is 'float16', but the hidden states of it, a gemma"):
+        choose_dtype("it", model_type, "float16", torch.device("cpu"))
 
 
 def test_a_decode_step_can_be_captured(exact: Checkpoint) -> None:

@@ -1,5 +1,6 @@
 """The memory plan: its figures are what is allocated; a plan that does not fit is refused with advice that helps."""
 
+import copy
 import re
 from dataclasses import replace
 
@@ -121,6 +122,23 @@ def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:
     assert plan.sampling == sum(history.nbytes for history in histories)
     assert plan.reserve > 64 * MIB
     assert (plan.fraction, plan.device) == (0.9, "cpu")
+
+
+def test_a_context_that_rope_depends_on_is_not_reduced(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = copy.deepcopy(fp32.config)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    long = replace(fp32, config=config, max_model_len=100_000)
+    needed = plan_memory(long, Settings(kv_cache_tokens=100_000), 2).total - long.info.weight_bytes
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed // 3)
+    with pytest.raises(OutOfMemoryPlan, match="lower max_model_len"):
+        plan_memory(long, Settings(memory_fraction=1.0), 2).check()
+
+
+def test_scores_with_a_soft_cap_are_reserved(fp32: Checkpoint) -> None:
+    capped = replace(fp32, architecture=replace(fp32.architecture, attention_softcap=50.0))
+    plans = [plan_memory(checkpoint, Settings(), 2).reserve for checkpoint in (capped, fp32)]
+    # 64 tokens at a time on a CPU; scores, their softmax and its sum in float32.
+    assert plans[0] - plans[1] == fp32.architecture.heads * 64 * fp32.max_model_len * 12
 
 
 @pytest.mark.parametrize(("precision", "factor"), [("int8", 1), ("fp32", 0)])

@@ -10,7 +10,9 @@
 | granite | factors of embedding, scores, residual and logits |
 | olmo2, olmo3 | norms after attention and MLP instead of before; norms of all queries and keys; sliding windows |
 | seed_oss | biases of query, key and value apart from the output's |
-| gemma, gemma2, gemma3_text | GELU, norms before and after, gains 1 + weight, soft caps |
+| gemma | GELU, gains 1 + weight, a factor of the embedding |
+| gemma2 | the same, and norms after attention and MLP, soft caps, sliding windows |
+| gemma3_text | as gemma2 without caps of scores; norms of each query and key head, two kinds of RoPE |
 
 Source: `modeling_<model type>.py` in transformers 5.23.
 """
@@ -19,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -58,11 +61,11 @@ class Architecture:
     windows: tuple[int | None, ...]
     ropes: tuple[str | None, ...]
     rotary: int
-    activation: str = "silu"
+    activation: Literal["silu", "gelu_tanh"] = "silu"
     query_key_value_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    query_key_norm: str = "none"
+    query_key_norm: Literal["none", "head", "projection"] = "none"
     norm_before: bool = True
     norm_after: bool = False
     gain_offset: float = 0.0
@@ -77,7 +80,7 @@ class Architecture:
 ROPE = "default"
 """The kind of RoPE of models that have one."""
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 Options = dict[str, Any]
@@ -192,12 +195,13 @@ def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
     # Configs of some Gemma 2 models have both fields.
     field = "hidden_activation" if config.model_type in ("gemma2", "gemma3_text") else "hidden_act"
     if (activation := getattr(config, field)) not in _ACTIVATIONS:
-        raise CheckpointError(f"{name}: {field} is {activation!r}; this engine computes {', '.join(_ACTIVATIONS)}")
+        raise CheckpointError(f"{name}: {field} is {show(activation)}; this engine computes {', '.join(_ACTIVATIONS)}")
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(f"{name}: use_bidirectional_attention is true; this engine serves causal attention")
     types = set(getattr(config, "layer_types", None) or ())
     if unknown := types - {_FULL, _SLIDING}:
-        raise CheckpointError(f"{name}: layer_types has {min(unknown)!r}; this engine serves {_FULL} and {_SLIDING}")
+        kind = show(min(unknown))
+        raise CheckpointError(f"{name}: layer_types has {kind}; this engine serves {_FULL} and {_SLIDING}")
     window = getattr(config, "sliding_window", None)
     if (window is None and _SLIDING in types) or (window is not None and window < 1):
         raise CheckpointError(f"{name}: sliding_window is {window}; a layer with {_SLIDING} needs 1 position or more")
@@ -209,6 +213,12 @@ def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
         "rotary": head_dim,
         **FAMILIES[config.model_type](config),
     }
+    if options["rotary"] % 2 or not 2 <= options["rotary"] <= head_dim:
+        share = config.rope_parameters.get("partial_rotary_factor")
+        raise CheckpointError(
+            f"{name}: partial_rotary_factor is {show(share)}, which rotates {options['rotary']} dimensions of a head; "
+            f"they must be an even number from 2 to {head_dim}"
+        )
     return Architecture(
         model_type=config.model_type,
         layers=layers,

@@ -135,7 +135,7 @@ def llama_around(model: PreTrainedModel, architecture: Architecture, tables: Rop
     def gain(name: str) -> torch.Tensor:
         weight = model.get_submodule(name).weight
         assert isinstance(weight, torch.Tensor)
-        return weight + architecture.gain_offset if architecture.gain_offset else weight
+        return weight.float() + architecture.gain_offset if architecture.gain_offset else weight
 
     def layer(index: int) -> Layer:
         prefix = layer_prefix(index)

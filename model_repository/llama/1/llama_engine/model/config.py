@@ -73,7 +73,7 @@ def _config(folder: Path, name: str, values: dict[str, Any], kind: str | None) -
     known = USED | IRRELEVANT | PreTrainedConfig().to_dict().keys()
     for key in sorted(values.keys() & defaults.keys() - known):
         if values[key] not in (None, False, defaults[key]):
-            raise CheckpointError(f"{name}: {key} is {values[key]!r}, an option of {kind} this engine doesn't know")
+            raise CheckpointError(f"{name}: {key} is {show(values[key])}, an option of {kind} this engine doesn't know")
     return config
 
 

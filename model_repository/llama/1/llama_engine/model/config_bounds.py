@@ -15,7 +15,8 @@ from llama_engine.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_SIZE, _HEADS, _POSITIONS, _FACTOR = Integer(1, 1 << 24), Integer(1, 1 << 16), Integer(1, 1 << 30), Real(above=0)
+_SIZE, _HEADS, _POSITIONS = Integer(1, 1 << 24), Integer(1, 1 << 16), Integer(1, 1 << 30)
+_FACTOR, _SHARE = Real(above=0), Real(above=0, high=1)
 
 _REQUIRED: Mapping[str, Bound[object]] = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), _SIZE),
@@ -31,16 +32,19 @@ _OPTIONAL: Mapping[str, Bound[object]] = {
     **dict.fromkeys(("sliding_window", "original_max_position_embeddings"), _POSITIONS),
     **dict.fromkeys(
         ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "rope_theta",
-         "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "partial_rotary_factor"),
+         "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"),
         _FACTOR,
     ),
+    "partial_rotary_factor": _SHARE,
+    **dict.fromkeys(("no_rope_layer_interval", "sliding_window_pattern", "_sliding_window_pattern"), _HEADS),
     **dict.fromkeys(
         ("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), Flag()
     ),
 }  # fmt: skip
 
 _ROPE: Mapping[str, Bound[object]] = {
-    **dict.fromkeys(("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"), _FACTOR)
+    **dict.fromkeys(("rope_theta", "factor", "original_max_position_embeddings"), _FACTOR),
+    "partial_rotary_factor": _SHARE,
 }
 
 _QUANTIZATION: Mapping[str, Bound[object]] = {
@@ -62,9 +66,9 @@ def check_values(values: Mapping[str, Any], name: str) -> None:
         if values.get(field) is not None:
             _check(name, field, values[field], bound)
     # transformers checks `layer_types`.
-    flags, layers = values.get("no_rope_layers"), values.get("num_hidden_layers")
-    if flags is not None and not (isinstance(flags, list) and len(flags) == layers and {*map(type, flags)} <= {int}):
-        _refuse(name, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
+    flags = values.get("no_rope_layers")
+    if flags is not None and not (isinstance(flags, list) and {*map(type, flags)} <= {int}):
+        _refuse(name, "no_rope_layers", flags, "a list of numbers, one for each layer")
     for field in ("rope_parameters", "rope_scaling"):
         if values.get(field) is not None:
             _check_rope(name, field, values[field])
@@ -77,6 +81,9 @@ def check_heads(config: PreTrainedConfig, name: str) -> None:
     heads = config.num_attention_heads
     if heads % (config.num_key_value_heads or heads):
         _refuse(name, "num_key_value_heads", config.num_key_value_heads, f"a divisor of num_attention_heads, {heads}")
+    flags, layers = getattr(config, "no_rope_layers", None), config.num_hidden_layers
+    if flags is not None and len(flags) < layers:
+        _refuse(name, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if head_dim < 2 or head_dim % 2:
         _refuse(name, "head_dim", head_dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")

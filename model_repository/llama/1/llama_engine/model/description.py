@@ -14,6 +14,7 @@ from llama_engine.model.model_info import BATCH, ModelInfo
 from llama_engine.model.onednn_int8 import OneDnnPacker
 from llama_engine.model.precision import choose_cache_dtype
 from llama_engine.model.products import Choice, Loaded, choose, gpu_terms
+from llama_engine.model.row_reader import RowReader
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.weight_sizes import HeaderReader, module_sizes
 from llama_engine.model.weights import LinearWeight
@@ -49,7 +50,8 @@ def describe_model(
         product, bits_depend_on = compiled.describe(), ""
     elif int8:
         pack, product, bits_depend_on = _checked_product(chosen, device)
-    model = build_llama(reader, architecture, chosen.tables, pack, read)
+    rows = reader if compiled is not None or not int8 else RowReader(reader)
+    model = build_llama(rows, architecture, chosen.tables, pack, read)
     linears, size = dict(read.linears), read.bytes
     if chosen.by_transformers:
         linears, size = module_sizes(saved, architecture, chosen.dtype, chosen.quantization, chosen.quantized)

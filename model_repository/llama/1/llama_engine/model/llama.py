@@ -8,9 +8,9 @@ callable that reads and writes the KV cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.nn import functional
@@ -27,10 +27,16 @@ Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tens
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(heads [n, heads, dim], cosine, sine [n, 1, rotary / 2]) → [n, heads, dim]."""
 
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
+
+def gelu_tanh(values: torch.Tensor) -> torch.Tensor:
+    """Return GELU with a tanh in place of the error function."""
+    if values.dtype != torch.float32:
+        return functional.gelu(values, approximate="tanh")
+    # The bits of functional.gelu depend on an element's place in the tensor, and so on the batch.
+    return values * (torch.tanh((values * values * values * 0.044715 + values) * math.sqrt(2 / math.pi)) + 1) * 0.5
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": functional.silu, "gelu_tanh": gelu_tanh}
 """The activations of the gate by `Architecture.activation`."""
 
 
@@ -128,7 +134,8 @@ class Llama:
     def _normalize(self, hidden: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
         if gain is None:
             return hidden
-        return functional.rms_norm(hidden, gain.shape, gain, self.architecture.epsilon)
+        normalized = functional.rms_norm(hidden.to(gain.dtype), gain.shape, gain, self.architecture.epsilon)
+        return normalized.to(hidden.dtype)
 
 
 def _scaled(values: torch.Tensor, factor: float) -> torch.Tensor:

@@ -14,8 +14,11 @@ import torch
 
 from llama_engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
+from llama_engine.model.cpu_runner import CompiledLlama
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
+from llama_engine.model.rope import depends_on_length
+from llama_engine.model.torch_runner import ATTENTION_BLOCK
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
@@ -98,7 +101,8 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
 
     Without the setting `kv_cache_tokens` the cache is reduced to what fits, but holds at least one sequence of
-    max_model_len. Without the setting `max_model_len` that is reduced, too, by halves, but not below SLOT_TOKENS.
+    max_model_len. Without the setting `max_model_len` that is reduced, too, by halves, but not below SLOT_TOKENS, and
+    not if RoPE depends on it.
     Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
     """
     if slots < 1:
@@ -109,7 +113,9 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions} (or lower that)"
         )
     plan = _fitting_plan(checkpoint, settings, slots)
-    while plan.total > plan.budget and settings.max_model_len is None and plan.shape.max_model_len > SLOT_TOKENS:
+    # Tables of RoPE that depend on max_model_len have been computed for it.
+    reducible = settings.max_model_len is None and not depends_on_length(checkpoint.config)
+    while plan.total > plan.budget and reducible and plan.shape.max_model_len > SLOT_TOKENS:
         shorter = max(plan.shape.max_model_len // 2, SLOT_TOKENS)
         plan = _fitting_plan(replace(checkpoint, max_model_len=shorter), settings, slots)
     if plan.total <= plan.budget and plan.shape.max_model_len < positions:
@@ -149,8 +155,9 @@ def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -
             architecture.intermediate,
             architecture.vocabulary,
             info.dtype.itemsize,
-            exact_on_gpu="int8" in info.linears and bool(info.product) and info.device.type == "cuda",
+            exact_on_gpu=bool(info.product) and info.device.type == "cuda",
         )
+        + _score_reserve(checkpoint, settings)
         + (_graphs_of(checkpoint, shape) if graphs else 0)
         + checkpoint.attention_reserve(shape),
         free=free_bytes(info.device) - (0 if checkpoint.is_loaded else info.weight_bytes),
@@ -159,6 +166,16 @@ def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -
         shape=shape,
         graphs=graphs,
     )
+
+
+def _score_reserve(checkpoint: Checkpoint, settings: Settings) -> int:
+    """Return the bytes of a prefill's attention scores in PyTorch: with a soft cap they are stored."""
+    architecture, itemsize = checkpoint.architecture, checkpoint.info.dtype.itemsize
+    if architecture.attention_softcap is None or isinstance(checkpoint.model, CompiledLlama):
+        return 0
+    tokens = ATTENTION_BLOCK if checkpoint.info.device.type == "cpu" else settings.prefill_tokens
+    positions = checkpoint.max_model_len
+    return architecture.heads * min(tokens, positions) * positions * (2 * itemsize + 4)
 
 
 def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:
@@ -179,9 +196,10 @@ def activation_reserve(
     """Estimate the peak bytes of a forward pass besides weights and cache.
 
     A prefill peaks in the MLP, with hidden states, residual, gate, up and their product. SDPA doesn't store attention
-    scores. An INT8 product is int32 before scaling, of at most two terms on a CPU. Logits of at most `slots` tokens
-    exist at once, and sampling sorts and copies them in float32. exact_on_gpu: whether `exact_int8` computes the INT8
-    products: the int32 sums of two terms, their float64 sum and the float32 result then exist together for gate and up.
+    scores; with a soft cap `_score_reserve` has them. An INT8 product is int32 before scaling, of at most two terms on
+    a CPU. Logits of at most `slots` tokens exist at once, and sampling sorts and copies them in float32. exact_on_gpu:
+    whether `exact_int8` computes the INT8 products: the int32 sums of two terms, their float64 sum and the float32
+    result then exist together for gate and up.
     """
     product = 2 * intermediate * (2 * 4 + 8 + 4) if exact_on_gpu else 8 * intermediate
     prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + product)

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-_UNIFORM = ("none", "int8", "nf4", "fp4")
+_UNIFORM = ("none", "int8", "nf4")
 """Floats, and what bitsandbytes saves."""
+
+_BEYOND_FLOAT16 = ("gemma2", "gemma3_text")
+"""Model types whose hidden states exceed float16's range."""
 
 _THRESHOLD = 6.0
 """bitsandbytes' default outlier threshold."""
@@ -82,11 +85,17 @@ def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings)
     return served, saved_threshold if settings.int8_threshold is None else settings.int8_threshold
 
 
-def choose_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of unquantized weights."""
-    if setting == "auto":
-        return torch.float16 if device.type == "cuda" else torch.float32
-    return _torch_dtype(setting)
+def choose_dtype(name: str, model_type: str, setting: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of unquantized weights. Raises CheckpointError for float16 where a model exceeds its range."""
+    wide = model_type in _BEYOND_FLOAT16
+    if setting == "auto" and device.type == "cuda":
+        return torch.bfloat16 if wide else torch.float16
+    if setting == "float16" and wide:
+        raise CheckpointError(
+            f"dtype is 'float16', but the hidden states of {name}, a {model_type}, exceed its range; set it to auto, "
+            f"bfloat16 or float32"
+        )
+    return torch.float32 if setting == "auto" else _torch_dtype(setting)
 
 
 def choose_cache_dtype(setting: str, compiled: bool, dtype: torch.dtype) -> torch.dtype:

@@ -33,7 +33,6 @@ from llama_engine.model.formats.bitsandbytes_nf4 import BitsandbytesNf4
 from llama_engine.model.formats.detection import linear_format
 from llama_engine.model.formats.linear_format import LinearFormat
 from llama_engine.model.gguf.tensors import GgufTensors
-from llama_engine.model.int8_rows import requantized
 from llama_engine.model.llama import Linear, Llama
 from llama_engine.model.model_info import BATCH, ModelInfo
 from llama_engine.model.onednn_int8 import OneDnnPacker
@@ -45,6 +44,7 @@ from llama_engine.model.precision import (
     saved_quantization,
 )
 from llama_engine.model.rope import RopeTables, rope_tables
+from llama_engine.model.row_reader import RowReader
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.tensor_names import all_linears
 from llama_engine.model.weight_reader import WeightReader
@@ -117,15 +117,15 @@ def load_model(
         from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
         def pack(weight: LinearWeight) -> Linear:
-            return exact_int8_linear(requantized(weight), gpu_terms(terms), elementwise)
+            return exact_int8_linear(weight, gpu_terms(terms), elementwise)
 
-        model = build_llama(reader, architecture, tables, pack, read)
+        model = build_llama(RowReader(reader), architecture, tables, pack, read)
         product, bits_depend_on = f"exact INT8, {terms.describe()}, bitsandbytes", BATCH
     elif compiled := _load_compiled(reader, architecture, tables, settings, terms, read):
         model, product, bits_depend_on = compiled, compiled.describe(), ""
     else:
         packer = OneDnnPacker(terms)
-        model = build_llama(reader, architecture, tables, lambda weight: packer(requantized(weight)), read)
+        model = build_llama(RowReader(reader), architecture, tables, packer, read)
         product = packer.describe()
         # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
         bits_depend_on = "" if chosen.dtype == torch.float32 else BATCH
@@ -154,7 +154,7 @@ def choose(
     max_model_len: int,
 ) -> Choice:
     """Choose how to serve a checkpoint, and check its headers. Raises CheckpointError as `load_model` does."""
-    dtype = choose_dtype(settings.dtype, device)
+    dtype = choose_dtype(name, architecture.model_type, settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
     int8 = quantization == "int8"
     if isinstance(saved, GgufTensors) and (quantization == "nf4" or threshold):

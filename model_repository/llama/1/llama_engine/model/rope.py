@@ -41,6 +41,13 @@ def max_positions(config: PreTrainedConfig) -> int:
     return int(parameters["factor"] * positions) if parameters.get("rope_type") == "dynamic" else positions
 
 
+def depends_on_length(config: PreTrainedConfig) -> bool:
+    """Return whether the tables depend on max_model_len."""
+    parameters = dict(config.rope_parameters or {})
+    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+
+
 def rope_tables(config: PreTrainedConfig, architecture: Architecture, max_model_len: int) -> RopeTables:
     """Return cosine and sine for max_model_len positions, and one more for padding rows, in float32.
 
@@ -51,7 +58,7 @@ def rope_tables(config: PreTrainedConfig, architecture: Architecture, max_model_
     for kind in sorted({kind for kind in architecture.ropes if kind is not None}):
         try:
             frequencies, scale = _frequencies(config, architecture, kind, max_model_len)
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise CheckpointError(f"rope_parameters are {show(config.rope_parameters)}: {one_line(error)}") from error
         if not (frequencies.isfinite().all() and math.isfinite(scale)):
             raise CheckpointError(f"rope_parameters are {show(config.rope_parameters)}: a frequency isn't finite")

@@ -107,12 +107,12 @@ class WeightReader:
         )
 
     def _gain(self, name: str) -> torch.Tensor:
-        gain = self._floats(name)
         offset = self._architecture.gain_offset
-        return gain + offset if offset else gain
+        # As in transformers, 1 + w isn't rounded to the model's dtype.
+        return self._floats(name, torch.float32) + offset if offset else self._floats(name)
 
-    def _floats(self, name: str) -> torch.Tensor:
-        result = torch.empty(self._saved[name].shape, dtype=self._dtype)
+    def _floats(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        result = torch.empty(self._saved[name].shape, dtype=dtype or self._dtype)
         self._convert(name, result)
         return result.to(self._device)
 

@@ -57,24 +57,28 @@ class HeaderReader:
 
     def norm(self) -> torch.Tensor:
         """Return the gain of the final RMSNorm, [hidden]."""
-        return self._floats(self._architecture.hidden)
+        return self._gain(self._architecture.hidden)
 
     def head(self) -> LinearWeight:
         """Return the output projection, [vocabulary, hidden]. An unquantized tied head is the embedding's tensor."""
         shape = self._architecture.vocabulary, self._architecture.hidden
+        saved = self._groups(SavedLinear(HEAD, shape)) is not None
         if self._architecture.tied and not self._int8:
             return LinearWeight(self._embedding)
-        return self._linear([SavedLinear(EMBEDDING if self._architecture.tied else HEAD, shape)])
+        return self._linear([SavedLinear(EMBEDDING if self._architecture.tied and not saved else HEAD, shape)])
 
     def layer(self, index: int) -> LayerWeights:
         """Return the weights of a decoder layer. index: from 0."""
         prefix = layer_prefix(index)
         norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
-        norms |= {field: self._floats(size) for field, (_, size) in self._norms.items()}
+        norms |= {field: self._gain(size) for field, (_, size) in self._norms.items()}
         linears = {
             field: self._linear([part.named(prefix) for part in parts]) for field, parts in self._linears.items()
         }
         return LayerWeights(**norms, **linears)  # type: ignore[arg-type]  # the names are the fields
+
+    def _gain(self, size: int) -> torch.Tensor:
+        return self._floats(size).float() if self._architecture.gain_offset else self._floats(size)
 
     def _floats(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=_META)

@@ -94,7 +94,7 @@ def concatenated(parts: Sequence[LinearWeight]) -> LinearWeight:
         return LinearWeight(weight, torch.cat([_scales(part) for part in parts]), bias)
     columns, size = weight.shape[1], min(sizes)
     if any((part.group_size or columns) % size for part in parts):
-        raise ValueError(f"groups of {sorted({*sizes})} columns have no common divisor among them")
+        raise ValueError(f"groups of {sorted({*sizes})} columns aren't multiples of the smallest")
     grouped = [part.in_groups(size) for part in parts]
     offsets = None
     if any(part.offsets is not None for part in grouped):

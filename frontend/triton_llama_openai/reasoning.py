@@ -29,12 +29,17 @@ _SEED_BUDGET = "<seed:cot_budget_reflect>"
 def find_markers(source: str, is_token: Callable[[str], bool]) -> Markers | None:
     """Return the markers of a template or of a tokenizer's tokens; None for a model that has none.
 
-    source: of the template. The start marker isn't looked for: a template that only removes old reasoning has the end.
+    source: of the template. A template that only removes old reasoning has the end marker alone, one that only begins
+    it (OLMo 3's) the start marker.
     """
-    return next(
-        (markers for markers in _FORMS if all(text in source or is_token(text) for text in markers[1:])),
-        None,
-    )
+
+    def knows(text: str) -> bool:
+        return text in source or is_token(text)
+
+    for markers in _FORMS:
+        if all(map(knows, markers[1:])) or (len(markers) == 2 and markers[0] in source):
+            return markers
+    return None
 
 
 def is_open(markers: Markers, prompt: str) -> bool:
@@ -48,7 +53,7 @@ def is_open_in(markers: Markers, content: str) -> bool:
 
 
 def close(markers: Markers, prompt: str) -> str:
-    """Return a prompt without open reasoning: with an empty one, as templates write it for models that shan't think."""
+    """Return a prompt without open reasoning: with an empty one, as templates write it where thinking is off."""
     return f"{prompt.rstrip()}\n\n{markers[1]}\n\n" if is_open(markers, prompt) else prompt
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_engine.errors import CheckpointError
@@ -81,7 +82,8 @@ def test_a_config_that_transformers_refuses_is_refused_in_its_words(changed: dic
 
 
 def test_an_odd_number_of_rotated_dimensions_is_refused() -> None:
-    config = CONFIG_MAPPING["phi3"](hidden_size=96, num_attention_heads=4, partial_rotary_factor=0.55)
+    options: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 4, "partial_rotary_factor": 0.55}
+    config = CONFIG_MAPPING["phi3"](**options)
     with pytest.raises(CheckpointError, match=r"it: partial_rotary_factor is 0\.55, which rotates 13 dimensions"):
         read_architecture(config, "it")
 

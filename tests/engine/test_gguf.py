@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load
 from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
@@ -21,7 +23,7 @@ from llama_engine.model.formats.gguf_blocks import GgufBlocks
 from llama_engine.model.gguf.config import read_gguf_config
 from llama_engine.model.gguf.header import read_gguf
 from llama_engine.model.gguf.tensors import GgufTensors
-from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.loader import EMBEDDED, Checkpoint, read_checkpoint_headers
 from llama_engine.model.rope import rope_tables
 from llama_engine.model.tensor_names import SavedLinear
 from llama_engine.model.weights import LinearWeight
@@ -154,6 +156,19 @@ def test_llama_3s_divisors_give_its_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.layer_norm_rms_epsilon", -1.0, "rms_norm_eps is -1.0; it must be a finite number, at least 0"),
+        ("attention.head_count_kv", 3, "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: object, message: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "it.gguf", small_model("llama"), metadata={f"llama.{key}": value})
+    with pytest.raises(CheckpointError, match=f"it: its metadata: {re.escape(message)}"):
+        read_checkpoint_headers(tmp_path, "it")
+
+
+@pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ({"general.architecture": "mamba"}, "it is of architecture 'mamba'; this engine serves llama, "),
@@ -220,7 +235,8 @@ def test_a_file_generates_what_its_model_does(bf16: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_quantized_file_is_served(kind: str, linears: dict[str, int], tmp_path: Path, fp32: Checkpoint) -> None:
-    served = load("checkpoint", model=str(write(EMBEDDED, kind, tmp_path / "it.gguf")), kernels="stock")
+    needs_compiled_kernels()
+    served = load("checkpoint", model=str(write(EMBEDDED, kind, tmp_path / "it.gguf")))
     assert served.info.linears == linears
     assert _generate(served, "import os\n")[:12] == _generate(fp32, "import os\n")[:12]
 

@@ -74,6 +74,7 @@ def test_markers_are_found_in_the_template_or_among_the_tokens() -> None:
     assert find_markers("{{ content.split('</think>')[-1] }}", lambda _: False) == THINK
     assert find_markers("{{ messages }}", {"</seed:think>"}.__contains__) == ("<seed:think>", "</seed:think>")
     assert find_markers("<think></think> and <response></response>", lambda _: False) == GRANITE
+    assert find_markers("<|im_start|>assistant\\n<think>", lambda _: False) == THINK
     assert find_markers(" and ".join(PHRASES), lambda _: False) == PHRASES
     assert find_markers("{{ messages }}", lambda _: False) is None
 

@@ -40,7 +40,7 @@ def test_a_refused_start_ends_with_its_reason(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=./nowhere"], "model './nowhere' is neither an existing folder nor a hub id"),
+        (["--model=./nowhere"], "model './nowhere' is neither an existing folder or GGUF file nor a hub id"),
         (["--", "--http-port=1"], "--http-port can't go to tritonserver directly"),
         (["--grpc-port={taken}"], "port {taken} (grpc) on 127.0.0.1 is in use"),
         (

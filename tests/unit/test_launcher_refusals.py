@@ -56,6 +56,11 @@ def test_a_model_folder_becomes_absolute(folder: Path) -> None:
     assert resolve_model("checkpoint") == str(folder / "checkpoint")
 
 
+def test_a_gguf_file_becomes_absolute(folder: Path) -> None:
+    (folder / "model.gguf").touch()
+    assert resolve_model("model.gguf") == str(folder / "model.gguf")
+
+
 @pytest.mark.parametrize("hub_id", ["meta-llama/Llama-2-7b-hf", "gpt2", "org.name/model_1.5"])
 def test_a_hub_id_passes_unchanged(hub_id: str) -> None:
     assert resolve_model(hub_id) == hub_id
@@ -63,7 +68,7 @@ def test_a_hub_id_passes_unchanged(hub_id: str) -> None:
 
 @pytest.mark.parametrize("typo", ["./nowhere", "~/nowhere-at-all", "a/b/c", "models/typo", "x/", "", "./file"])
 def test_a_model_path_that_does_not_exist_is_refused(typo: str) -> None:
-    with pytest.raises(InvalidSettingError, match="neither an existing folder nor a hub id"):
+    with pytest.raises(InvalidSettingError, match="neither an existing folder or GGUF file nor a hub id"):
         resolve_model(typo)
 
 

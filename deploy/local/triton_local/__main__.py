@@ -39,7 +39,7 @@ def port(value: object) -> int:
     "--variant",
     help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
 )
-@click.option("--model", help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
+@click.option("--model", help="Folder, GGUF file or hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
 @click.option("--http-port", type=port, default=8000, help="0: any free port, which is printed.")
 @click.option("--grpc-port", type=port, default=8001, help="0: any free port, which is printed.")
 @click.option("--metrics-port", type=port, default=8002, help="0: any free port, which is printed.")

@@ -291,15 +291,17 @@ def find_repository(path: Path | None) -> Path:
 
 
 def resolve_model(value: str) -> str:
-    """Return the value of LLAMA_MODEL: the absolute path of an existing folder, or a hub id unchanged.
+    """Return the value of LLAMA_MODEL: the absolute path of an existing folder or GGUF file, or a hub id unchanged.
 
     Raises InvalidSettingError for a path that doesn't exist, and for anything else.
     """
     path = Path(value).expanduser()
-    if value and path.is_dir():
+    if value and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return str(path.absolute())
     # "models/typo" has the form of a hub id; that the folder "models" exists makes it a path.
     means_path = value.endswith("/") or ("/" in value and path.parent.is_dir())
     if means_path or not _HUB_ID.fullmatch(value):
-        raise InvalidSettingError(f"model {value!r} is neither an existing folder nor a hub id (organisation/name)")
+        raise InvalidSettingError(
+            f"model {value!r} is neither an existing folder or GGUF file nor a hub id (organisation/name)"
+        )
     return value

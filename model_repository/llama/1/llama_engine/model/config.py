@@ -48,9 +48,9 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
         if not isinstance(kind, str | None):
             raise CheckpointError(f"can't load {name}: config.json: model_type is {show(kind)}; it must be a text")
         if kind in FAMILIES:
-            check_values(values, name)
+            check_values(values, f"{name}: config.json")
         config = _config(folder, name, values, kind)
-        check_heads(config, name)
+        check_heads(config, f"{name}: config.json")
     except CheckpointError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The values that config.json's fields may have, checked before anything is computed or allocated from them.
+"""The values that a config's fields may have, checked before anything is computed or allocated from them.
 
 transformers checks the types of some fields, but neither that sizes are positive nor that numbers are finite, and its
 errors don't always name the field.
@@ -54,76 +54,76 @@ _QUANTIZATION: Mapping[str, Bound[object]] = {
 }
 
 
-def check_values(values: Mapping[str, Any], name: str) -> None:
-    """Check the fields of config.json that shapes, memory or factors are computed from.
+def check_values(values: Mapping[str, Any], where: str) -> None:
+    """Check the fields of a config that shapes, memory or factors are computed from.
 
-    Raises CheckpointError naming the field, its value and the bound. name: of the checkpoint, for the message.
+    Raises CheckpointError naming the field, its value and the bound. where: checkpoint and file, for the message.
     """
     for field, bound in _REQUIRED.items():
         if field in values:
-            _check(name, field, values[field], bound)
+            _check(where, field, values[field], bound)
     for field, bound in _OPTIONAL.items():
         if values.get(field) is not None:
-            _check(name, field, values[field], bound)
+            _check(where, field, values[field], bound)
     # transformers checks `layer_types`.
-    flags = values.get("no_rope_layers")
-    if flags is not None and not (isinstance(flags, list) and {*map(type, flags)} <= {int}):
-        _refuse(name, "no_rope_layers", flags, "a list of numbers, one for each layer")
+    flags, layers = values.get("no_rope_layers"), values.get("num_hidden_layers", 0)
+    if flags is not None and not (isinstance(flags, list) and {*map(type, flags)} <= {int} and len(flags) >= layers):
+        _refuse(where, "no_rope_layers", flags, f"{layers or 'a list of'} numbers, one for each layer")
     for field in ("rope_parameters", "rope_scaling"):
         if values.get(field) is not None:
-            _check_rope(name, field, values[field])
+            _check_rope(where, field, values[field])
     if values.get("quantization_config") is not None:
-        _check_quantization(name, values["quantization_config"])
+        _check_quantization(where, values["quantization_config"])
 
 
-def check_heads(config: PreTrainedConfig, name: str) -> None:
+def check_heads(config: PreTrainedConfig, where: str) -> None:
     """Check fields of a config that depend on each other. Raises CheckpointError as `check_values` does."""
     heads = config.num_attention_heads
     if heads % (config.num_key_value_heads or heads):
-        _refuse(name, "num_key_value_heads", config.num_key_value_heads, f"a divisor of num_attention_heads, {heads}")
+        _refuse(where, "num_key_value_heads", config.num_key_value_heads, f"a divisor of num_attention_heads, {heads}")
     flags, layers = getattr(config, "no_rope_layers", None), config.num_hidden_layers
     if flags is not None and len(flags) < layers:
-        _refuse(name, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
+        _refuse(where, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if head_dim < 2 or head_dim % 2:
-        _refuse(name, "head_dim", head_dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")
+        _refuse(where, "head_dim", head_dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")
 
 
-def _check_rope(name: str, field: str, value: object) -> None:
+def _check_rope(where: str, field: str, value: object) -> None:
     """Check the parameters of RoPE: finite numbers, lists of such, texts, and objects of these for kinds of layers."""
     if not isinstance(value, dict):
-        _refuse(name, field, value, "an object")
+        _refuse(where, field, value, "an object")
     for key, parameter in value.items():
         if isinstance(parameter, dict):
-            _check_rope(name, f"{field}.{key}", parameter)
+            _check_rope(where, f"{field}.{key}", parameter)
             continue
         if key in _ROPE and parameter is not None:
-            _check(name, f"{field}.{key}", parameter, _ROPE[key])
+            _check(where, f"{field}.{key}", parameter, _ROPE[key])
             continue
         for number in parameter if isinstance(parameter, list) else [parameter]:
             if not isinstance(number, bool | str | None):
-                _check(name, f"{field}.{key}", number, Real())
+                _check(where, f"{field}.{key}", number, Real())
 
 
-def _check_quantization(name: str, value: object) -> None:
+def _check_quantization(where: str, value: object) -> None:
     """Check the fields that choose the format; formats check their own."""
     if not isinstance(value, dict):
-        _refuse(name, "quantization_config", value, "an object")
+        _refuse(where, "quantization_config", value, "an object")
     for field, bound in _QUANTIZATION.items():
         if value.get(field) is not None:
-            _check(name, f"quantization_config.{field}", value[field], bound)
+            _check(where, f"quantization_config.{field}", value[field], bound)
     for field in ("quant_method", "bnb_4bit_quant_type"):
         if not isinstance(value.get(field), str | None):
-            _refuse(name, f"quantization_config.{field}", value[field], "a text")
+            _refuse(where, f"quantization_config.{field}", value[field], "a text")
 
 
-def _check(name: str, field: str, value: object, bound: Bound[object]) -> None:
+def _check(where: str, field: str, value: object, bound: Bound[object]) -> None:
     try:
         # A bound takes numbers and flags as text, too.
         bound.parse([value] if isinstance(value, str) else value)
     except BoundError as error:
-        _refuse(name, field, value, error.bound)
+        _refuse(where, field, value, error.bound)
 
 
-def _refuse(name: str, field: str, value: object, bound: str) -> NoReturn:
-    raise CheckpointError(f"can't load {name}: config.json: {field} is {show(value)}; it must be {bound}")
+def _refuse(where: str, field: str, value: object, bound: str) -> NoReturn:
+    raise CheckpointError(f"can't load {where}: {field} is {show(value)}; it must be {bound}")

@@ -21,6 +21,7 @@ from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.architecture import Architecture, read_architecture
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.config import read_config
+from llama_engine.model.config_bounds import check_heads, check_values
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.description import describe_model
 from llama_engine.model.gguf.config import read_gguf_config
@@ -197,6 +198,8 @@ def read_checkpoint_headers(folder: Path, name: str) -> CheckpointHeaders:
         return CheckpointHeaders(config, read_architecture(config, name), SavedTensors(folder), None)
     file = read_gguf(gguf)
     config = read_gguf_config(file)
+    check_values(config.to_dict(), f"{name}: its metadata")
+    check_heads(config, f"{name}: its metadata")
     # Its norms are saved with Gemma's 1 added.
     architecture = replace(read_architecture(config, name), gain_offset=0.0)
     return CheckpointHeaders(config, architecture, GgufTensors(file), file)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
 
 _FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized", "mixed-precision", "dense")
@@ -53,4 +54,4 @@ def _check_format(folder: Path, name: object) -> None:
 
 
 def _refusal(folder: Path, field: str, value: object, does: str) -> CheckpointError:
-    return CheckpointError(f"{folder}: {field} is {value!r}; this engine {does}")
+    return CheckpointError(f"{folder}: {field} is {show(value)}; this engine {does}")

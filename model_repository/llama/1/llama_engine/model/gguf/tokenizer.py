@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.model.gguf.header import GgufFile
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
@@ -22,6 +23,9 @@ _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken
 _BY_TRANSFORMERS = {*_WHOLE_WORDS, "dbrx", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "megrez", "gpt-4o"}
 
 _GPT2 = {"gpt-2", "olmo", "phi-2", "mpt"}
+
+_MAX_TOKEN = 4096
+"""Longest token; real ones have at most some hundred characters."""
 
 _SINGLE_DIGITS = {"smollm", "refact", "starcoder", "command-r", "codeshell"}
 """Each digit, and then GPT-2's words."""
@@ -47,9 +51,12 @@ def _converted(file: GgufFile) -> PreTrainedTokenizerBase:
     kind, pre = file.text("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if kind not in ("gpt2", "llama") or not isinstance(tokens, tuple):
-        raise CheckpointError(f"tokenizer.ggml.model is {kind!a}; this engine reads gpt2 and llama")
+        raise CheckpointError(f"tokenizer.ggml.model is {show(kind)}; this engine reads gpt2 and llama")
+    if (longest := max((len(str(token)) for token in tokens), default=0)) > _MAX_TOKEN:
+        # Merges are computed from all pairs of parts of each token.
+        raise CheckpointError(f"tokenizer.ggml.tokens has one of {longest} characters; it must be at most {_MAX_TOKEN}")
     if kind == "gpt2" and pre not in _BY_TRANSFORMERS | _GPT2 | _SINGLE_DIGITS:
-        raise CheckpointError(f"tokenizer.ggml.pre is {pre!a}, which this engine doesn't know")
+        raise CheckpointError(f"tokenizer.ggml.pre is {show(pre)}, which this engine doesn't know")
     # Imported here because a checkpoint in safetensors may need another class.
     from transformers import PreTrainedTokenizerFast
 

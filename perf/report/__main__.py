@@ -25,11 +25,13 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
     "formats": ("bench-formats", tables.formats),
+    "formats-gguf": ("bench-formats-gguf", tables.formats),
     "users-avx2": ("bench-avx2", tables.by_users),
     "prefixes": ("bench-prefixes", prefixes.prefixes),
     "context": ("bench-prefixes", prefixes.context),
     "quality": ("quality", tables.quality),
     "quality-planted": ("quality-planted", tables.quality),
+    "quality-formats": ("quality-formats", tables.quality),
 }
 """For each table's name in the page: its results file, and the function that makes the table."""
 

@@ -125,14 +125,20 @@ def _size(count: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect the checkpoint that the command line names; return the exit code: 0, or 1 if it would be refused."""
     parser = argparse.ArgumentParser(prog="inspect", description=__doc__.splitlines()[0])
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="folder or hub id (the embedded checkpoint)")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="folder, GGUF file or hub id (LLAMA_MODEL, else the embedded one)",
+    )
     parser.add_argument("--revision", help="of a hub id: a commit, a tag or a branch (its default branch)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     chosen = parser.parse_args(arguments)
     lines: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            settings = replace(Settings.parse({}, os.environ), model=chosen.model, revision=chosen.revision)
+            given = {name: value for name in ("model", "revision") if (value := getattr(chosen, name)) is not None}
+            settings = replace(Settings.parse({}, os.environ), **given)
             for label, text in inspect(settings, Path(scratch)):
                 lines[label] = text
         except EngineError as error:

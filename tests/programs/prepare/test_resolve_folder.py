@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import snapshot_download
 from llama_engine.errors import CheckpointError
-from llama_engine.model.hub import resolve_folder
+from llama_engine.model.hub import resolve_folder, resolve_headers
 from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub
 from safetensors.torch import load_file, save_file
 
@@ -40,7 +41,8 @@ def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path) -> No
     assert _downloaded(hub) == set()
 
 
-def test_the_files_of_an_index_are_downloaded(hub: Hub, repository: Path) -> None:
+def _shard(repository: Path) -> None:
+    """Save the repository's weights in SHARDS and a file that the index doesn't name."""
     tensors = load_file(repository / WEIGHTS)
     (repository / WEIGHTS).unlink()
     weight_map = {name: SHARDS[index % 2] for index, name in enumerate(sorted(tensors))}
@@ -48,6 +50,19 @@ def test_the_files_of_an_index_are_downloaded(hub: Hub, repository: Path) -> Non
         save_file({name: tensors[name] for name in tensors if weight_map[name] == shard}, repository / shard)
     (repository / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     save_file({"other": torch.zeros(1)}, repository / "model-00003-of-00002.safetensors")
+
+
+def test_headers_beside_a_cached_shard_leave_it_alone(hub: Hub, repository: Path, tmp_path: Path) -> None:
+    _shard(repository)
+    folder = Path(snapshot_download(MODEL, allow_patterns=[SHARDS[0]]))
+    (tmp_path / "scratch").mkdir()
+    headers = resolve_headers(MODEL, None, tmp_path / "scratch")
+    assert all((headers / shard).is_file() for shard in SHARDS)
+    assert (folder / SHARDS[0]).read_bytes() == (repository / SHARDS[0]).read_bytes()
+
+
+def test_the_files_of_an_index_are_downloaded(hub: Hub, repository: Path) -> None:
+    _shard(repository)
     folder = resolve_folder(MODEL, None)
     assert {name for name in _downloaded(hub) if name.endswith(".safetensors")} == {*SHARDS}
     assert {path.name for path in folder.glob("*.safetensors")} == {*SHARDS}

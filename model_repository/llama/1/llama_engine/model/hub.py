@@ -1,7 +1,7 @@
 """Finds a checkpoint's folder: a local one, or the cached snapshot of a hub id, downloaded if necessary.
 
-Only the files of a Llama in safetensors are downloaded, because repositories often also contain pickles and the weights
-in other formats.
+Only the files of a checkpoint in safetensors are downloaded, because repositories often also contain pickles and the
+weights in other formats.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def resolve_headers(name: str, revision: str | None, scratch: Path) -> Path:
         read_config(folder, name)
         for path in folder.iterdir():
             (scratch / path.name).symlink_to(path)
-        for path in weights:
+        # Those that are cached are links now: into the cache, which nothing may write to.
+        for path in (path for path in weights if not path.exists()):
             tensors = HfApi().parse_safetensors_file_metadata(name, path.name, revision=folder.name).tensors
             fields = {key: (tensor.dtype, tensor.shape, tensor.data_offsets) for key, tensor in tensors.items()}
             _write_header(scratch / path.name, fields)
@@ -74,7 +75,7 @@ def _write_header(path: Path, tensors: Mapping[str, tuple[str, list[int], tuple[
         name: dict(zip(("dtype", "shape", "data_offsets"), tensor, strict=True)) for name, tensor in tensors.items()
     }
     header = json.dumps(fields).encode()
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + max((offsets[1] for _, _, offsets in tensors.values()), default=0))
 
@@ -83,8 +84,8 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False)
     """Return the folder with all files of a checkpoint. name: folder, GGUF file or hub id. revision: of a hub id.
 
     show_progress: show progress bars of a download. If the hub is unreachable, cached files are used; with
-    HF_HUB_OFFLINE only these are. Raises CheckpointError with the reason; a model that is not a Llama is refused before
-    its weights are downloaded.
+    HF_HUB_OFFLINE only these are. Raises CheckpointError with the reason; an unsupported model is refused before its
+    weights are downloaded.
     """
     if Path(name).is_dir() or Path(name).suffix == ".gguf":
         return Path(name)

@@ -63,8 +63,8 @@ serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_POR
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)' \
 	  $(if $(OPENAI_PORT),--openai-port '$(OPENAI_PORT)')
 
-prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
-	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
+prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
+	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a checkpoint in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why not: make inspect MODEL=<path or hub id> (REVISION, LLAMA_* settings)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_DESCRIPTION = "Quantize a Llama to INT8 once, for servers that load the result."
+_DESCRIPTION = "Quantize a checkpoint to INT8 once, or copy a quantized one, for servers that load the result."
 _EPILOG = """
 Exit code: 0 prepared, now or before; 1 failed; 2 usage; 130, 143 interrupted. The same command resumes.
 Writes to OUT and beside it, and to HF_HOME. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are Hugging Face's own.
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from triton_prepare.progress import PrepareError
 
     parser = argparse.ArgumentParser(prog="triton_prepare", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("model", metavar="MODEL", help="folder or hub id of a Llama in safetensors")
+    parser.add_argument("model", metavar="MODEL", help="folder or hub id of a checkpoint in safetensors")
     parser.add_argument("--revision", help="of a hub id: a commit, a tag or a branch (its default branch)")
     parser.add_argument("--out", type=Path, help="folder to create (prepared/NAME-int8)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")

@@ -19,7 +19,7 @@ from llama_engine.errors import CheckpointError
 from llama_engine.model.manifest import MANIFEST, Manifest, PreparedFile, Source, sha256_of
 
 from triton_prepare.progress import PrepareError, say, stage
-from triton_prepare.source import choose_files, fetch, find_source, is_quantized, is_same
+from triton_prepare.source import choose_files, fetch, find_source, is_quantized, is_same, saved_threshold
 
 
 def prepare(model: str, revision: str | None, out: Path, device: str = "auto", force: bool = False) -> Manifest:
@@ -67,13 +67,19 @@ def _make(model: str, request: Source, out: Path, device: str) -> Manifest:
         for leftover in filter(Path.exists, (part, replaced)):  # Of a killed run.
             shutil.rmtree(leftover)
         part.mkdir()
-    used = copy(folder, [*loaded, *copied], part) if quantized else quantize(folder, copied, dtype, part, device)
+    if quantized:
+        used = copy(folder, [*loaded, *copied], part, device)
+    else:
+        used = quantize(folder, copied, dtype, part, device)
     sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     with stage("hashing", sum(sizes.values())) as add:
         files = {name: PreparedFile(count, sha256_of(part / name, add)) for name, count in sizes.items()}
-    # The server's default threshold: the weights don't depend on it, and they can be served at any other.
     quantization = "checkpoint" if quantized else "int8"
-    settings = dict[str, str | float](quantization=quantization, int8_threshold=0.0, dtype=dtype, device=used.type)
+    settings = dict[str, str | float](quantization=quantization, dtype=dtype, device=used.type)
+    # The server's default threshold: the weights don't depend on it, and they can be served at any other.
+    threshold = saved_threshold(model, folder) if quantized else 0.0
+    if threshold is not None:
+        settings["int8_threshold"] = threshold
     versions = {name: version(name) for name in ("torch", "transformers", "bitsandbytes", "safetensors")}
     manifest = Manifest(source, settings, versions, datetime.now(UTC).isoformat(timespec="seconds"), files)
     with _writing(out):

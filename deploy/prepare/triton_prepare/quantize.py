@@ -69,13 +69,13 @@ def quantize(folder: Path, copied: Sequence[str], dtype: str, out: Path, setting
     return device
 
 
-def copy(folder: Path, names: Sequence[str], out: Path) -> torch.device:
+def copy(folder: Path, names: Sequence[str], out: Path, setting: str) -> torch.device:
     """Copy a checkpoint that is quantized already, and load the copy as a server does; return the device."""
-    device = torch.device("cpu")
+    device = choose_device(setting, 0 if setting == "auto" and torch.cuda.is_available() else None)
     with stage("copying"):
         for name in names:
             shutil.copyfile(folder / name, out / name)
-    with stage("verifying: loading it"):
+    with stage(f"verifying: loading it on {device}"):
         load_checkpoint(Settings(model=str(out), quantization="checkpoint"), device)
     return device
 

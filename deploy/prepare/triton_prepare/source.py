@@ -84,6 +84,13 @@ def is_quantized(model: str, folder: Path) -> bool:
     return bool(_json(model, folder / _CONFIG).get("quantization_config"))
 
 
+def saved_threshold(model: str, folder: Path) -> float | None:
+    """Return the outlier threshold that is saved with 8-bit weights of bitsandbytes; None if there is none."""
+    config = _json(model, folder / _CONFIG)["quantization_config"]
+    # 4-bit configs of bitsandbytes have one too, without a use.
+    return config.get("llm_int8_threshold") if config.get("load_in_8bit") else None
+
+
 def _json(model: str, path: Path) -> dict[str, Any]:
     try:
         return {**json.loads(path.read_bytes())}

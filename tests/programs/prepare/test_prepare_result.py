@@ -67,6 +67,22 @@ def test_a_quantized_checkpoint_is_copied(finished: Path, tmp_path: Path) -> Non
     _assert_same(load("int8", model=str(tmp_path / "copy")), load("int8", model=str(finished)))
 
 
+@pytest.mark.parametrize("threshold", [None, 6.0])
+def test_a_copys_manifest_has_only_a_saved_threshold(out: Path, tmp_path: Path, threshold: float | None) -> None:
+    (out / MANIFEST).unlink()
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"].pop("llm_int8_threshold")
+    config["quantization_config"] |= {} if threshold is None else {"llm_int8_threshold": threshold}
+    (out / "config.json").write_text(json.dumps(config))
+    assert prepare(str(out), None, tmp_path / "copy", "cpu").settings.get("int8_threshold") == threshold
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_copy_is_loaded_on_the_chosen_device(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^device is 'cuda' .* PyTorch sees no GPU$"):
+        prepare(str(finished), None, tmp_path / "copy", "cuda")
+
+
 def test_a_quantized_checkpoint_that_does_not_load_is_not_copied(out: Path, tmp_path: Path) -> None:
     saved = load_file(out / WEIGHTS)
     save_file(

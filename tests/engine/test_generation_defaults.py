@@ -7,7 +7,7 @@ from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.parameters import PARAMETERS
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import Checkpoint
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaConfig
 
 VOCABULARY = 1000
 SAMPLED: dict[str, object] = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1}
@@ -59,8 +59,15 @@ def test_sampling_without_a_temperature_is_at_one() -> None:
 )
 def test_a_value_beyond_its_bound_is_refused(name: str, values: list[float], bound: str) -> None:
     for value in values:
-        with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {name} is {value}; it must be {bound}$"):
+        expected = rf"^generation_config\.json, or .*: {name} is {value}; it must be {bound}$"
+        with pytest.raises(CheckpointError, match=expected):
             _defaults(do_sample=True, **{name: value})
+
+
+def test_a_refusal_names_the_config_that_stands_in_for_a_missing_file() -> None:
+    config = GenerationConfig.from_model_config(LlamaConfig(eos_token_id=VOCABULARY))
+    with pytest.raises(CheckpointError, match=r"or the model's config without one: eos_token_id is 1000; "):
+        GenerationDefaults.from_config(config, 128, VOCABULARY)
 
 
 def test_the_embedded_checkpoint_has_an_end_token(fp32: Checkpoint) -> None:

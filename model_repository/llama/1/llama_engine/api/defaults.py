@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Values of the generation config that apply only with `do_sample: true`."""
 
+_SOURCE = "generation_config.json, or the model's config without one"
+
 
 @dataclass(frozen=True)
 class GenerationDefaults:
@@ -38,7 +40,7 @@ class GenerationDefaults:
         missing: dict[str, object] = {"max_tokens": default_max_tokens, "temperature": 1.0}
         values: dict[str, object] = {}
         if not isinstance(config.do_sample, bool | None):
-            raise CheckpointError(f"generation_config.json: do_sample is {show(config.do_sample)}; it must be a flag")
+            raise CheckpointError(f"{_SOURCE}: do_sample is {show(config.do_sample)}; it must be a flag")
         for name, parameter in PARAMETERS.items():
             if not parameter.checkpoint:
                 continue
@@ -49,11 +51,11 @@ class GenerationDefaults:
                 try:
                     values[name] = parameter.bound.parse(value)
                 except BoundError as error:
-                    raise CheckpointError(f"generation_config.json: {parameter.checkpoint} {error}") from None
+                    raise CheckpointError(f"{_SOURCE}: {parameter.checkpoint} {error}") from None
         end = config.eos_token_id
         end_tokens = tuple(end if isinstance(end, list) else [] if end is None else [end])
         if not all(type(token) is int and 0 <= token < vocabulary for token in end_tokens):
-            raise CheckpointError(f"generation_config.json: eos_token_id is {show(end)}; it must be below {vocabulary}")
+            raise CheckpointError(f"{_SOURCE}: eos_token_id is {show(end)}; it must be below {vocabulary}")
         return cls(values, frozenset(end_tokens))
 
     def describe(self) -> str:

@@ -135,6 +135,17 @@ def test_the_settings_are_those_of_the_environment(
     assert "3 sequences of 128 tokens" in lines["memory"]
 
 
+def test_model_and_revision_can_come_from_the_environment(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLAMA_MODEL", MODEL)
+    monkeypatch.setenv("LLAMA_REVISION", "v9")
+    assert main([]) == 1
+    assert f"refused  can't read {MODEL}: RevisionNotFoundError" in capsys.readouterr().out
+    assert main(["--revision", "v1"]) == 0
+    assert f"model    {MODEL}: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "known"),
     [
@@ -161,6 +172,15 @@ def test_a_refusal_is_that_of_loading(original: Path, out: Path, capsys: pytest.
     with pytest.raises(CheckpointError) as refused:
         load("checkpoint", model=str(out))
     assert capsys.readouterr().out.splitlines()[-1] == f"refused  {refused.value}"
+
+
+def test_more_inputs_than_int32_sums_hold_are_refused_as_by_loading(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = save_small(tmp_path, tokenizer, hidden_size=16, num_hidden_layers=1, intermediate_size=133_000)
+    with pytest.raises(CheckpointError, match=r"16 x 133000 .* no exact product") as refused:
+        load("int8", model=str(folder))
+    with pytest.raises(CheckpointError) as described:
+        describe_checkpoint(str(folder), folder, Settings(quantization="int8"), CPU)
+    assert str(described.value) == str(refused.value)
 
 
 def test_of_a_hub_id_only_headers_are_fetched(

@@ -20,20 +20,22 @@ from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.block_manager import BlockManager, CacheCounts
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
 from llama_engine.decode_step import DecodeStep
-from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.events import Result
+from llama_engine.errors import GenerationError, InvalidRequest
+from llama_engine.events import Completion, Result
 from llama_engine.isolation import Isolation
 from llama_engine.kv_slots import KVSlots
 from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
+from llama_engine.receipt_origin import receipt_origin
 from llama_engine.sampling.guides import Guides
-from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.sequence import Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import SlotBatch
+from llama_engine.verification import Verifier
 
 
 @dataclass
@@ -56,12 +58,17 @@ class StepResult:
     cache: CacheCounts | None = None
 
     @property
+    def succeeded(self) -> bool:
+        """Whether the step produced a token or verified a receipt."""
+        return bool(self.sampled) or any(isinstance(sequence.result, Completion) for sequence in self.finished)
+
+    @property
     def failed(self) -> bool:
         """Whether the step produced only failures: no token, and a failed computation or sequence.
 
         A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
         """
-        return not self.sampled and bool(
+        return not self.succeeded and bool(
             self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
         )
 
@@ -85,11 +92,15 @@ class Engine:
             shape.pages, shape.page_size, settings.prefix_cache == "on", checkpoint.output_can_be_prefix
         )
         self._cache = KVSlots(shape, self._manager, self._model)
+        self.origin = receipt_origin(checkpoint, shape, settings)
+        """Gives the server's side of receipts; None where bits depend on more than the request."""
         self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._cache)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
+        end_tokens = self.defaults.end_tokens
+        verifier = Verifier(self._model, self.tokenizer.vocabulary, end_tokens, slots)
         self._prefill = Prefill(
-            self._model, self._batch, self._manager, self._cache, settings.prefill_tokens, self._isolation
+            self._model, self._batch, self._manager, self._cache, settings.prefill_tokens, self._isolation, verifier
         )
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self.builder = SequenceBuilder(
@@ -267,7 +278,7 @@ class Engine:
         """Run a prefill pass and add completely cached prompts to the batch; return their last hidden states."""
         prefilled = self._prefill.step()
         self._result.prefill_tokens = prefilled.tokens
-        self._result.finished += prefilled.failed
+        self._result.finished += prefilled.finished
         if prefilled.sequences:
             self._batch.add(prefilled.sequences)
         self._prefill.commit()
@@ -280,7 +291,7 @@ class Engine:
             sequence = self._batch.sequences[row]
             try:
                 if token == FAILED:
-                    sequence.finish(_failed_sampling(sequence))
+                    sequence.finish(failure_of(sequence))
                     continue
                 token_bytes = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
@@ -312,18 +323,3 @@ class Engine:
 def _seniority(sequence: Sequence) -> tuple[int, float]:
     """Return a sort key: sequences of high priority first, then the oldest."""
     return sequence.request.priority, sequence.arrived_at
-
-
-def _failed_sampling(sequence: Sequence) -> RequestError:
-    """Return the error of a sequence whose sampled token is FAILED."""
-    request, processor, count = sequence.request, sequence.processor, sequence.num_output_tokens
-    if isinstance(sequence.result, RequestError):
-        # The computation of its logits failed.
-        return sequence.result
-    if processor is not None and processor.problem is not None:
-        return processor.problem
-    if processor is not None and processor.leaves_nothing(count < request.min_tokens):
-        names = ("guided_decoding_guide_type", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
-        masks = ", ".join(name for name in names if getattr(request, name))
-        return InvalidRequest(f"{masks} together allow no token after {count} tokens; at least one must be allowed")
-    return GenerationError("the model's logits for this request were not finite")

@@ -68,6 +68,8 @@ class Response:
     def add(self, sequences: list[Sequence]) -> None:
         """Set the request's sequences, before any of them is scheduled."""
         self.sequences, self._unfinished = sequences, len(sequences)
+        # The client has the text of the tokens that a request resumes.
+        self._sent.update({choice: len(sequence.request.resume_ids) for choice, sequence in enumerate(sequences)})
         self._with_json = [
             sequence
             for sequence in sequences
@@ -98,7 +100,8 @@ class Response:
 
         The limit keeps the serialization of thousands of tokens from delaying the chunks of other streams.
         """
-        computed = [sequence for sequence in self._with_json if sequence.num_output_tokens]
+        # Before its first own token, a sequence's lists grow, and a preemption replaces them.
+        computed = [sequence for sequence in self._with_json if sequence.has_sampled]
         return all(self._writer.write_some(sequence, MAX_TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:

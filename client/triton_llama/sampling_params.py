@@ -38,6 +38,8 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
     "cache_salt": ("STRING", False),
     "stream_interval_ms": ("INT32", False),
     "exclude_input_in_output": ("BOOL", False),
+    "return_output_ids": ("BOOL", False),
+    "receipt": ("BOOL", False),
     "return_log_probs": ("BOOL", False),
     "num_logprobs": ("INT32", False),
     "prompt_logprobs": ("INT32", False),
@@ -84,6 +86,8 @@ class SamplingOptions(TypedDict, total=False):
     cache_salt: str | None
     stream_interval_ms: int | None
     exclude_input_in_output: bool | None
+    return_output_ids: bool | None
+    receipt: bool | None
     return_log_probs: bool | None
     num_logprobs: int | None
     prompt_logprobs: int | None
@@ -169,6 +173,10 @@ class SamplingParams:
     """Minimum milliseconds between two chunks of a completion; the first and the last chunk do not wait."""
     exclude_input_in_output: bool | None = True
     """False returns the prompt in front of the completion."""
+    return_output_ids: bool | None = None
+    """True returns `output_ids` and `seed`, which a request with `resume_ids` needs."""
+    receipt: bool | None = None
+    """True returns `receipt`, which anyone with the checkpoint can verify."""
     return_log_probs: bool | None = None
     """True returns `output_log_probs` and `cum_log_probs`."""
     num_logprobs: int | None = None

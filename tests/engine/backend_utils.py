@@ -27,6 +27,7 @@ FINAL = 1
 OUTPUTS = (
     *("text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens", "sequence_index"),
     *("output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", "num_cached_tokens"),
+    *("output_ids", "seed", "receipt", "verification"),
     *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
 )
 """The config's."""

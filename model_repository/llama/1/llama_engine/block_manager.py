@@ -127,7 +127,7 @@ class BlockManager:
         sequence.pages = cached + [self._take(sequence.request.cache_salt) for _ in range(count)]
         sequence.num_cached = len(cached) * self.page_size
         sequence.num_findable_pages = len(cached)
-        if self._caching and not sequence.output_tokens and not sequence.needs_prompt_log_probs:
+        if self._caching and not sequence.has_sampled and sequence.scored_from is None:
             self._queried += sequence.num_tokens
             self._hits += sequence.num_cached
         return True
@@ -193,9 +193,10 @@ class BlockManager:
 
     def _num_shareable_pages(self, sequence: Sequence) -> int:
         """Return how many full pages a sequence without pages could take over, or compute for others."""
-        if not self._caching or sequence.needs_prompt_log_probs:
+        if not self._caching:
             return 0
-        tokens = sequence.num_tokens - 1
+        # Of what is cached, no hidden states are left: those before the first scored token are computed.
+        tokens = (sequence.scored_from or sequence.num_tokens) - 1
         return (tokens if self._with_output else min(tokens, sequence.num_prompt_tokens)) // self.page_size
 
     def _hold(self, page: int) -> None:

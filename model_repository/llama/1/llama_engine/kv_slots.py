@@ -24,8 +24,8 @@ class KVSlots:
         """
         if not self._manager.allocate(sequence, headroom):
             return False
-        if not sequence.output_tokens:
-            sequence.num_cached_prompt_tokens = sequence.num_cached
+        if not sequence.has_sampled:
+            sequence.num_cached_prompt_tokens = min(sequence.num_cached, sequence.num_prompt_tokens)
         self._add(sequence)
         return True
 

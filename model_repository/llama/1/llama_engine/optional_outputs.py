@@ -1,4 +1,4 @@
-"""The outputs that a response has only on request: log probabilities and times.
+"""The outputs that a response has only on request: token ids, log probabilities and times.
 
 The JSON of log probabilities has the format of Triton's vLLM backend: a list with one object per token. The object maps
 the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
@@ -82,6 +82,9 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
     """
     requests = [span.sequence.request for span in spans]
     outputs: dict[str, Output] = {}
+    if any(request.return_output_ids for request in requests):
+        outputs["output_ids"] = _output_ids(spans)
+        outputs["seed"] = np.array([request.seed for request in requests], dtype=np.uint64)
     if any(request.return_log_probs for request in requests):
         outputs["output_log_probs"] = _output_log_probs(spans)
         outputs["cum_log_probs"] = np.array([_cumulated(span) for span in spans], dtype=np.float32)
@@ -92,6 +95,15 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
     return outputs
+
+
+def _output_ids(spans: Sequence[Span]) -> NDArray[np.int32]:
+    """Return token ids [spans, tokens of the longest span], -1 as padding and where they aren't requested."""
+    values = np.full((len(spans), max(span.last - span.first for span in spans)), -1, dtype=np.int32)
+    for row, span in zip(values, spans, strict=True):
+        if span.sequence.request.return_output_ids:
+            row[: span.last - span.first] = span.sequence.output_tokens[span.first : span.last]
+    return values
 
 
 def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:

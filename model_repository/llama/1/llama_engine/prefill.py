@@ -1,7 +1,7 @@
 """Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
-Prompts are computed in order of arrival, and after a preemption first, together with what was generated. Each decode
-step is preceded by one pass of at most `budget` tokens, which bounds how long decoding sequences wait. Prompts that fit
+Prompts are computed in order of arrival, and after a preemption first, together with what was generated; so is an
+output that a request resumes. Each decode step is preceded by one pass of at most `budget` tokens, which bounds how long decoding sequences wait. Prompts that fit
 the budget are computed together; a longer prompt is computed in chunks, one per pass. A sequence gets its KV slot and
 pages when its prefill begins, and waits if there are too few; later sequences then wait, too. Of its prompt, what the
 prefix cache has is not computed. A sequence also waits while another one computes a page that it can take over. The
@@ -23,10 +23,10 @@ from llama_engine.block_manager import BlockManager
 from llama_engine.isolation import Isolation
 from llama_engine.kv_slots import KVSlots
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
-from llama_engine.prompt_log_probs import prompt_log_probs
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
+from llama_engine.token_scores import token_scores
 from llama_engine.transfer import to_device
 
 
@@ -46,12 +46,12 @@ class Prefilled:
 
 class _Part(NamedTuple):
     """The output of a pass over some sequences. hidden: hidden states of the chunks' last tokens, [sequences, hidden].
-    log_probs: log probabilities of each sequence's prompt tokens, empty if not requested."""
+    scores: result of `token_scores`."""
 
     sequences: list[Sequence]
     chunks: list[PromptChunk]
     hidden: torch.Tensor
-    log_probs: list[list[TokenLogProbs]]
+    scores: list[list[TokenLogProbs]]
 
 
 class Prefill:
@@ -190,10 +190,10 @@ class Prefill:
         parts, failed = self._isolation.isolate("prefill", group, self._compute_part)
         prefilled.failed += failed
         for part in parts:
-            for sequence, chunk, log_probs in zip(part.sequences, part.chunks, part.log_probs, strict=True):
+            for sequence, chunk, scores in zip(part.sequences, part.chunks, part.scores, strict=True):
                 prefilled.tokens += len(chunk.tokens)
                 sequence.num_cached += len(chunk.tokens)
-                sequence.prompt_log_probs += log_probs
+                sequence.add_scores(scores)
                 if sequence.share is not None and not sequence.num_uncached:
                     sequence.share.add(sequence)
             if not part.sequences[0].num_uncached:
@@ -205,11 +205,11 @@ class Prefill:
     def _compute_part(self, part: list[Sequence]) -> _Part:
         """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
         chunks = [self._next_chunk(sequence) for sequence in part]
-        log_probs: list[list[TokenLogProbs]] = [[] for _ in part]
-        if any(sequence.needs_prompt_log_probs for sequence in part):
+        scores: list[list[TokenLogProbs]] = [[] for _ in part]
+        if any(sequence.scored_from is not None for sequence in part):
             states = self._model.prefill(chunks, every=True)
             # The logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
-            log_probs = prompt_log_probs(self._model, part, chunks, states, self._batch.slots)
+            scores = token_scores(self._model, part, chunks, states, self._batch.slots)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             hidden = states[to_device([end - 1 for end in ends], states.device)]
         else:
@@ -217,7 +217,7 @@ class Prefill:
         for row, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
             if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
                 sequence.share.keep(hidden[row : row + 1])
-        return _Part(part, chunks, hidden, log_probs)
+        return _Part(part, chunks, hidden, scores)
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
         """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.errors import GenerationError, RequestError
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.events import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.row_processor import RowProcessor
@@ -109,6 +109,8 @@ class Sequence:
     """Tokens per chunk after the first one."""
     share: PromptShare | None = None
     """The prompt shared with the request's other choices; None for a single choice."""
+    resumed_bytes: list[bytes] = field(default_factory=list, repr=False)
+    """The bytes of each token of the request's `resume_ids`."""
     status: Status = Status.WAITING
     """The stage of the sequence."""
     guide: Future[GuideState] | None = None
@@ -128,7 +130,7 @@ class Sequence:
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
     output_tokens: list[int] = field(default_factory=list, repr=False)
-    """The tokens generated so far."""
+    """The tokens generated so far, those that the request resumes included."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the prompt's tokens, from the second to the last."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
@@ -170,9 +172,27 @@ class Sequence:
         return self.num_tokens - self.num_cached
 
     @property
-    def needs_prompt_log_probs(self) -> bool:
-        """Whether log probabilities of the prompt are requested and not computed yet."""
-        return self.request.prompt_logprobs is not None and not self.output_tokens
+    def has_sampled(self) -> bool:
+        """Whether a token was generated here, besides those that the request resumes."""
+        return len(self.output_tokens) > len(self.request.resume_ids)
+
+    @property
+    def scored_from(self) -> int | None:
+        """First position whose token gets its log probability from prefill; None if none needs it, or all have it.
+
+        The prompt's tokens get theirs from prefill, and of the output those that the request resumes.
+        """
+        request = self.request
+        if self.has_sampled:
+            return None
+        if request.prompt_logprobs is not None:
+            return 1
+        return self.num_prompt_tokens if request.resume_ids and request.needs_log_probs else None
+
+    def num_log_probs(self, position: int) -> int:
+        """Return how many likely tokens the log probabilities of a position's token have besides it."""
+        of_output = position >= self.num_prompt_tokens
+        return (self.request.num_logprobs if of_output else self.request.prompt_logprobs) or 0
 
     def tokens(self, first: int, last: int) -> tuple[int, ...]:
         """Return the tokens of the positions from `first` to before `last`, of prompt and output."""
@@ -189,7 +209,26 @@ class Sequence:
         """Constrain the output to a compiled guide: WAITING_FOR_GUIDE → WAITING."""
         assert self.processor is not None
         self.processor.follow_guide(guide)
+        self.resume()
         self.status = Status.WAITING
+
+    def resume(self) -> None:
+        """Take the request's `resume_ids` as generated and their text as sent. Must be called once, with its guide.
+
+        Raises InvalidRequest if the text ends within them or violates the guide.
+        """
+        tokens = self.request.resume_ids
+        for count, (token, token_bytes) in enumerate(zip(tokens, self.resumed_bytes, strict=True), 1):
+            finished, conforms = self._take(token, token_bytes)
+            if finished:
+                bound = f"; it must be fewer: the text ends with token {count}"
+                raise InvalidRequest("resume_ids is ", f"a list of {len(tokens)} tokens", bound)
+            if not conforms:
+                bound = f"; token {count} must conform to guided_decoding_guide"
+                raise self._guide_problem or InvalidRequest("resume_ids is ", f"a list of {len(tokens)} tokens", bound)
+        if tokens:
+            self.stop_checker.next_delta()
+            self._num_chunked_tokens = len(tokens)
 
     def admit(self) -> None:
         """Record the admission to a slot: WAITING → PREFILL."""
@@ -201,9 +240,9 @@ class Sequence:
         with self._finishing:
             if self.status is Status.DECODE:
                 self.status = Status.PREFILL
-        if not self.output_tokens:
-            # Those of a partly computed prompt will be computed again.
-            self.prompt_log_probs = []
+        if self.scored_from is not None:
+            # Those of partly cached tokens will be computed again.
+            self.prompt_log_probs, self.log_probs, self.cum_log_probs = [], [], []
 
     def start_decoding(self) -> None:
         """Record the entry into the batch: PREFILL → DECODE, unless a shutdown has finished the sequence meanwhile."""
@@ -213,22 +252,27 @@ class Sequence:
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Append the sampled token and its bytes; finish if the token ends the text or violates the guide."""
-        processor = self.processor
-        self.output_tokens.append(token)
-        conforms = processor is None or processor.append(token, token_bytes)
-        finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
+        finished, conforms = self._take(token, token_bytes)
         if math.isnan(self.first_token_at):
             self.first_token_at = time.monotonic()
         if self.next_log_probs is not None:
-            self.cum_log_probs.append(self.next_log_probs.log_prob + (self.cum_log_probs or [0.0])[-1])
-            self.log_probs.append(self.next_log_probs)
+            self._add_log_probs(self.next_log_probs)
             self.next_log_probs = None
         if finished:
             self.finish(self.completion())
         elif not conforms:
             count = self.num_output_tokens
             ruled_out = GenerationError(f"the text does not conform to the guide after {count} tokens")
-            self.finish(ruled_out if processor is None or processor.problem is None else processor.problem)
+            self.finish(self._guide_problem or ruled_out)
+
+    def add_scores(self, scores: list[TokenLogProbs]) -> None:
+        """Store the log probabilities of the next tokens from `scored_from` on: the prompt's, then resumed ones."""
+        of_prompt = self.request.prompt_logprobs is not None
+        missing = self.num_prompt_tokens - 1 - len(self.prompt_log_probs) if of_prompt else 0
+        self.prompt_log_probs += scores[:missing]
+        if self.request.needs_log_probs:
+            for log_probs in scores[missing:]:
+                self._add_log_probs(log_probs)
 
     def finish(self, result: Result) -> None:
         """Set the result. An error replaces a completion; nothing replaces an error.
@@ -280,6 +324,22 @@ class Sequence:
             stop_reason=stop_checker.stop_reason,
             choice=request.choice,
         )
+
+    def _take(self, token: int, token_bytes: bytes) -> tuple[bool, bool]:
+        """Append a token and its bytes; return whether the text is finished, and whether the guide allows the token."""
+        processor = self.processor
+        self.output_tokens.append(token)
+        conforms = processor is None or processor.append(token, token_bytes)
+        finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
+        return finished, conforms
+
+    def _add_log_probs(self, log_probs: TokenLogProbs) -> None:
+        self.cum_log_probs.append(log_probs.log_prob + (self.cum_log_probs or [0.0])[-1])
+        self.log_probs.append(log_probs)
+
+    @property
+    def _guide_problem(self) -> InvalidRequest | None:
+        return None if self.processor is None else self.processor.problem
 
 
 def names_of(sequences: Iterable[Sequence]) -> str:

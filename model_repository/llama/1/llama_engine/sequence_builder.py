@@ -23,7 +23,7 @@ class SequenceBuilder:
     stream_interval: int
 
     def build(self, request: GenerationRequest, context: RequestContext | None = None) -> Sequence:
-        """Return the sequence of a request for one completion, or of one choice."""
+        """Return the sequence of a request for one completion, or of one choice. Raises as `Sequence.resume`."""
         return self._build(request, self._processor(request), context or RequestContext())
 
     def choices(self, request: GenerationRequest, context: RequestContext | None = None) -> list[Sequence]:
@@ -53,7 +53,8 @@ class SequenceBuilder:
             end_tokens=frozenset() if request.ignore_eos else self.end_tokens,
             stop_tokens=frozenset(request.stop_token_ids),
         )
-        return Sequence(
+        guided = bool(request.guided_decoding_guide_type)
+        sequence = Sequence(
             request,
             stop_checker,
             processor,
@@ -63,5 +64,9 @@ class SequenceBuilder:
             context.deadline,
             self.stream_interval,
             share,
-            Status.WAITING_FOR_GUIDE if request.guided_decoding_guide_type else Status.WAITING,
+            [self.vocabulary.token_bytes[token] for token in request.resume_ids],
+            Status.WAITING_FOR_GUIDE if guided else Status.WAITING,
         )
+        if not guided:
+            sequence.resume()
+        return sequence

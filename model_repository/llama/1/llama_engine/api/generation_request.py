@@ -31,4 +31,9 @@ class GenerationRequest(RequestParameters):
     @property
     def has_optional_outputs(self) -> bool:
         """Whether the request asks for any of the outputs in `optional_outputs`."""
-        return self.needs_log_probs or self.prompt_logprobs is not None or self.return_perf_metrics
+        return (
+            self.needs_log_probs
+            or self.prompt_logprobs is not None
+            or self.return_output_ids
+            or self.return_perf_metrics
+        )

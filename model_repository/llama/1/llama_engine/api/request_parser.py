@@ -60,6 +60,7 @@ class RequestParser:
             # TensorRT-LLM's clients send top_p 0 for greedy decoding.
             request = replace(request, temperature=0.0, top_p=1.0)
         _check_guide(request, row)
+        self._check_resumption(request, row)
         self._check_tokens(row, "stop_token_ids", request.stop_token_ids)
         self._check_tokens(row, "allowed_token_ids", request.allowed_token_ids)
         self._check_tokens(row, "logit_bias", (token for token, _ in request.logit_bias))
@@ -110,6 +111,20 @@ class RequestParser:
         if request.min_tokens > max_tokens and "min_tokens" in row:
             raise row.refusal("min_tokens", request.min_tokens, f"a whole number, at least 0 and at most {max_tokens}")
         return replace(request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens))
+
+    def _check_resumption(self, request: GenerationRequest, row: RawRow) -> None:
+        """Refuse `resume_ids` that leave nothing to generate, or that don't determine how the text continues."""
+        count = len(request.resume_ids)
+        if not count:
+            return
+        self._check_tokens(row, "resume_ids", request.resume_ids)
+        if count >= request.max_tokens:
+            bound = f"fewer than max_tokens, which is {request.max_tokens}"
+            raise row.refusal("resume_ids", f"a list of {count} tokens", bound)
+        if request.n > 1:
+            raise row.refusal("n", request.n, "1 beside resume_ids, which are the tokens of one completion")
+        if request.temperature > 0 and "seed" not in row:
+            raise row.refusal("seed", "missing", "the interrupted request's beside resume_ids, if temperature is not 0")
 
     def _biases(self, request: GenerationRequest, row: RawRow) -> tuple[tuple[int, float], ...]:
         """Return pairs (token id, bias): logit_bias, plus the weights of embedding_bias_words.

@@ -68,6 +68,8 @@ class Response:
     def add(self, sequences: list[Sequence]) -> None:
         """Set the request's sequences, before any of them is scheduled."""
         self.sequences, self._unfinished = sequences, len(sequences)
+        # The client has the text of the tokens that a request resumes.
+        self._sent.update({choice: len(sequence.request.resume_ids) for choice, sequence in enumerate(sequences)})
         self._with_json = [
             sequence
             for sequence in sequences

@@ -1,7 +1,7 @@
 """Encodes responses as Triton tensors of one dimension, with one value per completion.
 
-The dimension is a single one because TensorRT-LLM's clients read `output[0]`. Two outputs have two dimensions:
-`sequence_index` and `output_log_probs`.
+The dimension is a single one because TensorRT-LLM's clients read `output[0]`. Three outputs have two dimensions:
+`sequence_index`, `output_ids` and `output_log_probs`.
 """
 
 from __future__ import annotations

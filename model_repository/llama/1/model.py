@@ -108,7 +108,11 @@ class TritonPythonModel:
         self._decoder = RequestDecoder(
             engine,
             RequestParser(
-                engine.tokenizer, engine.defaults, engine.max_model_len, settings.truncate_max_tokens == "on"
+                engine.tokenizer,
+                engine.defaults,
+                engine.max_model_len,
+                settings.truncate_max_tokens == "on",
+                engine.origin,
             ),
             queue_policy,
             decoupled,

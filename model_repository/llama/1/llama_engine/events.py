@@ -24,6 +24,16 @@ class Completion:
     choice: int = 0
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The first claimed token that isn't the one drawn, and the logits of both, before bias and penalties."""
+
+    claimed: int
+    claimed_logit: float
+    drawn: int
+    drawn_logit: float
+
+
 Result = Completion | RequestError
 
 FAILURE = GenerationError("decoding failed; the server's log has the reason")
@@ -32,7 +42,8 @@ FAILURE = GenerationError("decoding failed; the server's log has the reason")
 def finish_reason(result: Result) -> str:
     """Return a result's finish reason as in metrics and the request log, where errors have one, too."""
     if isinstance(result, Completion):
-        return result.finish_reason
+        # Only a receipt that isn't this server's ends without one.
+        return result.finish_reason or "different"
     if isinstance(result, Cancelled):
         return "cancelled"
     if isinstance(result, Unavailable):

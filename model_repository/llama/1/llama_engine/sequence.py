@@ -20,7 +20,7 @@ import torch
 
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.events import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
+from llama_engine.events import FAILURE, Chunk, Completion, Difference, DiscardingSink, ResponseSink, Result
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.row_processor import RowProcessor
 from llama_engine.text.stop_checker import StopChecker
@@ -130,13 +130,15 @@ class Sequence:
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
     output_tokens: list[int] = field(default_factory=list, repr=False)
-    """The tokens generated so far, those that the request resumes included."""
+    """The tokens generated so far, those that the request resumes included; or all but the last of `claimed_ids`."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the prompt's tokens, from the second to the last."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the output tokens."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
     """Cumulative sums of the output tokens' log probabilities, one per output token."""
+    difference: Difference | None = None
+    """The first of the request's `claimed_ids` that is not the one drawn; None if there is none so far."""
     next_log_probs: TokenLogProbs | None = None
     """Log probabilities of the sampled token that `append` takes next."""
     arrived_at: float = field(default_factory=time.monotonic)
@@ -173,21 +175,23 @@ class Sequence:
 
     @property
     def has_sampled(self) -> bool:
-        """Whether a token was generated here, besides those that the request resumes."""
-        return len(self.output_tokens) > len(self.request.resume_ids)
+        """Whether a token was generated here, besides those that the request brings."""
+        return not math.isnan(self.first_token_at)
 
     @property
     def scored_from(self) -> int | None:
-        """First position whose token gets its log probability from prefill; None if none needs it, or all have it.
+        """First position whose token prefill scores: with its log probability, or by drawing it again; None if none is.
 
-        The prompt's tokens get theirs from prefill, and of the output those that the request resumes.
+        The prompt's tokens get their log probabilities from prefill, and so do output tokens that the request resumes.
+        Those that it claims are drawn again.
         """
         request = self.request
         if self.has_sampled:
             return None
         if request.prompt_logprobs is not None:
             return 1
-        return self.num_prompt_tokens if request.resume_ids and request.needs_log_probs else None
+        scored = request.claimed_ids or (request.resume_ids and request.needs_log_probs)
+        return self.num_prompt_tokens + len(request.claimed_ids[: self.num_output_tokens]) if scored else None
 
     def num_log_probs(self, position: int) -> int:
         """Return how many likely tokens the log probabilities of a position's token have besides it."""
@@ -219,7 +223,8 @@ class Sequence:
         """
         tokens = self.request.resume_ids
         for count, (token, token_bytes) in enumerate(zip(tokens, self.resumed_bytes, strict=True), 1):
-            finished, conforms = self._take(token, token_bytes)
+            self.output_tokens.append(token)
+            finished, conforms = self._advance(token, token_bytes)
             if finished:
                 bound = f"; it must be fewer: the text ends with token {count}"
                 raise InvalidRequest("resume_ids is ", f"a list of {len(tokens)} tokens", bound)
@@ -252,7 +257,8 @@ class Sequence:
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Append the sampled token and its bytes; finish if the token ends the text or violates the guide."""
-        finished, conforms = self._take(token, token_bytes)
+        self.output_tokens.append(token)
+        finished, conforms = self._advance(token, token_bytes)
         if math.isnan(self.first_token_at):
             self.first_token_at = time.monotonic()
         if self.next_log_probs is not None:
@@ -264,6 +270,18 @@ class Sequence:
             count = self.num_output_tokens
             ruled_out = GenerationError(f"the text does not conform to the guide after {count} tokens")
             self.finish(self._guide_problem or ruled_out)
+
+    def confirm(self, token_bytes: bytes) -> None:
+        """Append the next claimed token, which was drawn again; finish after the last one, or where the text ends."""
+        claimed = self.request.claimed_ids
+        finished, _ = self._advance(claimed[self.num_output_tokens], token_bytes)
+        if finished or self.num_output_tokens == len(claimed):
+            self.finish(self.completion())
+
+    def differ(self, difference: Difference) -> None:
+        """Finish at a claimed token that was not drawn again."""
+        self.difference = difference
+        self.finish(self.completion())
 
     def add_scores(self, scores: list[TokenLogProbs]) -> None:
         """Store the log probabilities of the next tokens from `scored_from` on: the prompt's, then resumed ones."""
@@ -325,10 +343,9 @@ class Sequence:
             choice=request.choice,
         )
 
-    def _take(self, token: int, token_bytes: bytes) -> tuple[bool, bool]:
-        """Append a token and its bytes; return whether the text is finished, and whether the guide allows the token."""
+    def _advance(self, token: int, token_bytes: bytes) -> tuple[bool, bool]:
+        """Append a token's bytes to the text; return whether it is finished, and whether the guide allows the token."""
         processor = self.processor
-        self.output_tokens.append(token)
         conforms = processor is None or processor.append(token, token_bytes)
         finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
         return finished, conforms

@@ -286,10 +286,10 @@ PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["row"] for fie
 NAMES: Mapping[str, str] = {alias: name for name, row in PARAMETERS.items() for alias in (name, *row.aliases)}
 """Parameter names by input name, aliases included."""
 
-PROMPTS = ("text_input", "input_ids")
-"""The two forms of the prompt; a request has exactly one."""
+PROMPTS = ("text_input", "input_ids", "verify_receipt")
+"""The forms of the prompt, of which a receipt is one; a request has exactly one."""
 
-NOT_SAMPLING = (*PROMPTS, "resume_ids", "verify_receipt", "stream", "sampling_parameters")
+NOT_SAMPLING = (*PROMPTS, "resume_ids", "stream", "sampling_parameters")
 """Parameters that are not sampling parameters."""
 
 SAMPLING_PARAMETERS: Mapping[str, str] = {

@@ -59,6 +59,10 @@ class RawRow:
         except BoundError as error:
             raise self.refusal(name, error.value, error.bound) from None
 
+    def within(self, name: str, values: Mapping[str, object]) -> RawRow:
+        """Return the values that a parameter of this row has in itself, as a row whose messages name it."""
+        return RawRow({key: RawValue(key, value) for key, value in values.items()}, f"{self.prefix}{name}: ")
+
     def values(self) -> dict[str, object]:
         """Return all values of the row except the prompt, converted to their Python types. Raises as `read` does."""
         return {name: self.read(name) for name in self.raw if name not in PROMPTS}
@@ -80,12 +84,13 @@ def raw_rows(inputs: RawInputs, values: RequestValues) -> list[RawRow]:
 
 
 def _count_rows(inputs: RawInputs) -> int:
-    if "text_input" in inputs and "input_ids" in inputs:
-        raise InvalidRequest("text_input and input_ids are both given; a request must have one of them")
-    name = "input_ids" if "input_ids" in inputs else "text_input"
-    prompts = inputs.get(name)
-    if prompts is None:
+    given = [name for name in PROMPTS if name in inputs]
+    if len(given) > 1:
+        raise InvalidRequest(f"{given[0]} and {given[1]} are both given; a request must have one of them")
+    if not given:
         raise InvalidRequest("text_input is missing, and so is input_ids: a request must have one of them")
+    (name,) = given
+    prompts = inputs[name]
     rows = prompts.shape[0] if prompts.ndim else 0
     if rows == 0:
         columns = "number of values" if name == "input_ids" else "1"

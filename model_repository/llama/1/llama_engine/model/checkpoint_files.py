@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
 
-_JSON = (
+JSON_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -62,7 +62,7 @@ def check_files(folder: Path) -> None:
         # Reading a pipe or a device waits or does not end.
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise _error(path, "it is neither a file nor a folder")
-    for name in _JSON:
+    for name in JSON_FILES:
         if (folder / name).exists():
             _object(folder / name)
     read_headers(folder)

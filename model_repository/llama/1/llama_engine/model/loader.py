@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.architecture import Architecture, read_architecture
+from llama_engine.model.checkpoint_digest import CheckpointDigest, checkpoint_files
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.config import read_config
 from llama_engine.model.config_bounds import check_heads, check_values
@@ -57,7 +58,7 @@ class Checkpoint:
 
     name: path or hub id. max_model_len: maximum tokens of prompt + completion. prepared: the manifest of a prepared
     checkpoint, else None. attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU.
-    is_loaded: whether the model has its weights; without them, only its sizes are known.
+    is_loaded: whether the model has its weights; without them, only its sizes are known. digest: of its files.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Checkpoint:
     max_model_len: int
     info: ModelInfo
     prepared: Manifest | None
+    digest: CheckpointDigest
     attention: VarlenAttention | None = None
     is_loaded: bool = True
 
@@ -232,6 +234,7 @@ def _load_files(
         max_model_len=max_model_len,
         info=info,
         prepared=manifest,
+        digest=CheckpointDigest(checkpoint_files(folder, None if file is None else file.path), manifest),
         attention=attention,
         is_loaded=load is load_model,
     )

@@ -1,0 +1,50 @@
+"""The digest that names a checkpoint in receipts: SHA-256 of its files' names and contents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+from llama_engine.model.checkpoint_files import JSON_FILES, weight_files
+from llama_engine.model.manifest import Manifest, sha256_of
+
+
+def checkpoint_files(folder: Path, gguf: Path | None) -> list[Path]:
+    """Return the files that determine a checkpoint's tokens. gguf: its GGUF file, None for safetensors."""
+    small = [folder / name for name in JSON_FILES if (folder / name).is_file()]
+    return [*small, *(weight_files(folder) if gguf is None else [gguf])]
+
+
+class CheckpointDigest:
+    """The digest of a checkpoint. Without a manifest its files are read in a thread, when it is first needed."""
+
+    def __init__(self, files: list[Path], manifest: Manifest | None) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._digest: Future[str] | None = None
+        if manifest is not None:
+            self._digest = Future()
+            self._digest.set_result(_digest({name: file.sha256 for name, file in manifest.files.items()}))
+
+    def wait(self, seconds: float) -> str:
+        """Return the digest, in hexadecimal. Raises TimeoutError after that time, OSError for an unreadable file."""
+        with self._lock:
+            if self._digest is None:
+                self._digest = Future()
+                threading.Thread(target=self._read, args=(self._digest,), name="digest", daemon=True).start()
+        return self._digest.result(seconds)
+
+    def _read(self, digest: Future[str]) -> None:
+        try:
+            digest.set_result(_digest({path.name: sha256_of(path, lambda _: None) for path in self._files}))
+        except BaseException as error:
+            digest.set_exception(error)
+            raise
+
+
+def _digest(hashes: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,49 @@
+"""Verifies the tokens of receipts: each is drawn again, from logits that one prefill of prompt and output gives."""
+
+from __future__ import annotations
+
+import torch
+
+from llama_engine.errors import GenerationError
+from llama_engine.events import Difference
+from llama_engine.model.model_runner import ModelRunner
+from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sampling.sampling_state import SamplingState, features_of
+from llama_engine.sequence import Sequence
+from llama_engine.text.tokenizer import Vocabulary
+
+
+class Verifier:
+    """Draws claimed tokens again. Not thread-safe."""
+
+    def __init__(self, model: ModelRunner, vocabulary: Vocabulary, end_tokens: frozenset[int], rows: int) -> None:
+        """rows: number of tokens whose logits are computed at once."""
+        self._model, self._vocabulary, self._rows = model, vocabulary, rows
+        self._state: SamplingState | None = None
+        self._end_tokens = end_tokens
+
+    def verify(self, sequence: Sequence, states: torch.Tensor) -> None:
+        """Draw the next tokens of a sequence again; finish it at the first difference, and after the last token.
+
+        states: hidden states of the positions before these tokens, [tokens, hidden].
+        """
+        if self._state is None:
+            self._state = SamplingState(1, len(self._vocabulary.token_bytes), states.device)
+        self._state.set(0, [sequence])
+        sampler, features = Sampler(self._state, self._end_tokens), features_of([sequence])
+        for block in torch.split(states, self._rows):
+            logits = self._model.logits(block)
+            for row in torch.split(logits, 1):
+                drawn = int(sampler.sample(row, 0, [sequence], features).item())
+                self._compare(sequence, drawn, row[0])
+                if sequence.result is not None:
+                    return
+
+    def _compare(self, sequence: Sequence, drawn: int, logits: torch.Tensor) -> None:
+        claimed = sequence.request.claimed_ids[sequence.num_output_tokens]
+        if drawn == FAILED:
+            sequence.finish(GenerationError("the model's logits for this receipt leave no token"))
+        elif drawn == claimed:
+            sequence.confirm(self._vocabulary.token_bytes[claimed])
+        else:
+            sequence.differ(Difference(claimed, float(logits[claimed]), drawn, float(logits[drawn])))

@@ -1,12 +1,12 @@
 """Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
 Prompts are computed in order of arrival, and after a preemption first, together with what was generated; so is an
-output that a request resumes. Each decode step is preceded by one pass of at most `budget` tokens, which bounds how long decoding sequences wait. Prompts that fit
-the budget are computed together; a longer prompt is computed in chunks, one per pass. A sequence gets its KV slot and
-pages when its prefill begins, and waits if there are too few; later sequences then wait, too. Of its prompt, what the
-prefix cache has is not computed. A sequence also waits while another one computes a page that it can take over. The
-choices of a request share a prompt: it is computed for one choice, and the others take over its pages, as long as some
-choice still has them (`PromptShare` in `sequence` selects which).
+output that a request resumes. Each decode step is preceded by one pass of at most `budget` tokens, which bounds how
+long decoding sequences wait. Prompts that fit the budget are computed together; a longer prompt is computed in chunks,
+one per pass. A sequence gets its KV slot and pages when its prefill begins, and waits if there are too few; later
+sequences then wait, too. Of its prompt, what the prefix cache has is not computed. A sequence also waits while another
+one computes a page that it can take over. The choices of a request share a prompt: it is computed for one choice, and
+the others take over its pages, as long as some choice still has them (`PromptShare` in `sequence` selects which).
 """
 
 from __future__ import annotations

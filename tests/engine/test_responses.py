@@ -218,6 +218,20 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(exact
             assert answer[name] == ([value] if name in ("output_ids", "output_log_probs") else value), name
 
 
+def test_a_choice_is_resumed_alone_with_its_own_seed(exact: RequestDecoder) -> None:
+    parameters = json.dumps({"max_tokens": 12, "min_tokens": 8, "temperature": 1.2, "return_output_ids": True})
+    choices = _answer(exact, Request(parameters, text_input=text(PROMPT), n=_int32(3)))
+    assert len(set(choices["text_output"])) == len(set(choices["seed"])) == 3
+    for choice in range(3):
+        ids, seed = np.array([choices["output_ids"][choice][:5]], dtype=np.int32), choices["seed"][choice]
+        inputs: dict[str, NDArray[Any]] = {"resume_ids": ids, "seed": np.array([[seed]], dtype=np.uint64)}
+        answer = _answer(exact, Request(parameters, text_input=text(PROMPT), **inputs))
+        assert {name: answer[name] for name in ("text_output", "finish_reason", "num_output_tokens", "seed")} == {
+            name: choices[name][choice : choice + 1]
+            for name in ("text_output", "finish_reason", "num_output_tokens", "seed")
+        }
+
+
 def test_a_resumed_rows_log_probabilities_are_written_once_it_generates(
     exact: RequestDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

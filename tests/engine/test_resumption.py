@@ -53,6 +53,23 @@ def test_a_request_resumed_at_any_token_gives_the_same_bits(
     assert all(any(re.search(sign, of.result) for of in whole) for sign in SIGNS)
 
 
+def test_words_that_began_before_the_cut_are_stop_strings_and_bad_words(
+    int8: Checkpoint, engine_with_guides: EngineOf
+) -> None:
+    """Of three tokens of a text: one that ends it, one that the text turns out not to have, one that is forbidden."""
+    token_bytes, randomness = int8.tokenizer.vocabulary.token_bytes, random.Random(12)
+    requests = []
+    for request in [replace(request_of(int8, seed, 20, 20), min_tokens=0) for seed in range(10)]:
+        (of,) = transcripts(engine_with_guides(int8), [request])
+        first = randomness.randrange(len(of.tokens) - 3)
+        word = b"".join(token_bytes[token] for token in of.tokens[first : first + 3])
+        requests += [replace(request, stop_words=words) for words in ((word,), (word + b"#", b"#"))]
+        requests += [replace(request, bad_words=(word,))]
+    whole = transcripts(engine_with_guides(int8), requests)
+    assert all("'stop', " in of.result for of in whole[::3])
+    assert _different(engine_with_guides(int8), cuts(requests, whole, random.Random(2))) == []
+
+
 EXACT = {
     "stock kernels": {"kernels": "stock"},
     "an INT8 cache": {"kv_cache_dtype": "int8"},
@@ -112,6 +129,27 @@ def test_a_busy_engine_gives_the_same_bits(
     preempted = sum(of.preempted for of in given)
     note(f"{len(pairs)} cuts, {preempted} preemptions with {parameters}: the same bits")
     assert (preempted > 0) == ("kv_cache_tokens" in parameters)
+
+
+def test_one_that_is_preempted_in_its_prefill_has_its_log_probs_once(int8: Checkpoint) -> None:
+    short = replace(int8, max_model_len=128)
+    requests = [request_of(short, 1, 40, 80), replace(request_of(short, 2, 60, 50), num_logprobs=2, prompt_logprobs=1)]
+    expected = transcripts(engine_of(short), requests)
+    engine = engine_of(short, 2, prefill_tokens="3", kv_cache_tokens="176")
+    first = engine.builder.build(requests[0])
+    resumed = engine.builder.build(replace(requests[1], resume_ids=tuple(expected[1].tokens[:40])))
+    engine.add(first)
+    while not first.output_tokens:
+        engine.step()
+    engine.add(resumed)
+    while not engine.step().preempted:
+        assert not resumed.has_sampled
+    # What is computed again was there already.
+    assert resumed.num_cached == 0
+    while engine.used_slots:
+        engine.step()
+    assert [repr(first.result), repr(resumed.result)] == [of.result for of in expected]
+    assert (resumed.prompt_log_probs, resumed.log_probs) == (expected[1].prompt_log_probs, expected[1].log_probs)
 
 
 def test_a_long_text_gives_the_same_bits(int8: Checkpoint, engine_with_guides: EngineOf) -> None:

@@ -10,6 +10,7 @@ import triton_llama.endpoint
 from frontend.endpoints import EMBEDDED, HOST, Endpoint, endpoint, error_of
 from frontend.fake_triton import FakeTriton, fake_triton
 from triton_llama_openai.engine_client import EngineClient
+from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.models import Models, ServedModel
 from triton_llama_openai.tokenizer import load_checkpoint
 
@@ -32,8 +33,8 @@ class _Engine(EngineClient):
         return b"config"
 
 
-def _model(name: str, engine: EngineClient) -> ServedModel:
-    return ServedModel(name, load_checkpoint(str(EMBEDDED), None, None), engine, "hermes")
+def _model(name: str, *engines: EngineClient) -> ServedModel:
+    return ServedModel(name, load_checkpoint(str(EMBEDDED), None, None), LoadBalancer(engines, 0), "hermes")
 
 
 def test_all_models_are_probed_at_the_same_time() -> None:
@@ -75,7 +76,7 @@ def test_several_checkpoints_are_served_by_name(triton: FakeTriton, tmp_path: Pa
 def test_the_endpoint_lives_without_a_triton() -> None:
     with fake_triton() as gone:
         port = gone.port
-    with endpoint(port) as served:
+    with endpoint(port, resume_timeout=0) as served:
         assert served.http.get("/health/live").status_code == 200
         response = served.chat()
         assert response.status_code == 503

@@ -1,0 +1,174 @@
+"""Kill processes under load: is every answer the quiet run's, byte for byte?
+
+Parts, each with a quiet run before it and one endpoint in front:
+
+    two      two Tritons; every few seconds SIGKILL to a tritonserver or to a model's process, chosen at random
+    one      the same with one Triton, which its supervisor starts again
+    rolling  two Tritons; SIGTERM to one supervisor, a new server at its ports, then the other one
+    cut-off  the same, with a grace period shorter than answers take
+
+A run's answers are compared with those of the first quiet run: a request's bits depend on nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from triton_local.openai_endpoint import OpenAIEndpoint
+
+from perf.checkpoint import EMBEDDED
+from perf.command import count, existing_checkpoint, make_command, positive
+from perf.environment import StealTime
+from perf.results_file import Results
+from perf.resumption.answers import Answer, drive
+from perf.resumption.mix import Request, mixed
+from perf.resumption.tritons import ENVIRONMENT, Tritons, kill_at_random, restart_all
+
+USERS = 32
+GRACE_S = 30
+"""Seconds that accepted requests have at the end of the endpoint."""
+_RESUMPTIONS = re.compile(r'^llama_openai_resumptions_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+_SHOWN_ERRORS = 10
+
+
+@dataclass(frozen=True)
+class Part:
+    """tritons: how many. environment: added to theirs. kills: else a rolling restart."""
+
+    tritons: int
+    kills: bool
+    environment: Mapping[str, str]
+
+
+PARTS = {
+    "two": Part(2, kills=True, environment={}),
+    "one": Part(1, kills=True, environment={}),
+    "rolling": Part(2, kills=False, environment={"TRITON_GRACE_SECONDS": "60"}),
+    "cut-off": Part(2, kills=False, environment={"TRITON_GRACE_SECONDS": "1"}),
+}
+
+Disturbance = Callable[[Tritons, threading.Event], Counter[str]]
+"""Counts what it did. Ends by itself, or soon after the event."""
+
+
+def main() -> int:
+    """Run the campaign, write the result and print it. Returns 0 without an error and a difference, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="make resumption", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
+    parser.add_argument("--requests", type=count, default=1000, help="of each run; default 1000")
+    parser.add_argument("--pause", type=positive, default=5.0, help="seconds between two kills; default 5")
+    parser.add_argument("--minutes", type=positive, default=4.0, help="of kills in a part at most; default 4")
+    parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
+    parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")
+    options = parser.parse_args()
+    settings = {"model": options.model.name, "users": USERS, "pause": options.pause, "environment": ENVIRONMENT}
+    results = Results(options.output, "resumption", settings, make_command("resumption"))
+    os.environ["TRITON_LLAMA_OPENAI_LOG_REQUESTS"] = "none"
+    requests = mixed(options.model.name, options.model, options.requests)
+    reference: list[Answer] = []
+    failed = False
+    for name in options.only:
+        part = PARTS[name]
+        disturb = _kills(options.pause, 60 * options.minutes) if part.kills else _rolling
+        with (
+            Tritons(part.tritons, options.model, part.environment) as tritons,
+            OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
+        ):
+            endpoint.start(tritons.addresses, print)
+            for run, action in (("quiet", None), ("disturbed", disturb)):
+                answers, measured = measure(tritons, f"http://{endpoint.address}", requests, action)
+                reference = reference or answers
+                measured |= compare(reference, answers)
+                failed |= bool(measured["errors"] or measured["different"])
+                results.add(f"{name}/{run}", measured)
+                print(f"{name}/{run}: {measured}", flush=True)
+    results.finish()
+    print(f"{'FAILED' if failed else 'passed'}; {options.output}")
+    return 1 if failed else 0
+
+
+def measure(
+    tritons: Tritons, url: str, requests: Sequence[Request], disturb: Disturbance | None
+) -> tuple[list[Answer], dict[str, object]]:
+    """Put the load on an endpoint and disturb it meanwhile; return the answers and the run's figures."""
+    before, steal, began = resumptions(url), StealTime(), time.monotonic()
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        disturbing = thread.submit(disturb, tritons, over) if disturb else _done()
+        try:
+            answers = drive(url, requests, USERS, lambda: disturb is _rolling and not disturbing.done())
+        finally:
+            over.set()
+        done = disturbing.result()
+    seconds = time.monotonic() - began
+    streams = [answer for answer in answers if requests[answer.number % len(requests)].streamed]
+    return answers, {
+        "requests": len(answers),
+        "seconds": round(seconds, 1),
+        "tokens_per_second": round(sum(answer.tokens for answer in answers) / seconds, 1),
+        "longest_pause_s": round(max(answer.pause for answer in streams), 2),
+        "done": dict(done),
+        "resumptions": dict(resumptions(url) - before),
+        "steal": round(steal.share(), 3),
+    }
+
+
+def compare(reference: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, object]:
+    """Return how many answers failed or differ from the reference's of the same request, and examples."""
+    errors = [f"{answer.number}: {answer.error}" for answer in answers if answer.error]
+    different = [
+        answer.number
+        for answer in answers
+        if not answer.error and answer.content != reference[answer.number % len(reference)].content
+    ]
+    return {
+        "errors": len(errors),
+        "different": len(different),
+        "examples": [*errors[:_SHOWN_ERRORS], *different[:_SHOWN_ERRORS]],
+    }
+
+
+def resumptions(url: str) -> Counter[str]:
+    """Return the endpoint's count of resumptions by outcome."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+        found = _RESUMPTIONS.findall(page.read().decode())
+    return Counter({outcome: int(float(value)) for outcome, value in found})
+
+
+def _kills(pause: float, seconds: float) -> Disturbance:
+    def disturb(tritons: Tritons, over: threading.Event) -> Counter[str]:
+        timer = threading.Timer(seconds, over.set)
+        timer.start()
+        try:
+            return kill_at_random(tritons, pause, over)
+        finally:
+            timer.cancel()
+
+    return disturb
+
+
+def _rolling(tritons: Tritons, over: threading.Event) -> Counter[str]:
+    return Counter(restarts=restart_all(tritons))
+
+
+def _done() -> Future[Counter[str]]:
+    done: Future[Counter[str]] = Future()
+    done.set_result(Counter())
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Tritonservers under their supervisors, at ports that stay, and what happens to them: kills and a rolling restart."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from triton_local.ports import SERVICES, Service
+from triton_local.server import LocalTriton
+from triton_supervisor.process import model_processes
+
+ENVIRONMENT = {
+    # Two servers on two cores.
+    "OMP_NUM_THREADS": "1",
+    "LLAMA_LOG_REQUESTS": "none",
+    # Not the defaults, 5 within 10 minutes: the supervisor's pauses grow with the deaths of the last minute alone.
+    "TRITON_RESTARTS": "1000",
+    "TRITON_RESTART_MINUTES": "1",
+}
+_READY_S = 300.0
+_NONE_SERVES_S = 0.2
+
+
+class Tritons:
+    """`count` servers of a checkpoint. environment: added to ENVIRONMENT and the current one. A context manager."""
+
+    def __init__(self, count: int, checkpoint: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Start nothing."""
+        self._checkpoint = checkpoint
+        self._environment = {**ENVIRONMENT, **(environment or {})}
+        self.servers = [self._new(dict.fromkeys(SERVICES, 0)) for _ in range(count)]
+
+    def __enter__(self) -> Tritons:
+        try:
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(LocalTriton.start, self.servers))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def addresses(self) -> str:
+        """Their gRPC addresses, as the endpoint takes them."""
+        return ",".join(server.grpc_url for server in self.servers)
+
+    def stop(self) -> None:
+        """End them."""
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(LocalTriton.stop, self.servers))
+
+    def restart(self, number: int) -> None:
+        """End a server gracefully and start another one at its ports. Raises a LauncherError if that doesn't start."""
+        server = self.servers[number]
+        ports = {service: int(url.rpartition(":")[2]) for service, url in server.urls.items()}
+        server.stop()
+        self.servers[number] = self._new(ports)
+        self.servers[number].start()
+
+    def _new(self, ports: Mapping[Service, int]) -> LocalTriton:
+        return LocalTriton(
+            variant="streaming",
+            model=str(self._checkpoint),
+            environment=self._environment,
+            http_port=ports["http"],
+            grpc_port=ports["grpc"],
+            metrics_port=ports["metrics"],
+            ready_timeout=_READY_S,
+            on_log_line=_show_supervisors,
+        )
+
+
+def processes(server: LocalTriton) -> dict[str, psutil.Process]:
+    """Return what may die of a server: tritonserver and the models' processes, by the model's name."""
+    named: dict[str, psutil.Process] = {}
+    with suppress(psutil.NoSuchProcess):
+        named["tritonserver"] = psutil.Process(server.pid)
+        for process in model_processes(server.pid):
+            # …/REPOSITORY/MODEL/1/model.py
+            (program,) = (word for word in process.cmdline() if word.endswith("/1/model.py"))
+            named[Path(program).parents[1].name] = process
+    return named
+
+
+def kill_at_random(tritons: Tritons, pause: float, over: threading.Event) -> Counter[str]:
+    """Every `pause` seconds send SIGKILL to one process of a server that serves, until `over`; count them by name."""
+    chance = random.Random(0)
+    killed: Counter[str] = Counter()
+    while not over.wait(pause):
+        while not (serving := [server for server in tritons.servers if server.serves]):
+            if over.wait(_NONE_SERVES_S):
+                return killed
+        choices = processes(chance.choice(serving))
+        # Sorted: the system's order isn't random.
+        name = chance.choice(sorted(choices))
+        with suppress(psutil.NoSuchProcess):
+            choices[name].kill()
+            killed[name] += 1
+    return killed
+
+
+def restart_all(tritons: Tritons) -> int:
+    """Restart one server after the other; return how many."""
+    for number in range(len(tritons.servers)):
+        tritons.restart(number)
+    return len(tritons.servers)
+
+
+def _show_supervisors(line: str) -> None:
+    if line.startswith("triton_supervisor: "):
+        print(line, flush=True)

@@ -18,6 +18,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 
 HOST = "127.0.0.1"
 CONTEXT = 512
+FIRST_ID = 100
+"""The id of an answer's first token; the others count on."""
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
 
@@ -54,7 +56,6 @@ class FakeTriton:
     tokens: the text it generates, for every choice. text: makes another text of a request. hold_after: responses of a
     stream after which it generates no more, until the client cancels. failing: a status and a message instead of an
     answer; after_tokens: once that number of responses is sent. cancelled: ids of requests whose client has left.
-    responses: of an answer without a stream.
     """
 
     port: int = 0
@@ -65,7 +66,6 @@ class FakeTriton:
     failing: tuple[grpc.StatusCode, str] | None = None
     after_tokens: int = 0
     cached_tokens: int = 0
-    responses: int = 1
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -84,22 +84,16 @@ class FakeTriton:
             time.sleep(0.01)
 
     async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        """Yield a request's responses."""
+        """Yield a request's responses: the tokens of all choices in turn, after those that it resumes."""
+        assert request.value("stream"), "the endpoint sends streams alone"
         tokens, reason = self._generated(request)
-        choices = request.integer("n", 1)
-        if request.value("stream"):
-            for number, token in enumerate(tokens):
-                if number == self.hold_after:
-                    await asyncio.Event().wait()
+        seed = request.integer("seed", 7)
+        for number in range(len(request.inputs.get("resume_ids", [])), len(tokens)):
+            if number == self.hold_after:
+                await asyncio.Event().wait()
+            for index in range(request.integer("n", 1)):
                 last = number == len(tokens) - 1
-                for index in range(choices):
-                    yield self._response(request, [index], [token], reason if last else "", number, 1, stream=True)
-            return
-        if self.hold_after is not None:
-            await asyncio.Event().wait()
-        texts = ["".join(tokens)] * choices
-        for _ in range(self.responses):
-            yield self._response(request, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
+                yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
 
     def _generated(self, request: ModelRequest) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)
@@ -116,42 +110,33 @@ class FakeTriton:
         return generated, "length" if len(tokens) > max_tokens else "stop"
 
     def _response(
-        self,
-        request: ModelRequest,
-        indices: list[int],
-        texts: list[str],
-        reason: str,
-        first: int,
-        count: int,
-        *,
-        stream: bool,
+        self, request: ModelRequest, index: int, seed: int, token: str, number: int, reason: str
     ) -> messages.ModelStreamInferResponse:
-        rows = len(indices)
         message = messages.ModelStreamInferResponse()
         message.infer_response.model_name = "llama"
-        _add(message, "text_output", texts)
-        _add(message, "finish_reason", [reason] * rows)
-        _add(message, "num_input_tokens", [request.prompt_tokens] * rows)
-        _add(message, "num_output_tokens", [count] * rows)
-        if stream and request.integer("n", 1) > 1:
-            _add(message, "sequence_index", indices)
+        _add(message, "text_output", [token])
+        _add(message, "finish_reason", [reason])
+        _add(message, "num_input_tokens", [request.prompt_tokens])
+        _add(message, "num_output_tokens", [1])
+        if request.value("return_output_ids"):
+            _add(message, "output_ids", [FIRST_ID + number])
+            _add(message, "seed", [seed], "UINT64")
+        if request.integer("n", 1) > 1:
+            _add(message, "sequence_index", [index])
         if reason:
             stops = [str(word) for word in request.inputs.get("stop_words", [])]
-            stop = stops[0] if stops and reason == "stop" else ""
-            _add(message, "stop_reason", [stop] * rows)
+            _add(message, "stop_reason", [stops[0] if stops and reason == "stop" else ""])
         if "num_logprobs" in request.inputs:
             top = request.integer("num_logprobs", 0)
-            tokens = self.tokens[first : first + count]
-            _add(message, "logprobs", [json.dumps([logprobs(token, top) for token in tokens])] * rows)
-        if "prompt_logprobs" in request.inputs and first == 0:
+            _add(message, "logprobs", [json.dumps([logprobs(text, top) for text in self.tokens[number : number + 1]])])
+        if "prompt_logprobs" in request.inputs and number == 0:
             top = request.integer("prompt_logprobs", 0)
             words = str(request.value("text_input", "a b c")).split()
             entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
-            _add(message, "prompt_logprobs", [json.dumps(entries)] * rows)
+            _add(message, "prompt_logprobs", [json.dumps(entries)])
         if reason:
             # The choices after the first find its prompt in the cache.
-            cached = [request.prompt_tokens if index else self.cached_tokens for index in indices]
-            _add(message, "num_cached_tokens", cached)
+            _add(message, "num_cached_tokens", [request.prompt_tokens if index else self.cached_tokens])
         return _requested(message, request.outputs)
 
 
@@ -264,7 +249,9 @@ def _requested(message: messages.ModelStreamInferResponse, names: frozenset[str]
     return response
 
 
-def _add(message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int]) -> None:
-    datatype = "BYTES" if isinstance(values[0], str) else "INT32"
+def _add(
+    message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int], datatype: str = "INT32"
+) -> None:
+    datatype = "BYTES" if isinstance(values[0], str) else datatype
     message.infer_response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
     message.infer_response.raw_output_contents.append(Tensor(name, datatype, tuple(values)).encode())

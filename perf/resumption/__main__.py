@@ -39,7 +39,8 @@ USERS = 32
 GRACE_S = 30
 """Seconds that accepted requests have at the end of the endpoint."""
 _RESUMPTIONS = re.compile(r'^llama_openai_resumptions_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
-_SHOWN_ERRORS = 10
+MAX_EXAMPLES = 10
+_CONTEXT = 60
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
     parser.add_argument("--requests", type=count, default=1000, help="of each run; default 1000")
-    parser.add_argument("--pause", type=positive, default=5.0, help="seconds between two kills; default 5")
+    parser.add_argument("--pause", type=positive, default=8.0, help="seconds between two kills; default 8")
     parser.add_argument("--minutes", type=positive, default=4.0, help="of kills in a part at most; default 4")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
     parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")
@@ -129,16 +130,19 @@ def measure(
 def compare(reference: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, object]:
     """Return how many answers failed or differ from the reference's of the same request, and examples."""
     errors = [f"{answer.number}: {answer.error}" for answer in answers if answer.error]
-    different = [
-        answer.number
-        for answer in answers
-        if not answer.error and answer.content != reference[answer.number % len(reference)].content
-    ]
-    return {
-        "errors": len(errors),
-        "different": len(different),
-        "examples": [*errors[:_SHOWN_ERRORS], *different[:_SHOWN_ERRORS]],
-    }
+    pairs = [(reference[answer.number % len(reference)], answer) for answer in answers if not answer.error]
+    different = [first_difference(*pair) for pair in pairs if pair[0].content != pair[1].content]
+    examples = [*errors[:MAX_EXAMPLES], *different[:MAX_EXAMPLES]]
+    return {"errors": len(errors), "different": len(different), "examples": examples}
+
+
+def first_difference(reference: Answer, answer: Answer) -> str:
+    """Return where an answer first differs, with what is there and what should be."""
+    pairs = enumerate(zip(answer.content, reference.content, strict=False))
+    same = next((index for index, (one, other) in pairs if one != other), len(reference.content))
+    begin = max(same - _CONTEXT, 0)
+    excerpts = (each.content[begin : same + _CONTEXT] for each in (answer, reference))
+    return f"{answer.number}: at {same}: {' instead of '.join(excerpts)}"
 
 
 def resumptions(url: str) -> Counter[str]:

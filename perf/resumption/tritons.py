@@ -24,7 +24,6 @@ ENVIRONMENT = {
     "TRITON_RESTART_MINUTES": "1",
 }
 _READY_S = 300.0
-_NONE_SERVES_S = 0.2
 
 
 class Tritons:
@@ -92,17 +91,23 @@ def processes(server: LocalTriton) -> dict[str, psutil.Process]:
 
 
 def kill_at_random(tritons: Tritons, pause: float, over: threading.Event) -> Counter[str]:
-    """Every `pause` seconds send SIGKILL to one process of a server that serves, until `over`; count them by name."""
+    """Send SIGKILL to a process of a random server, if one serves, until `over`; return how many by name.
+
+    pause: seconds from one to the next, on average.
+    """
     chance = random.Random(0)
     killed: Counter[str] = Counter()
-    while not over.wait(pause):
-        while not (serving := [server for server in tritons.servers if server.serves]):
-            if over.wait(_NONE_SERVES_S):
-                return killed
+    # As many of each kind, in a random order.
+    bag: list[str] = []
+    while not over.wait(chance.uniform(0.5, 1.5) * pause):
+        serving = [server for server in tritons.servers if server.serves]
+        if not serving:
+            continue
         choices = processes(chance.choice(serving))
-        # Sorted: the system's order isn't random.
-        name = chance.choice(sorted(choices))
-        with suppress(psutil.NoSuchProcess):
+        bag = bag or chance.sample(sorted(choices), len(choices))
+        name = bag.pop()
+        # It may have ended by itself.
+        with suppress(KeyError, psutil.NoSuchProcess):
             choices[name].kill()
             killed[name] += 1
     return killed

@@ -54,7 +54,11 @@ def test_a_failed_or_unfinished_answer_is_an_error(body: bytes, status: int) -> 
 def test_answers_that_fail_or_differ_are_counted() -> None:
     reference = [Answer(0, "a", "", 1, 0.0), Answer(1, "b", "", 1, 0.0)]
     answers = [Answer(0, "a", "", 1, 0.0), Answer(1, "c", "", 1, 0.0), Answer(2, "", "gone", 0, 0.0)]
-    assert compare(reference, answers) == {"errors": 1, "different": 1, "examples": ["2: gone", 1]}
+    assert compare(reference, answers) == {
+        "errors": 1,
+        "different": 1,
+        "examples": ["2: gone", "1: at 0: c instead of b"],
+    }
 
 
 def test_the_load_has_every_feature_with_every_sampling_streamed_and_not() -> None:

@@ -149,6 +149,9 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
     """Return the error for a gRPC status, by its name, and its details."""
     if status == "DEADLINE_EXCEEDED":
         return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
+    if status == "INVALID_ARGUMENT" and not details.lower().startswith(_NO_MODEL):
+        # The message may quote a value with any words.
+        return RejectedInputError(one_line(details))
     error = _from_message(_GRPC_STATUS.get(status, ServerError), details)
     if type(error) is not ServerError or not (status == "UNAVAILABLE" or _BROKEN.search(details)):
         return error

@@ -89,7 +89,8 @@ class EngineClient:
         self.endpoint = endpoint
         self.model = model
         self.last_heard = 0.0
-        """Monotonic time of the last response, of a stream or a probe."""
+        """Monotonic time of Triton's last response to a stream or a probe."""
+        self._last_response = 0.0
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
         self._closed = False
@@ -114,7 +115,7 @@ class EngineClient:
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
             try:
                 async for response in call:
-                    self.last_heard = time.monotonic()
+                    self.last_heard = self._last_response = time.monotonic()
                     # A reader that takes its time isn't waiting for Triton.
                     self._awaited.pop(call, None)
                     if response.error_message:
@@ -132,10 +133,10 @@ class EngineClient:
             raise ServerError(f"the server's stream ended without the finish_reason of choice {min(unfinished)}")
 
     def silence(self) -> float:
-        """Return the seconds since when none of the begun streams has gone on; 0 if no such stream is being read."""
+        """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
         if not self._awaited:
             return 0.0
-        return time.monotonic() - max(self.last_heard, min(self._awaited.values()))
+        return time.monotonic() - max(self._last_response, min(self._awaited.values()))
 
     async def is_ready(self, timeout: float) -> bool:
         """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""

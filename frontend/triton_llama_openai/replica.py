@@ -1,6 +1,7 @@
 """One of the Tritons that serve a model: the requests that run there, and whether it takes new ones.
 
-A replica that fails is out until it generates a token again: on Triton 2.51 a model whose process died stays ready.
+A replica that fails is out until it generates a token again: a model whose process hangs, and on Triton 2.51 one whose
+process died, stays ready.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ class Replica:
         """Why it takes no requests; None while it does."""
         self._hang_timeout = hang_timeout
         self._on_return = on_return
-        self._out_until = 0.0
         self._watcher: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -79,7 +79,7 @@ class Replica:
             try:
                 if self.error is None:
                     await self._check()
-                elif time.monotonic() >= self._out_until and await self._generates():
+                elif await self._generates():
                     LOG.info("%s takes requests again", self.engine.endpoint)
                     self.error = None
                     self._on_return()
@@ -103,7 +103,6 @@ class Replica:
         if not self._hang_timeout:
             return
         if self.engine.silence() >= self._hang_timeout:
-            self._out_until = time.monotonic() + self._hang_timeout
             await self._interrupt(f"the model has sent nothing for {self._hang_timeout:g} s")
         elif self.running and time.monotonic() - self.engine.last_heard >= _QUIET_S:
             try:

@@ -40,7 +40,7 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     triton: Text = "localhost:8001"
-    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several of the same model, with commas between"""
+    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several Tritons with commas between"""
     model: Text = "llama"
     """the model's name in Triton; it must be loaded under the config streaming"""
     tokenizer: Text | None = None

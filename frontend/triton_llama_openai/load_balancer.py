@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Collection, Sequence
 
-from triton_llama.errors import TritonLlamaError
-
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.replica import Replica
 
@@ -51,11 +49,6 @@ class LoadBalancer:
                 await self._available.wait()
         except TimeoutError:
             return
-
-    @property
-    def error(self) -> TritonLlamaError | None:
-        """Why the first replica takes no requests."""
-        return self.replicas[0].error
 
     async def close(self) -> None:
         """Close every connection."""

@@ -40,6 +40,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     _fingerprint: asyncio.Task[str | None] | None = None
     _fingerprint_time: float = 0.0
+    _known_fingerprint: str | None = None
     _differ: bool = False
 
     async def fingerprint(self) -> str | None:
@@ -54,17 +55,21 @@ class ServedModel:
         return await asyncio.shield(self._fingerprint)
 
     async def _read_fingerprint(self) -> str | None:
-        reads = (replica.engine.config(_PROBE_S) for replica in self.balancer.replicas)
-        results = await asyncio.gather(*reads, return_exceptions=True)
+        working = [replica for replica in self.balancer.replicas if replica.error is None] or self.balancer.replicas
+        results = await asyncio.gather(
+            *(replica.engine.config(_PROBE_S) for replica in working), return_exceptions=True
+        )
         configs = [result for result in results if isinstance(result, bytes)]
         if not configs:
-            LOG.warning("%s: answers have no system_fingerprint: %s", self.name, results[0])
-            return None
+            if self._known_fingerprint is None:
+                LOG.warning("%s: answers have no system_fingerprint: %s", self.name, results[0])
+            return self._known_fingerprint
         if len(set(configs)) > 1 and not self._differ:
             self._differ = True
             LOG.warning("%s: the model's configs differ between its Tritons; an interrupted answer may, too", self.name)
         digest = hashlib.sha256(self.checkpoint.digest + configs[0] + _package_version().encode())
-        return f"fp_{digest.hexdigest()[:16]}"
+        self._known_fingerprint = f"fp_{digest.hexdigest()[:16]}"
+        return self._known_fingerprint
 
     async def why_not_ready(self) -> str | None:
         """Return why none of its Tritons can answer now, None if one can."""

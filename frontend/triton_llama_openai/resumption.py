@@ -104,7 +104,7 @@ class Resumption:
     def _streams(self, replica: Replica) -> list[Chunks]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
         request, stream = self._request, replica.engine.stream
-        timeout = round(self._deadline - time.monotonic(), 3)
+        timeout = self._deadline - time.monotonic()
         begun = {index: choice for index, choice in self._choices.items() if choice.ids}
         streams = [
             stream(_resumed(request.tensors, choice), request.id, range(index, index + 1), timeout)
@@ -134,7 +134,7 @@ class Resumption:
                 raise error
             return
         if not is_interruption(error) or self._balancer.closed:
-            raise error
+            raise self._too_late(replica) if isinstance(error, LlamaTimeoutError) else error
         replica.fail(error)
         if not self._request.resume_timeout:
             raise error
@@ -160,13 +160,16 @@ class Resumption:
             self._interrupt(error)
             self._waited = True
             if time.monotonic() >= self._deadline:
-                message = f"no complete answer from {first.engine.endpoint} within {self._request.timeout:g} s"
-                raise self._give_up(LlamaTimeoutError(message))
+                raise self._give_up(self._too_late(first))
             if self._balancer.closed or time.monotonic() >= self._interrupted_at + resume_timeout:
                 raise self._give_up(error)
             await self._balancer.wait(_RETRY_S)
             self._refused.clear()
         return replica
+
+    def _too_late(self, replica: Replica) -> LlamaTimeoutError:
+        endpoint, timeout = replica.engine.endpoint, self._request.timeout
+        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
 
     def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:
         self._record.resumptions["given_up"] += 1

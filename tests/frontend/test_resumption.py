@@ -49,10 +49,11 @@ def _home(served: Endpoint, *tritons: FakeTriton) -> FakeTriton:
     return home
 
 
-def _answer(response: Response) -> str:
-    """Return an answer without what differs from request to request."""
+def _answer(response: Response) -> list[str]:
+    """Return an answer's lines without what differs from request to request, those of each choice together."""
     assert response.status_code == 200, response.text
-    return re.sub(r'"id":"[^"]*"|"created":[0-9]+', "", response.text)
+    lines = re.sub(r'"id":"[^"]*"|"created":[0-9]+', "", response.text).split("\n")
+    return sorted(lines, key=lambda line: re.findall(r'"index":[0-9]+', line)[:1])
 
 
 def _metrics(served: Endpoint) -> dict[str, float]:

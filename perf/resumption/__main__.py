@@ -5,7 +5,6 @@ Parts, each with a quiet run before it and one endpoint in front:
     two      two Tritons; every few seconds SIGKILL to a tritonserver or to a model's process, chosen at random
     one      the same with one Triton, which its supervisor starts again
     rolling  two Tritons; SIGTERM to one supervisor, a new server at its ports, then the other one
-    cut-off  the same, with a grace period shorter than answers take
 
 A run's answers are compared with those of the first quiet run: a request's bits depend on nothing else.
 """
@@ -20,9 +19,8 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from triton_local.openai_endpoint import OpenAIEndpoint
@@ -43,21 +41,8 @@ MAX_EXAMPLES = 10
 _CONTEXT = 60
 
 
-@dataclass(frozen=True)
-class Part:
-    """tritons: how many. environment: added to theirs. kills: else a rolling restart."""
-
-    tritons: int
-    kills: bool
-    environment: Mapping[str, str]
-
-
-PARTS = {
-    "two": Part(2, kills=True, environment={}),
-    "one": Part(1, kills=True, environment={}),
-    "rolling": Part(2, kills=False, environment={"TRITON_GRACE_SECONDS": "60"}),
-    "cut-off": Part(2, kills=False, environment={"TRITON_GRACE_SECONDS": "1"}),
-}
+PARTS = {"two": 2, "one": 1, "rolling": 2}
+"""Tritons of each."""
 
 Disturbance = Callable[[Tritons, threading.Event], Counter[str]]
 """Counts what it did. Ends by itself, or soon after the event."""
@@ -70,7 +55,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
     parser.add_argument("--requests", type=count, default=1000, help="of each run; default 1000")
-    parser.add_argument("--pause", type=positive, default=8.0, help="seconds between two kills; default 8")
+    parser.add_argument("--pause", type=positive, default=5.0, help="seconds between two kills; default 5")
     parser.add_argument("--minutes", type=positive, default=4.0, help="of kills in a part at most; default 4")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
     parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")
@@ -82,10 +67,9 @@ def main() -> int:
     reference: list[Answer] = []
     failed = False
     for name in options.only:
-        part = PARTS[name]
-        disturb = _kills(options.pause, 60 * options.minutes) if part.kills else _rolling
+        disturb = _rolling if name == "rolling" else _kills(options.pause, 60 * options.minutes)
         with (
-            Tritons(part.tritons, options.model, part.environment) as tritons,
+            Tritons(PARTS[name], options.model) as tritons,
             OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
         ):
             endpoint.start(tritons.addresses, print)

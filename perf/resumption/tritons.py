@@ -19,6 +19,7 @@ ENVIRONMENT = {
     # Two servers on two cores.
     "OMP_NUM_THREADS": "1",
     "LLAMA_LOG_REQUESTS": "none",
+    "TRITON_GRACE_SECONDS": "60",
     # Not the defaults, 5 within 10 minutes: the supervisor's pauses grow with the deaths of the last minute alone.
     "TRITON_RESTARTS": "1000",
     "TRITON_RESTART_MINUTES": "1",
@@ -27,12 +28,11 @@ _READY_S = 300.0
 
 
 class Tritons:
-    """`count` servers of a checkpoint. environment: added to ENVIRONMENT and the current one. A context manager."""
+    """`count` servers of a checkpoint, in the environment and ENVIRONMENT. A context manager."""
 
-    def __init__(self, count: int, checkpoint: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, count: int, checkpoint: Path) -> None:
         """Start nothing."""
         self._checkpoint = checkpoint
-        self._environment = {**ENVIRONMENT, **(environment or {})}
         self.servers = [self._new(dict.fromkeys(SERVICES, 0)) for _ in range(count)]
 
     def __enter__(self) -> Tritons:
@@ -69,7 +69,7 @@ class Tritons:
         return LocalTriton(
             variant="streaming",
             model=str(self._checkpoint),
-            environment=self._environment,
+            environment=ENVIRONMENT,
             http_port=ports["http"],
             grpc_port=ports["grpc"],
             metrics_port=ports["metrics"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache
 
 import pytest
@@ -27,25 +27,21 @@ RUNNING = 4
 
 
 @pytest.fixture(scope="module")
-def tritons() -> Iterator[Tritons]:
-    with Tritons(2, EMBEDDED, {"TRITON_GRACE_SECONDS": "30"}) as pair, ExitStack() as logs:
+def tritons(ending: ExitStack) -> Iterator[Tritons]:
+    pair = ending.enter_context(Tritons(2, EMBEDDED))
+    with ExitStack() as logs:
         for server in pair.servers:
             logs.enter_context(in_use("resumption", server))
         yield pair
-
-
-@contextmanager
-def _endpoint(addresses: str) -> Iterator[str]:
-    """Run an endpoint; yield its URL without /v1."""
-    with OpenAIEndpoint("127.0.0.1", 0, 30, str(EMBEDDED)) as endpoint:
-        endpoint.start(addresses, print)
-        yield f"http://{endpoint.address}"
+    for server in pair.servers:
+        server.terminate()
 
 
 @pytest.fixture(scope="module")
 def url(tritons: Tritons) -> Iterator[str]:
-    with _endpoint(tritons.addresses) as url:
-        yield url
+    with OpenAIEndpoint("127.0.0.1", 0, 30, str(EMBEDDED)) as endpoint:
+        endpoint.start(tritons.addresses, print)
+        yield f"http://{endpoint.address}"
 
 
 @pytest.fixture(scope="module")
@@ -78,26 +74,23 @@ def _check_while(url: str, quiet: Sequence[Answer], disturb: Callable[[], None])
     return grown.total()
 
 
+def _wait_until_it_decodes(server: LocalTriton) -> None:
+    until(lambda: level(server, "llama_slots_in_use") >= RUNNING, lambda: f"{server.grpc_url} runs {RUNNING} sequences")
+
+
 def _kill_in_mid_answer(server: LocalTriton, name: str) -> None:
-    until(lambda: level(server, "llama_slots_in_use") >= RUNNING, lambda: "the server decodes")
+    _wait_until_it_decodes(server)
     processes(server)[name].kill()
 
 
 def test_answers_survive_the_death_of_tritonserver_and_of_a_model_process(
     tritons: Tritons, url: str, quiet: Sequence[Answer]
 ) -> None:
-    def kill_both() -> None:
+    def kill() -> None:
         _kill_in_mid_answer(tritons.servers[0], "tritonserver")
         _kill_in_mid_answer(tritons.servers[1], "llama")
 
-    assert _check_while(url, quiet, kill_both) >= 2 * RUNNING
-
-
-def test_answers_wait_for_the_only_triton_that_is_started_again(tritons: Tritons, quiet: Sequence[Answer]) -> None:
-    server = tritons.servers[0]
-    until(lambda: server.serves, lambda: "it serves again")
-    with _endpoint(server.grpc_url) as alone:
-        assert _check_while(alone, quiet, lambda: _kill_in_mid_answer(server, "tritonserver")) >= RUNNING
+    assert _check_while(url, quiet, kill) >= 2 * RUNNING
 
 
 def test_no_request_fails_while_a_triton_drains(tritons: Tritons, url: str, quiet: Sequence[Answer]) -> None:
@@ -105,8 +98,16 @@ def test_no_request_fails_while_a_triton_drains(tritons: Tritons, url: str, quie
     until(lambda: first.serves and second.serves, lambda: "both serve again")
 
     def drain() -> None:
-        until(lambda: level(first, "llama_slots_in_use") >= RUNNING, lambda: "the server decodes")
+        _wait_until_it_decodes(first)
         first.terminate()
-        assert first.wait() == 0
+        until(lambda: "llama: model unloaded" in first.log_text(), lambda: "it has drained")
 
     _check_while(url, quiet, drain)
+
+
+def test_answers_wait_for_the_only_triton_until_it_is_started_again(
+    tritons: Tritons, url: str, quiet: Sequence[Answer]
+) -> None:
+    first, second = tritons.servers
+    assert not first.serves
+    assert _check_while(url, quiet, lambda: _kill_in_mid_answer(second, "tritonserver")) >= RUNNING

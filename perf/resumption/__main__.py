@@ -2,11 +2,12 @@
 
 Parts, each with a quiet run before it and one endpoint in front:
 
-    two      two Tritons; every few seconds SIGKILL to a tritonserver or to a model's process, chosen at random
+    two      two Tritons; every few seconds SIGKILL to a tritonserver or to a model's process, at random
     one      the same with one Triton, which its supervisor starts again
     rolling  two Tritons; SIGTERM to one supervisor, a new server at its ports, then the other one
 
-A run's answers are compared with those of the first quiet run: a request's bits depend on nothing else.
+A disturbed run sends every request once, and goes on from the beginning while the disturbance lasts. Answers are
+compared with those of the first quiet run: a request's bits depend on nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from triton_local.openai_endpoint import OpenAIEndpoint
@@ -38,14 +40,15 @@ GRACE_S = 30
 """Seconds that accepted requests have at the end of the endpoint."""
 _RESUMPTIONS = re.compile(r'^llama_openai_resumptions_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 MAX_EXAMPLES = 10
+"""Errors, and differences, that a result shows."""
 _CONTEXT = 60
-
+"""Characters shown on either side of a difference."""
 
 PARTS = {"two": 2, "one": 1, "rolling": 2}
 """Tritons of each."""
 
 Disturbance = Callable[[Tritons, threading.Event], Counter[str]]
-"""Counts what it did. Ends by itself, or soon after the event."""
+"""Counts what it did. The event ends kills early."""
 
 
 def main() -> int:
@@ -54,9 +57,9 @@ def main() -> int:
         prog="make resumption", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
-    parser.add_argument("--requests", type=count, default=1000, help="of each run; default 1000")
+    parser.add_argument("--requests", type=count, default=1000, help="different ones; default 1000")
     parser.add_argument("--pause", type=positive, default=5.0, help="seconds between two kills; default 5")
-    parser.add_argument("--minutes", type=positive, default=4.0, help="of kills in a part at most; default 4")
+    parser.add_argument("--minutes", type=positive, default=3.0, help="of kills in a part; default 3")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
     parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")
     options = parser.parse_args()
@@ -67,13 +70,14 @@ def main() -> int:
     reference: list[Answer] = []
     failed = False
     for name in options.only:
-        disturb = _rolling if name == "rolling" else _kills(options.pause, 60 * options.minutes)
+        kills = partial(kill_at_random, pause=options.pause, seconds=60 * options.minutes)
+        disturb: Disturbance = restart_all if name == "rolling" else kills
         with (
             Tritons(PARTS[name], options.model) as tritons,
             OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
         ):
             endpoint.start(tritons.addresses, print)
-            for run, action in (("quiet", None), ("disturbed", disturb)):
+            for run, action in (("quiet", _quiet), ("disturbed", disturb)):
                 answers, measured = measure(tritons, f"http://{endpoint.address}", requests, action)
                 reference = reference or answers
                 measured |= compare(reference, answers)
@@ -86,18 +90,18 @@ def main() -> int:
 
 
 def measure(
-    tritons: Tritons, url: str, requests: Sequence[Request], disturb: Disturbance | None
+    tritons: Tritons, url: str, requests: Sequence[Request], disturb: Disturbance
 ) -> tuple[list[Answer], dict[str, object]]:
-    """Put the load on an endpoint and disturb it meanwhile; return the answers and the run's figures."""
+    """Put the load on an endpoint, and disturb its Tritons meanwhile; return the answers and the run's figures."""
     before, steal, began = resumptions(url), StealTime(), time.monotonic()
     over = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        disturbing = thread.submit(disturb, tritons, over) if disturb else _done()
+        disturbing = thread.submit(disturb, tritons, over)
         try:
-            answers = drive(url, requests, USERS, lambda: disturb is _rolling and not disturbing.done())
+            answers = drive(url, requests, USERS, lambda: not disturbing.done())
         finally:
             over.set()
-        done = disturbing.result()
+        disturbances = disturbing.result()
     seconds = time.monotonic() - began
     streams = [answer for answer in answers if requests[answer.number % len(requests)].streamed]
     return answers, {
@@ -105,7 +109,7 @@ def measure(
         "seconds": round(seconds, 1),
         "tokens_per_second": round(sum(answer.tokens for answer in answers) / seconds, 1),
         "longest_pause_s": round(max(answer.pause for answer in streams), 2),
-        "done": dict(done),
+        "disturbances": dict(disturbances),
         "resumptions": dict(resumptions(url) - before),
         "steal": round(steal.share(), 3),
     }
@@ -136,26 +140,8 @@ def resumptions(url: str) -> Counter[str]:
     return Counter({outcome: int(float(value)) for outcome, value in found})
 
 
-def _kills(pause: float, seconds: float) -> Disturbance:
-    def disturb(tritons: Tritons, over: threading.Event) -> Counter[str]:
-        timer = threading.Timer(seconds, over.set)
-        timer.start()
-        try:
-            return kill_at_random(tritons, pause, over)
-        finally:
-            timer.cancel()
-
-    return disturb
-
-
-def _rolling(tritons: Tritons, over: threading.Event) -> Counter[str]:
-    return Counter(restarts=restart_all(tritons))
-
-
-def _done() -> Future[Counter[str]]:
-    done: Future[Counter[str]] = Future()
-    done.set_result(Counter())
-    return done
+def _quiet(tritons: Tritons, over: threading.Event) -> Counter[str]:
+    return Counter()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -90,16 +91,17 @@ def processes(server: LocalTriton) -> dict[str, psutil.Process]:
     return named
 
 
-def kill_at_random(tritons: Tritons, pause: float, over: threading.Event) -> Counter[str]:
+def kill_at_random(tritons: Tritons, over: threading.Event, pause: float, seconds: float) -> Counter[str]:
     """Send SIGKILL to a process of a random server, if one serves, until `over`; return how many by name.
 
-    pause: seconds from one to the next, on average.
+    pause: seconds from one to the next, on average. seconds: for all.
     """
     chance = random.Random(0)
     killed: Counter[str] = Counter()
     # As many of each kind, in a random order.
     bag: list[str] = []
-    while not over.wait(chance.uniform(0.5, 1.5) * pause):
+    deadline = time.monotonic() + seconds
+    while not over.wait(chance.uniform(0.5, 1.5) * pause) and time.monotonic() < deadline:
         serving = [server for server in tritons.servers if server.serves]
         if not serving:
             continue
@@ -113,11 +115,11 @@ def kill_at_random(tritons: Tritons, pause: float, over: threading.Event) -> Cou
     return killed
 
 
-def restart_all(tritons: Tritons) -> int:
-    """Restart one server after the other; return how many."""
+def restart_all(tritons: Tritons, over: threading.Event) -> Counter[str]:
+    """Restart one server after the other; return how many, as "restarts"."""
     for number in range(len(tritons.servers)):
         tritons.restart(number)
-    return len(tritons.servers)
+    return Counter(restarts=len(tritons.servers))
 
 
 def _show_supervisors(line: str) -> None:

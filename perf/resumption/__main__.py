@@ -2,7 +2,7 @@
 
 Parts, each with a quiet run before it and one endpoint in front:
 
-    two      two Tritons; every few seconds SIGKILL to a tritonserver or to a model's process, at random
+    two      two Tritons; seconds after one began to serve, SIGKILL to its tritonserver or a model's process, at random
     one      the same with one Triton, which its supervisor starts again
     rolling  two Tritons; SIGTERM to one supervisor, a new server at its ports, then the other one
 
@@ -58,7 +58,9 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
     parser.add_argument("--requests", type=count, default=1000, help="different ones; default 1000")
-    parser.add_argument("--pause", type=positive, default=5.0, help="seconds between two kills; default 5")
+    parser.add_argument(
+        "--pause", type=positive, default=6.0, help="seconds that a server serves, on average; default 6"
+    )
     parser.add_argument("--minutes", type=positive, default=3.0, help="of kills in a part; default 3")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
     parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")

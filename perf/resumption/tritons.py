@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -26,6 +27,7 @@ ENVIRONMENT = {
     "TRITON_RESTART_MINUTES": "1",
 }
 _READY_S = 300.0
+_POLL_S = 0.1
 
 
 class Tritons:
@@ -92,26 +94,30 @@ def processes(server: LocalTriton) -> dict[str, psutil.Process]:
 
 
 def kill_at_random(tritons: Tritons, over: threading.Event, pause: float, seconds: float) -> Counter[str]:
-    """Send SIGKILL to a process of a random server, if one serves, until `over`; return how many by name.
+    """Send SIGKILL to one process of each server some time after it began to serve; return how many by name.
 
-    pause: seconds from one to the next, on average. seconds: for all.
+    pause: that time in seconds, on average. seconds: for all, unless it is `over` before.
     """
     chance = random.Random(0)
     killed: Counter[str] = Counter()
     # As many of each kind, in a random order.
     bag: list[str] = []
+    # By tritonserver's pid.
+    due: dict[int, float] = {}
     deadline = time.monotonic() + seconds
-    while not over.wait(chance.uniform(0.5, 1.5) * pause) and time.monotonic() < deadline:
-        serving = [server for server in tritons.servers if server.serves]
-        if not serving:
-            continue
-        choices = processes(chance.choice(serving))
-        bag = bag or chance.sample(sorted(choices), len(choices))
-        name = bag.pop()
-        # It may have ended by itself.
-        with suppress(KeyError, psutil.NoSuchProcess):
-            choices[name].kill()
-            killed[name] += 1
+    while not over.wait(_POLL_S) and (now := time.monotonic()) < deadline:
+        for server in tritons.servers:
+            pid = server.pid
+            if not server.serves or now < due.setdefault(pid, now + chance.uniform(0.5, 1.5) * pause):
+                continue
+            due[pid] = math.inf
+            choices = processes(server)
+            bag = bag or chance.sample(sorted(choices), len(choices))
+            name = bag.pop()
+            # It may have ended by itself.
+            with suppress(KeyError, psutil.NoSuchProcess):
+                choices[name].kill()
+                killed[name] += 1
     return killed
 
 

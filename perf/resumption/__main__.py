@@ -58,9 +58,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
     parser.add_argument("--requests", type=count, default=1000, help="different ones; default 1000")
-    parser.add_argument(
-        "--pause", type=positive, default=6.0, help="seconds that a server serves, on average; default 6"
-    )
+    parser.add_argument("--pause", type=positive, default=6.0, help="mean seconds from start to kill; default 6")
     parser.add_argument("--minutes", type=positive, default=3.0, help="of kills in a part; default 3")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
     parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")

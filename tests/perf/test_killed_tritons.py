@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import cache
 
 import pytest
 from server.metrics import level
-from server.servers import EMBEDDED, in_use, until
+from server.servers import EMBEDDED, until
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.server import LocalTriton
 
@@ -27,14 +26,9 @@ RUNNING = 4
 
 
 @pytest.fixture(scope="module")
-def tritons(ending: ExitStack) -> Iterator[Tritons]:
-    pair = ending.enter_context(Tritons(2, EMBEDDED))
-    with ExitStack() as logs:
-        for server in pair.servers:
-            logs.enter_context(in_use("resumption", server))
+def tritons() -> Iterator[Tritons]:
+    with Tritons(2, EMBEDDED) as pair:
         yield pair
-    for server in pair.servers:
-        server.terminate()
 
 
 @pytest.fixture(scope="module")

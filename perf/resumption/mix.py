@@ -50,14 +50,14 @@ _COMMON: tuple[Fields, ...] = (
 FEATURES: Mapping[str, tuple[Fields, ...]] = {
     "/v1/chat/completions": (
         *_COMMON,
-        {"logprobs": True, "top_logprobs": 3, "ignore_eos": True},
+        {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "ignore_eos": True},
         # The definition of a function takes half of the context.
         {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False, "truncate_max_tokens": True},
         {"tools": [_TOOL], "truncate_max_tokens": True},
     ),
     "/v1/completions": (
         *_COMMON,
-        {"logprobs": 3, "ignore_eos": True},
+        {"logprobs": 3, "return_token_ids": True, "ignore_eos": True},
         {"guided_choice": ["a list of the names of the attributes of an object", "a dictionary of all of them"]},
         {"echo": True, "stop": "\n"},
     ),

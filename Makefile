@@ -27,6 +27,7 @@ WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
 SOAK ?=
+RESUMPTION ?=
 GPU ?=
 
 BIN := .venv/bin
@@ -102,6 +103,9 @@ quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 
 soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINUTES (30): every request answered, flat memory (MODEL)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
+
+resumption: $(READY_PERF) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
+	@$(PERF) perf.resumption $(if $(MODEL),--model '$(MODEL)') $(RESUMPTION)
 
 report: $(READY_PERF) ## write the tables and the plot of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report

@@ -94,6 +94,8 @@ _SERVER_FAULT = re.compile(
 _INTERRUPTED = re.compile(
     "no connection to|stub process|server is stopping|http2 header with status|stream ended without the finish_reason"
 )
+# What gRPC says, with another status than UNAVAILABLE, of a closed channel and of a request cut off while it was sent.
+_BROKEN = re.compile("Channel closed|Internal error from Core")
 _FULL = re.compile("maximum queue size|too many guides")
 
 
@@ -151,7 +153,7 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
         # The message may quote a value with any words.
         return RejectedInputError(one_line(details))
     error = _from_message(_GRPC_STATUS.get(status, ServerError), details)
-    if type(error) is not ServerError or not (status == "UNAVAILABLE" or "Channel closed" in details):
+    if type(error) is not ServerError or not (status == "UNAVAILABLE" or _BROKEN.search(details)):
         return error
     kind = LlamaTimeoutError if "connection attempt timed out" in details else LlamaConnectionError
     return kind(f"no connection to {endpoint}: {error}")

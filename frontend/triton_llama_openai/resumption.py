@@ -76,7 +76,8 @@ class Resumption:
         """Replicas whose queue was full."""
         # Of the interruption that no chunk has ended yet.
         self._error: TritonLlamaError | None = None
-        self._interrupted_at = 0.0
+        self._lost_at = 0.0
+        """When its last replica was lost, or there was none."""
         self._failures = 0
         self._waited = False
 
@@ -139,15 +140,10 @@ class Resumption:
         if not self._request.resume_timeout:
             raise error
         LOG.warning("request %s: interrupted at %s: %s", self._request.id, replica.engine.endpoint, error)
-        self._interrupt(error)
+        self._error, self._lost_at = error, time.monotonic()
         self._failures += 1
         if self._failures > MAX_FAILURES:
             raise self._give_up(error)
-
-    def _interrupt(self, error: TritonLlamaError) -> None:
-        if self._error is None:
-            self._interrupted_at = time.monotonic()
-        self._error = error
 
     async def _replica(self) -> Replica:
         """Return the replica of the next try; raises the interruption's error if none takes requests in time."""
@@ -156,13 +152,14 @@ class Resumption:
             first = self._balancer.replicas[0]
             if not resume_timeout:
                 return first
-            error = self._error or first.error or LlamaConnectionError(f"no connection to {first.engine.endpoint}")
-            self._interrupt(error)
+            if self._error is None:
+                self._error = first.error or LlamaConnectionError(f"no connection to {first.engine.endpoint}")
+                self._lost_at = time.monotonic()
             self._waited = True
             if time.monotonic() >= self._deadline:
                 raise self._give_up(self._too_late(first))
-            if self._balancer.closed or time.monotonic() >= self._interrupted_at + resume_timeout:
-                raise self._give_up(error)
+            if self._balancer.closed or time.monotonic() >= self._lost_at + resume_timeout:
+                raise self._give_up(self._error)
             await self._balancer.wait(_RETRY_S)
             self._refused.clear()
         return replica

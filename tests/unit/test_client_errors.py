@@ -85,6 +85,7 @@ def test_an_http_status_becomes_its_exception(
         ("UNAVAILABLE", "Socket closed", LlamaConnectionError),
         ("UNAVAILABLE", "errors resolving no-such-host.invalid:8001: [...]", LlamaConnectionError),
         ("CANCELLED", "Channel closed!", LlamaConnectionError),
+        ("INTERNAL", "Internal error from Core", LlamaConnectionError),
     ],
 )
 def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: type[TritonLlamaError]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from llama_engine.errors import GenerationError
 from llama_engine.events import Difference
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.sampling.sampling_state import SamplingState, features_of
 from llama_engine.sequence import Sequence
 from llama_engine.text.tokenizer import Vocabulary
@@ -42,7 +41,7 @@ class Verifier:
     def _compare(self, sequence: Sequence, drawn: int, logits: torch.Tensor) -> None:
         claimed = sequence.request.claimed_ids[sequence.num_output_tokens]
         if drawn == FAILED:
-            sequence.finish(GenerationError("the model's logits for this receipt leave no token"))
+            sequence.finish(failure_of(sequence))
         elif drawn == claimed:
             sequence.confirm(self._vocabulary.token_bytes[claimed])
         else:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.sampling.cpu_draw import draw_on_cpu
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processors import (
@@ -231,6 +232,21 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
         indices = to_device(rows, logits.device)
         for row, log_probs in zip(rows, log_probs_of(logits[indices], tokens[indices], top), strict=True):
             sequences[row].next_log_probs = log_probs
+
+
+def failure_of(sequence: Sequence) -> RequestError:
+    """Return the error of a sequence whose sampled token is FAILED."""
+    request, processor, count = sequence.request, sequence.processor, sequence.num_output_tokens
+    if isinstance(sequence.result, RequestError):
+        # The computation of its logits failed.
+        return sequence.result
+    if processor is not None and processor.problem is not None:
+        return processor.problem
+    if processor is not None and processor.leaves_nothing(count < request.min_tokens):
+        names = ("guided_decoding_guide_type", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
+        masks = ", ".join(name for name in names if getattr(request, name))
+        return InvalidRequest(f"{masks} together allow no token after {count} tokens; at least one must be allowed")
+    return GenerationError("the model's logits for this request were not finite")
 
 
 def on_cpu(logits: torch.Tensor) -> bool:

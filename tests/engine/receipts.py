@@ -1,4 +1,7 @@
-"""Requests with receipts, as the model parses them, and verifications by an engine."""
+"""Requests with receipts, as the model parses them, and verifications by an engine.
+
+As a program it writes the receipts that `test_receipt_contract` verifies: `python -m engine.receipts`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+from engine.engines import engine_of, load
 from engine.parsing import tensor
 from engine.prompts import random_prompt
 from llama_engine.api.generation_request import GenerationRequest
@@ -18,6 +23,16 @@ from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
 from llama_engine.sequence import Sequence, Status
 
 Content = dict[str, Any]
+
+GOLDEN = Path(__file__).with_name("receipts.json")
+"""Receipts of the embedded checkpoint, each with the cumulative log probability of its tokens."""
+
+GOLDEN_INPUTS: tuple[Content, ...] = (
+    {"text_input": "Return a list of", "max_tokens": 12, "temperature": 0.0, "seed": 1},
+    {"text_input": "class Node:", "max_tokens": 12, "temperature": 1.0, "seed": 7, "top_p": 0.9, "min_tokens": 12},
+    {"text_input": "A dictionary", "max_tokens": 12, "seed": 3, "temperature": 0.8, "repetition_penalty": 1.3,
+     "frequency_penalty": 0.5, "logit_bias": '{"300": 2.5}', "bad_words": ["e"]},
+)  # fmt: skip
 
 KINDS: tuple[dict[str, Any], ...] = (
     {},
@@ -98,3 +113,16 @@ def rehashed(receipt: str, **changed: object) -> str:
     # As docs/exact-int8.md says.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return json.dumps({**content, "hash": hashlib.sha256(text.encode()).hexdigest()}, ensure_ascii=False)
+
+
+def golden(engine: Engine) -> list[Content]:
+    """Return what GOLDEN has, computed by this engine."""
+    inputs = [{**row, "receipt": True, "return_log_probs": True} for row in GOLDEN_INPUTS]
+    sequences = finished(engine, [request for row in inputs for request in parse(engine, **row)])
+    receipts = [json.loads(output(engine, sequence, "receipt")) for sequence in sequences]
+    sums = [sequence.cum_log_probs[-1] for sequence in sequences]
+    return [{"receipt": receipt, "cum_log_prob": total} for receipt, total in zip(receipts, sums, strict=True)]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden(engine_of(load("int8")))) + "\n")

@@ -83,12 +83,28 @@ _NOT_LOADED = ("has no available versions", "is not at ready state")
 # Messages of Triton's queue and of this project's model where there is no status, and gRPC's for a proxy's 429 or 503.
 # A test checks the model's own against its source.
 _OVERLOADED = re.compile(
-    "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot|"
+    "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot|too many guides|"
     "http2 header with status: (?:429|503)"
 )
 _SERVER_FAULT = re.compile(
     "stub process|the server's log has the reason|were not finite|memory was exhausted|the request was cancelled"
 )
+
+# What Triton, its Python backend, gRPC and this project's model say when a server or its model process is lost or ends.
+_INTERRUPTED = re.compile(
+    "no connection to|stub process|server is stopping|http2 header with status|stream ended without the finish_reason"
+)
+_FULL = re.compile("maximum queue size|too many guides")
+
+
+def is_interruption(error: TritonLlamaError) -> bool:
+    """Return whether the server was lost, ends or still loads: the same request can be answered elsewhere, or later."""
+    return not isinstance(error, RejectedInputError) and _INTERRUPTED.search(str(error).lower()) is not None
+
+
+def is_full_queue(error: TritonLlamaError) -> bool:
+    """Return whether a working server has no room for another request; nothing was run."""
+    return isinstance(error, OverloadedError) and _FULL.search(str(error).lower()) is not None
 
 
 @contextmanager
@@ -131,6 +147,9 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
     """Return the error for a gRPC status, by its name, and its details."""
     if status == "DEADLINE_EXCEEDED":
         return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
+    if status == "INVALID_ARGUMENT" and not details.lower().startswith(_NO_MODEL):
+        # The message may quote a value with any words.
+        return RejectedInputError(one_line(details))
     error = _from_message(_GRPC_STATUS.get(status, ServerError), details)
     if type(error) is not ServerError or not (status == "UNAVAILABLE" or "Channel closed" in details):
         return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from starlette.requests import Request
@@ -56,10 +57,13 @@ async def answer_chat(
     generation = Generation(chat, [prompt], use.guide, model, settings, request.state.record, cache_salt)
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
+    ids: Json = {}
+    if chat.return_token_ids:
+        ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, prompt)}
     if chat.streamed:
-        return await stream_answer(request, generation, ChatEvents(generation, head, chat, use, reader))
+        return await stream_answer(request, generation, ChatEvents(generation, head, ids, chat, use, reader))
     chunks = await until_disconnect(request, generation.whole())
-    body = head | {"choices": [_Choice(chat, use, reader).body(chunk) for chunk in chunks]}
+    body = head | ids | {"choices": [_Choice(chat, use, reader).body(chunk) for chunk in chunks]}
     if chat.prompt_logprobs is not None:
         body["prompt_logprobs"] = chunks[0].prompt_logprobs
     return Response(dumps(body | {"usage": generation.usage.body()}), media_type="application/json")
@@ -81,7 +85,7 @@ def _with_reasoning(chat: ChatRequest, prompt: str, markers: Markers, reader: Ca
 
 
 class _Choice:
-    """One choice while it is generated. tokens: those whose text isn't sent yet."""
+    """One choice while it is generated. tokens, ids: of those whose text isn't sent yet."""
 
     def __init__(self, chat: ChatRequest, use: ToolUse, reader: Reader) -> None:
         self._chat = chat
@@ -89,10 +93,12 @@ class _Choice:
         self._reader = reader()
         self._called = False
         self.tokens: list[TokenLogprobs] = []
+        self.ids: list[int] = []
 
     def read(self, chunk: Chunk) -> Sequence[Part | Reasoning]:
         """Return the parts that a chunk adds to the choice."""
         self.tokens += chunk.logprobs
+        self.ids += chunk.output_ids
         parts = self._reader.read(chunk.text)
         if chunk.finish_reason:
             parts = [*parts, *self._reader.end()]
@@ -111,6 +117,11 @@ class _Choice:
         tokens, self.tokens = self.tokens, []
         return {"content": _logprobs(tokens, self._chat.top_logprobs or 0), "refusal": None}
 
+    def token_ids(self) -> Json:
+        """Return and remove the ids, for a request with them."""
+        ids, self.ids = self.ids, []
+        return {"token_ids": ids} if self._chat.return_token_ids else {}
+
     def body(self, chunk: Chunk) -> Json:
         """Return the choice of an answer that isn't streamed."""
         parts = self.read(chunk)
@@ -126,32 +137,41 @@ class _Choice:
             "logprobs": self.logprobs(),
             "finish_reason": self.finish_reason(chunk),
             "stop_reason": stop_reason(chunk, self._chat.stop_strings),
+            **self.token_ids(),
         }
 
 
 class ChatEvents(Events):
-    """Makes the events of a streamed chat."""
+    """Makes the events of a streamed chat. ids: those of the prompt, for a request with them."""
 
-    def __init__(self, generation: Generation, head: Json, chat: ChatRequest, use: ToolUse, reader: Reader) -> None:
+    def __init__(
+        self, generation: Generation, head: Json, ids: Json, chat: ChatRequest, use: ToolUse, reader: Reader
+    ) -> None:
         super().__init__(generation, head)
+        self._first_head = head | ids
         self._stop_strings = chat.stop_strings
         self._choices = [_Choice(chat, use, reader) for _ in range(chat.choices)]
 
     def begin(self) -> bytes:
         """Return the first event of every choice, which has the role."""
         first: Json = {"delta": {"role": "assistant", "content": ""}}
-        return b"".join(self._event(index, first, None) for index in range(len(self._choices)))
+        return b"".join(self._event(index, first, None, head=self._first_head) for index in range(len(self._choices)))
 
     def add(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk."""
         choice = self._choices[chunk.index]
         events = [
-            self._event(chunk.index, {"delta": _delta(part)}, choice.logprobs() if number == 0 else None)
+            self._event(
+                chunk.index,
+                {"delta": _delta(part)},
+                choice.logprobs() if number == 0 else None,
+                additions=choice.token_ids(),
+            )
             for number, part in enumerate(choice.read(chunk))
         ]
         if chunk.finish_reason:
             logprobs = choice.logprobs() if choice.tokens else None
-            reason: Json = {"stop_reason": stop_reason(chunk, self._stop_strings)}
+            reason: Json = {"stop_reason": stop_reason(chunk, self._stop_strings), **choice.token_ids()}
             events.append(self._event(chunk.index, {"delta": {}}, logprobs, choice.finish_reason(chunk), reason))
         return b"".join(events)
 

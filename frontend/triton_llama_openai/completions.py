@@ -41,13 +41,20 @@ async def answer_completion(
     echoes = [Echo()] * len(prompts)
     if completion.echo:
         echoes = await asyncio.to_thread(_echoes, prompts, model.checkpoint)
+    prompt_ids: list[list[int]] = []
+    if completion.return_token_ids:
+        prompt_ids = await asyncio.to_thread(lambda: [model.checkpoint.prompt_ids(prompt) for prompt in prompts])
     # One a choice.
     echoes = [echo for echo in echoes for _ in range(completion.choices)]
+    prompt_ids = [ids for ids in prompt_ids for _ in range(completion.choices)]
     head = response_head("cmpl", "text_completion", model.name, await model.fingerprint())
     if completion.streamed:
-        return await stream_answer(request, generation, CompletionEvents(generation, head, completion, echoes))
+        events = CompletionEvents(generation, head, completion, echoes, prompt_ids)
+        return await stream_answer(request, generation, events)
     chunks = await until_disconnect(request, generation.whole())
     choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
+    for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
+        choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
     body = head | {"choices": choices, "usage": generation.usage.body()}
     return Response(dumps(body), media_type="application/json")
 
@@ -93,10 +100,22 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
 
 
 class CompletionEvents(Events):
-    """Makes the events of a streamed completion. echoes: one for each choice."""
+    """Makes the events of a streamed completion.
 
-    def __init__(self, generation: Generation, head: Json, completion: CompletionRequest, echoes: list[Echo]) -> None:
+    echoes: one for each choice. prompt_ids: the same, or none for a request without return_token_ids.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        head: Json,
+        completion: CompletionRequest,
+        echoes: list[Echo],
+        prompt_ids: list[list[int]],
+    ) -> None:
         super().__init__(generation, head)
+        # Those that no event has had yet.
+        self._prompt_ids = dict(enumerate(prompt_ids))
         self._completion = completion
         self._echoes = echoes
         self._logprobs = [CompletionLogprobs() for _ in echoes]
@@ -104,16 +123,25 @@ class CompletionEvents(Events):
     def begin(self) -> bytes:
         """Return the events that echo the prompts."""
         return b"".join(
-            self._event(index, {"text": echo.text}, None) for index, echo in enumerate(self._echoes) if echo.text
+            self._event(index, {"text": echo.text}, None, additions=self._token_ids(index))
+            for index, echo in enumerate(self._echoes)
+            if echo.text
         )
 
     def add(self, chunk: Chunk) -> bytes:
         """Return the event of a chunk."""
         logprobs = None if self._completion.logprobs is None else self._logprobs[chunk.index].add(chunk.logprobs)
-        reason: Json = {}
+        additions = self._token_ids(chunk.index, chunk.output_ids)
         if chunk.finish_reason:
-            reason = {"stop_reason": stop_reason(chunk, self._completion.stop_strings)}
-        return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, reason)
+            additions["stop_reason"] = stop_reason(chunk, self._completion.stop_strings)
+        return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, additions)
+
+    def _token_ids(self, index: int, ids: tuple[int, ...] = ()) -> Json:
+        """Return the ids for an event of a choice; the first one has those of the prompt, too."""
+        if not self._completion.return_token_ids:
+            return {}
+        prompt = {"prompt_token_ids": self._prompt_ids.pop(index)} if index in self._prompt_ids else {}
+        return {"token_ids": ids, **prompt}
 
 
 class CompletionLogprobs:

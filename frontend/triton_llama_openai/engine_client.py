@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -34,6 +36,8 @@ OUTPUTS = (
     "logprobs",
     "prompt_logprobs",
     "num_cached_tokens",
+    "output_ids",
+    "seed",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
 
@@ -56,7 +60,7 @@ def text_and_logprob(token: TokenLogprobs) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of one choice. An answer that isn't streamed is one chunk a choice."""
+    """A chunk of one choice. An answer that isn't streamed to the client is joined to one chunk a choice."""
 
     index: int
     """Index of the choice, counted over all prompts of the request."""
@@ -72,6 +76,10 @@ class Chunk:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
     """Tokens of the prompt that were cached; only in the choice's last chunk."""
+    output_ids: tuple[int, ...] = ()
+    """The chunk's own tokens."""
+    seed: int | None = None
+    """The choice's own."""
 
 
 class EngineClient:
@@ -80,9 +88,15 @@ class EngineClient:
     def __init__(self, endpoint: Endpoint, model: str) -> None:
         self.endpoint = endpoint
         self.model = model
+        self.last_heard = 0.0
+        """Monotonic time of Triton's last response to a stream or a probe."""
+        self._last_response = 0.0
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
         self._closed = False
+        self._end_reason = "the endpoint is stopping"
+        # For each stream that has begun and is being read: the time since when its next response is awaited.
+        self._awaited: dict[grpc.aio.Call, float] = {}
 
     async def stream(
         self, tensors: Sequence[Tensor], request_id: str, choices: range, timeout: float
@@ -96,51 +110,76 @@ class EngineClient:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
         """
         unfinished, started = set(choices), False
-        with grpc_errors(self.endpoint, timeout):
+        with self._errors(timeout):
             message = _request(self.model, tensors, request_id)
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
             try:
                 async for response in call:
+                    self.last_heard = self._last_response = time.monotonic()
+                    # A reader that takes its time isn't waiting for Triton.
+                    self._awaited.pop(call, None)
                     if response.error_message:
                         raise from_stream_error(response.error_message, started=started)
                     started = True
                     chunks = read_chunks(response.infer_response, choices)
                     unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
                     yield chunks
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if self._closed and not (task and task.cancelling()):
-                    # The task wasn't cancelled: this is how grpc reports a closed channel.
-                    raise LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping") from error
-                raise
+                    self._awaited[call] = time.monotonic()
             finally:
+                self._awaited.pop(call, None)
                 # No effect on a call that has ended.
                 call.cancel()
         if unfinished:
             raise ServerError(f"the server's stream ended without the finish_reason of choice {min(unfinished)}")
 
+    def silence(self) -> float:
+        """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
+        if not self._awaited:
+            return 0.0
+        return time.monotonic() - max(self._last_response, min(self._awaited.values()))
+
     async def is_ready(self, timeout: float) -> bool:
         """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""
-        with grpc_errors(self.endpoint, timeout):
+        with self._errors(timeout):
             request = messages.ModelReadyRequest(name=self.model)
-            return bool((await self._stub().ModelReady(request, timeout=timeout)).ready)
+            ready = bool((await self._stub().ModelReady(request, timeout=timeout)).ready)
+        self.last_heard = time.monotonic()
+        return ready
 
     async def config(self, timeout: float) -> bytes:
         """Return the model's live configuration, serialized the same way each time."""
-        with grpc_errors(self.endpoint, timeout):
+        with self._errors(timeout):
             request = messages.ModelConfigRequest(name=self.model)
             response = await self._stub().ModelConfig(request, timeout=timeout)
         return bytes(response.config.SerializeToString(deterministic=True))
 
+    async def disconnect(self, reason: str) -> None:
+        """Close the channel; streams that run end with a LlamaConnectionError. The next request connects again."""
+        self._end_reason = reason
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
     async def close(self) -> None:
-        """Close the channel; streams that still run end with a LlamaConnectionError."""
+        """Close the channel for good; streams that still run end with a LlamaConnectionError."""
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        await self.disconnect("the endpoint is stopping")
+
+    @contextmanager
+    def _errors(self, timeout: float) -> Iterator[None]:
+        try:
+            with grpc_errors(self.endpoint, timeout):
+                yield
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The task wasn't cancelled: this is how grpc reports a closed channel.
+            raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}") from error
 
     def _stub(self) -> GRPCInferenceServiceStub:
         if self._closed:
-            raise LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
+            raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}")
         # Not in __init__: a channel belongs to the loop that is running when it is made.
         if self._channel is None or self._calls is None:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
@@ -158,7 +197,7 @@ def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages
     return message
 
 
-_INTEGERS = {"INT32": "<i", "INT64": "<q"}
+_INTEGERS = {"INT32": "<i", "INT64": "<q", "UINT64": "<Q"}
 
 
 def read_chunks(response: messages.ModelInferResponse, choices: range) -> list[Chunk]:
@@ -187,6 +226,9 @@ def read_chunks(response: messages.ModelInferResponse, choices: range) -> list[C
 
 
 def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> Chunk:
+    # [rows, tokens], with -1 beyond a shorter row's end.
+    ids = outputs.get("output_ids", [])
+    width = len(ids) // len(outputs["text_output"])
     return Chunk(
         index=index,
         text=str(outputs["text_output"][row]),
@@ -199,6 +241,8 @@ def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> C
         if "prompt_logprobs" in outputs
         else None,
         num_cached_tokens=int(outputs["num_cached_tokens"][row]) if "num_cached_tokens" in outputs else None,
+        output_ids=tuple(int(token) for token in ids[row * width : (row + 1) * width] if int(token) >= 0),
+        seed=int(outputs["seed"][row]) if "seed" in outputs else None,
     )
 
 

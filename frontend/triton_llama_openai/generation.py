@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from triton_llama.errors import ServerError, TritonLlamaError
+from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import from_engine, invalid
+from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol import SAME_NAMES, SamplingRequest
+from triton_llama_openai.resumption import EngineRequest, Resumption
 from triton_llama_openai.settings import Settings
+from triton_llama_openai.stream_merge import merge
 from triton_llama_openai.structured_output import Guide
 
 _UP_TO_THE_CONTEXT = 1 << 20
@@ -26,8 +29,8 @@ _UP_TO_THE_CONTEXT = 1 << 20
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""
 
-_QUEUED_RESPONSES = 64
-"""Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
+_UNARY_INTERVAL_MS = 1000
+"""Between two chunks of an answer that isn't streamed to the client: few responses, and little to compute again."""
 
 Prompt = str | list[int]
 
@@ -58,8 +61,19 @@ class Generation:
         self.record = record
         self.record.ignored = request.ignored()
         self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
-        self._engine = model.engine
-        self._inputs = [_inputs(request, prompt, guide, settings.stream_interval_ms, cache_salt) for prompt in prompts]
+        self._balancer = model.balancer
+        interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
+        self._requests = [
+            EngineRequest(
+                record.id if len(prompts) == 1 else f"{record.id}-{number}",
+                _inputs(request, prompt, guide, interval, cache_salt),
+                range(number * request.choices, (number + 1) * request.choices),
+                prefix_of(prompt, cache_salt),
+                settings.request_timeout,
+                settings.resume_timeout,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
         self._fields = request.engine_fields()
         if guide is not None:
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
@@ -70,9 +84,9 @@ class Generation:
         Raises:
             ApiError: the engine's error, in this request's words; one prompt's error ends all.
         """
-        streams = [self._stream(number) for number in range(len(self._inputs))]
+        streams = [Resumption(request, self._balancer, self.record).chunks() for request in self._requests]
         try:
-            async with aclosing(streams[0] if len(streams) == 1 else _merge(streams)) as responses:
+            async with aclosing(merge(streams)) as responses:
                 async for chunks in responses:
                     self.usage.add(chunks)
                     if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
@@ -85,18 +99,25 @@ class Generation:
             self.record.completion_tokens = self.usage.completion_tokens
 
     async def whole(self) -> list[Chunk]:
-        """Return the only chunk of each choice of a request that isn't streamed, in order; raises as `chunks`."""
+        """Return each choice as one chunk, in order; raises as `chunks`."""
+        of_choices: dict[int, list[Chunk]] = {}
         async with aclosing(self.chunks()) as responses:
-            chunks = [chunk async for response in responses for chunk in response]
-        if len(chunks) != len(self._inputs) * self.request.choices:
-            raise from_engine(ServerError(f"the server sent {len(chunks)} chunks of an answer without stream"), {})
-        return sorted(chunks, key=lambda chunk: chunk.index)
+            async for response in responses:
+                for chunk in response:
+                    of_choices.setdefault(chunk.index, []).append(chunk)
+        return [_joined(of_choices[index]) for index in sorted(of_choices)]
 
-    def _stream(self, number: int) -> AsyncGenerator[list[Chunk], None]:
-        request_id = self.record.id if len(self._inputs) == 1 else f"{self.record.id}-{number}"
-        first = number * self.request.choices
-        choices = range(first, first + self.request.choices)
-        return self._engine.stream(self._inputs[number], request_id, choices, self.timeout)
+
+def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Return the chunks of a choice as one; the reasons and `num_cached_tokens` are the last one's."""
+    return replace(
+        chunks[-1],
+        text="".join(chunk.text for chunk in chunks),
+        num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
+        logprobs=[token for chunk in chunks for token in chunk.logprobs],
+        prompt_logprobs=chunks[0].prompt_logprobs,
+        output_ids=tuple(token for chunk in chunks for token in chunk.output_ids),
+    )
 
 
 @dataclass
@@ -139,18 +160,22 @@ class Usage:
 def _inputs(
     request: SamplingRequest, prompt: Prompt, guide: Guide | None, stream_interval_ms: int, cache_salt: str | None
 ) -> list[Tensor]:
-    """Return the tensors of one prompt; fields without a value are left to the model's defaults."""
+    """Return the tensors of one prompt; fields without a value are left to the model's defaults.
+
+    Every request is a stream with its tokens' ids, so that it can be resumed.
+    """
     if isinstance(prompt, str):
         tensors = [Tensor("text_input", "BYTES", (prompt,))]
     else:
         tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
-    tensors.append(Tensor("stream", "BOOL", (request.streamed,)))
+    tensors.append(Tensor("stream", "BOOL", (True,)))
     values = {name: getattr(request, name) for name in SAME_NAMES} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
         "num_logprobs": request.num_logprobs,
         "prompt_logprobs": request.num_prompt_logprobs,
-        "stream_interval_ms": stream_interval_ms if request.streamed else None,
+        "stream_interval_ms": stream_interval_ms,
+        "return_output_ids": True,
         "cache_salt": cache_salt,
     }
     if request.max_new_tokens is None:
@@ -161,6 +186,9 @@ def _inputs(
         values["top_k"] = max(request.top_k, 0)
     if request.seed is not None:
         values["seed"] = request.seed % 2**64
+    elif request.choices > 1:
+        # Resumption sends choices that haven't begun again beside others that have.
+        values["seed"] = secrets.randbits(64)
     if guide is not None:
         values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}
     for name, value in values.items():
@@ -182,33 +210,3 @@ def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], 
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         value = f"up to {count} log probabilities of the prompts' tokens"
         raise invalid(name, value, f"at most {MAX_PROMPT_LOGPROBS} in one request")
-
-
-async def _merge(streams: Sequence[AsyncGenerator[list[Chunk], None]]) -> AsyncGenerator[list[Chunk], None]:
-    """Yield the responses of streams that run at the same time; raise the first error of one."""
-    queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(_QUEUED_RESPONSES)
-
-    async def read(stream: AsyncGenerator[list[Chunk], None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for chunks in stream:
-                    await queue.put(chunks)
-            await queue.put(None)
-        except Exception as error:  # noqa: BLE001  raised again below
-            await queue.put(error)
-
-    readers = [asyncio.create_task(read(stream)) for stream in streams]
-    try:
-        unfinished = len(readers)
-        while unfinished:
-            match await queue.get():
-                case None:
-                    unfinished -= 1
-                case Exception() as error:
-                    raise error
-                case chunks:
-                    yield chunks
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)

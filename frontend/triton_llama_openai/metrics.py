@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter as Counts
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -49,6 +50,12 @@ class Metrics:
         self.tokens = Counter(
             "llama_openai_tokens", "Tokens of prompts and completions.", ("kind",), registry=self._registry
         )
+        self.resumptions = Counter(
+            "llama_openai_resumptions",
+            "Interruptions of finished requests: resumed at once, after they had waited for a Triton, or given_up.",
+            ("outcome",),
+            registry=self._registry,
+        )
         self.in_flight = Gauge("llama_openai_requests_in_flight", "Requests that run.", registry=self._registry)
 
     def page(self) -> bytes:
@@ -58,7 +65,10 @@ class Metrics:
 
 @dataclass
 class RequestRecord:
-    """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect."""
+    """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
+
+    resumptions: by outcome.
+    """
 
     id: str
     arrived: float = field(default_factory=time.perf_counter)
@@ -66,6 +76,7 @@ class RequestRecord:
     first_text: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    resumptions: Counts[str] = field(default_factory=Counts)
     prompt: object = None
     ignored: list[str] = field(default_factory=list)
 
@@ -117,8 +128,12 @@ class RecordRequests:
             self._metrics.first_token_seconds.labels(route).observe(record.first_text)
         self._metrics.tokens.labels("prompt").inc(record.prompt_tokens)
         self._metrics.tokens.labels("completion").inc(record.completion_tokens)
+        for outcome, count in record.resumptions.items():
+            self._metrics.resumptions.labels(outcome).inc(count)
         if self._log_requests != "none" and scope["method"] == "POST":
             counts = f"prompt {record.prompt_tokens}, completion {record.completion_tokens} tokens"
+            if record.resumptions:
+                counts += "".join(f", {outcome} {count} times" for outcome, count in record.resumptions.items())
             has_prompt = self._log_requests == "prompts" and record.prompt is not None
             prompt = f", prompt {record.prompt!r}" if has_prompt else ""
             LOG.info("%s %s: %s, %.3f s, %s%s", record.id, route, record.status, seconds, counts, prompt)

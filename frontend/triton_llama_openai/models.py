@@ -17,6 +17,7 @@ from triton_llama.errors import TritonLlamaError
 
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
+from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.reasoning import Markers, find_markers
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
@@ -29,16 +30,18 @@ _PROBE_S = 2.0
 
 @dataclass
 class ServedModel:
-    """One model: its name, its checkpoint's tokenizer side, the connection to its Triton. markers: of its reasoning."""
+    """One model: its name, its checkpoint's tokenizer side, its Tritons. markers: of its reasoning."""
 
     name: str
     checkpoint: Checkpoint
-    engine: EngineClient
+    balancer: LoadBalancer
     tool_form: Form
     markers: Markers | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _fingerprint: asyncio.Task[str | None] | None = None
     _fingerprint_time: float = 0.0
+    _known_fingerprint: str | None = None
+    _differ: bool = False
 
     async def fingerprint(self) -> str | None:
         """Return the `system_fingerprint`, read once a minute; None without an answer of Triton.
@@ -52,21 +55,26 @@ class ServedModel:
         return await asyncio.shield(self._fingerprint)
 
     async def _read_fingerprint(self) -> str | None:
-        try:
-            config = await self.engine.config(_PROBE_S)
-        except TritonLlamaError as error:
-            LOG.warning("%s: answers have no system_fingerprint: %s", self.name, error)
-            return None
-        digest = hashlib.sha256(self.checkpoint.digest + config + _package_version().encode())
-        return f"fp_{digest.hexdigest()[:16]}"
+        working = [replica for replica in self.balancer.replicas if replica.error is None] or self.balancer.replicas
+        results = await asyncio.gather(
+            *(replica.engine.config(_PROBE_S) for replica in working), return_exceptions=True
+        )
+        configs = [result for result in results if isinstance(result, bytes)]
+        if not configs:
+            if self._known_fingerprint is None:
+                LOG.warning("%s: answers have no system_fingerprint: %s", self.name, results[0])
+            return self._known_fingerprint
+        if len(set(configs)) > 1 and not self._differ:
+            self._differ = True
+            LOG.warning("%s: the model's configs differ between its Tritons; an interrupted answer may, too", self.name)
+        digest = hashlib.sha256(self.checkpoint.digest + configs[0] + _package_version().encode())
+        self._known_fingerprint = f"fp_{digest.hexdigest()[:16]}"
+        return self._known_fingerprint
 
     async def why_not_ready(self) -> str | None:
-        """Return why Triton's model can't answer now, None if it can."""
-        try:
-            ready = await self.engine.is_ready(_PROBE_S)
-        except TritonLlamaError as error:
-            return str(error)
-        return None if ready else f"Triton's model {self.engine.model} is not ready"
+        """Return why none of its Tritons can answer now, None if one can."""
+        reasons = await asyncio.gather(*(_why_not_ready(replica.engine) for replica in self.balancer.replicas))
+        return None if None in reasons else "; ".join(filter(None, reasons))
 
     def body(self) -> dict[str, object]:
         """Return the model as /v1/models lists it; max_model_len is vLLM's addition."""
@@ -94,7 +102,7 @@ class Models:
         Raises:
             InvalidSettingsError: a file is missing or unusable, an address is malformed, or two models have one name.
         """
-        return cls([_load(model) for model in _model_settings(settings)])
+        return cls([_load(model, settings.hang_timeout) for model in _model_settings(settings)])
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -117,7 +125,7 @@ class Models:
     async def close(self) -> None:
         """Close every connection."""
         for model in self:
-            await model.engine.close()
+            await model.balancer.close()
 
 
 def _model_settings(settings: Settings) -> list[ModelSettings]:
@@ -135,15 +143,26 @@ def _model_settings(settings: Settings) -> list[ModelSettings]:
     return [model if "triton" in model.model_fields_set else model.model_copy(update=default) for model in models]
 
 
-def _load(settings: ModelSettings) -> ServedModel:
+async def _why_not_ready(engine: EngineClient) -> str | None:
     try:
-        endpoint = Endpoint.parse(settings.triton, "grpc")
+        ready = await engine.is_ready(_PROBE_S)
+    except TritonLlamaError as error:
+        return str(error)
+    return None if ready else f"the model {engine.model} of {engine.endpoint} is not ready"
+
+
+def _load(settings: ModelSettings, hang_timeout: float) -> ServedModel:
+    try:
+        endpoints = [Endpoint.parse(address.strip(), "grpc") for address in settings.triton.split(",")]
     except ValueError as error:
         raise InvalidSettingsError(f"triton: {error}") from error
+    if len(set(endpoints)) < len(endpoints):
+        raise InvalidSettingsError(f"triton is {settings.triton!r}; it must have each address once")
     checkpoint = load_checkpoint(settings.tokenizer, settings.chat_template, settings.max_model_len, settings.revision)
     name = settings.served_name or checkpoint.name
     form = tool_form(checkpoint) if settings.tool_form == "auto" else settings.tool_form
-    LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, endpoint, form)
+    addresses = ", ".join(map(str, endpoints))
+    LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, addresses, form)
     markers = reasoning_markers(checkpoint)
     if markers is not None:
         LOG.info("%s: text between %s and %s is reasoning_content", name, *markers[:2])
@@ -151,7 +170,8 @@ def _load(settings: ModelSettings) -> ServedModel:
         LOG.warning("%s: the checkpoint has no chat template, so /v1/chat/completions refuses every request", name)
     elif not checkpoint.template.takes_tools:
         LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
-    return ServedModel(name, checkpoint, EngineClient(endpoint, settings.model), form, markers)
+    balancer = LoadBalancer([EngineClient(endpoint, settings.model) for endpoint in endpoints], hang_timeout)
+    return ServedModel(name, checkpoint, balancer, form, markers)
 
 
 def tool_form(checkpoint: Checkpoint) -> Form:

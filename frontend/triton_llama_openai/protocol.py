@@ -151,6 +151,7 @@ class SamplingRequest(Schema):
     truncate_max_tokens: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
     guided_json: GuidedJson | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None

@@ -40,7 +40,7 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     triton: Text = "localhost:8001"
-    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS"""
+    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several Tritons with commas between"""
     model: Text = "llama"
     """the model's name in Triton; it must be loaded under the config streaming"""
     tokenizer: Text | None = None
@@ -79,6 +79,10 @@ class Settings(ModelSettings):
     """minimum milliseconds between two chunks of a stream; tokens of that time share one"""
     request_timeout: Annotated[int, Field(ge=1, le=86400)] = 600
     """maximum seconds of a request"""
+    resume_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
+    """seconds that a request waits for a Triton when all are lost; 0: it ends with an error when its own is lost"""
+    hang_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
+    """seconds without a token in any running stream, after which a Triton's requests move to another one; 0: never"""
     grace: Annotated[int, Field(ge=0, le=86400)] = 120
     """seconds that accepted requests have to end after SIGTERM"""
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4 << 20

@@ -78,12 +78,16 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
+def _encode_head(head: Json) -> bytes:
+    return b"data: " + dumps(head)[:-1] + b',"choices":['
+
+
 class Events(ABC):
     """Makes the events of one streamed answer. Their common fields, `head`, are encoded once."""
 
     def __init__(self, generation: Generation, head: Json) -> None:
         options = generation.request.stream_options
-        self._head = b"data: " + dumps(head)[:-1] + b',"choices":['
+        self._head = _encode_head(head)
         self._usage = generation.usage
         self._ends_with_usage = bool(options and options.include_usage)
         self._continuous_usage = bool(options and options.continuous_usage_stats)
@@ -108,10 +112,15 @@ class Events(ABC):
         logprobs: Json | None,
         finish_reason: str | None = None,
         additions: Json | None = None,
+        head: Json | None = None,
     ) -> bytes:
-        """Return the event of a part of one choice, with the counts so far where every event has them."""
+        """Return the event of a part of one choice, with the counts so far where every event has them.
+
+        additions: other fields of the choice. head: in place of the common fields.
+        """
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason, **(additions or {})}
-        return self._head + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
+        start = self._head if head is None else _encode_head(head)
+        return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
 
     def _counts(self) -> bytes:
         return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"

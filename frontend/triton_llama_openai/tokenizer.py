@@ -45,6 +45,14 @@ class Checkpoint:
         (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
+    def prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        """Return a prompt's tokens as the server sees them."""
+        if not isinstance(prompt, str):
+            return prompt
+        tokens = self.encode(prompt, add_special_tokens=True)
+        bos = self.tokenizer.token_to_id(self.special_tokens["bos_token"])
+        return tokens[1:] if bos is not None and tokens[:2] == [bos, bos] else tokens
+
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens, special ones included."""
         (text,) = self.tokenizer.decode_batch([tokens], skip_special_tokens=False)

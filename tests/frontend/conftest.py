@@ -25,7 +25,7 @@ def module_endpoint(module_triton: FakeTriton) -> Iterator[Endpoint]:
 @pytest.fixture
 def triton(module_triton: FakeTriton) -> FakeTriton:
     """The fake, as if it had just started."""
-    fresh = FakeTriton(port=module_triton.port)
+    fresh = FakeTriton(module_triton.port, module_triton.server)
     for field in fields(FakeTriton):
         setattr(module_triton, field.name, getattr(fresh, field.name))
     return module_triton

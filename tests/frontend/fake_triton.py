@@ -18,6 +18,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 
 HOST = "127.0.0.1"
 CONTEXT = 512
+FIRST_ID = 100
+"""The id of an answer's first token; the others count on."""
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
 
@@ -51,25 +53,43 @@ class ModelRequest:
 class FakeTriton:
     """The model's state and its requests.
 
-    tokens: the text it generates, for every choice. text: makes another text of a request. hold_after: responses of a
-    stream after which it generates no more, until the client cancels. failing: a status and a message instead of an
-    answer; after_tokens: once that number of responses is sent. cancelled: ids of requests whose client has left.
-    responses: of an answer without a stream.
+    silent: it doesn't say whether it is ready. tokens: the text it generates, for every choice. text: makes another
+    text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
+    tokens of a choice after which it generates no more, until the client cancels. failing: a status and a message
+    instead of an answer; after_tokens: once that number of responses is sent. die_after: responses after which the
+    server dies, once. cancelled: ids of requests whose client has left. probes: of a replica that is out, which aren't
+    among the requests.
     """
 
     port: int = 0
+    server: Server | None = None
     ready: bool = True
+    silent: bool = False
+    config: str = "llama"
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
     text: Callable[[ModelRequest], list[str]] | None = None
+    by_seed: Callable[[int], list[str]] | None = None
+    one_by_one: bool = False
     hold_after: int | None = None
     failing: tuple[grpc.StatusCode, str] | None = None
     after_tokens: int = 0
+    die_after: int | None = None
     cached_tokens: int = 0
-    responses: int = 1
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
+    probes: int = 0
     cancelled: list[str] = field(default_factory=list)
     running: int = 0
+
+    def kill(self) -> None:
+        """End every connection, and listen no more."""
+        assert self.server is not None
+        self.server.stop()
+
+    def start(self) -> None:
+        """Serve again, at the same port."""
+        assert self.server is not None
+        self.server.start()
 
     @property
     def last(self) -> ModelRequest:
@@ -84,25 +104,21 @@ class FakeTriton:
             time.sleep(0.01)
 
     async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        """Yield a request's responses."""
-        tokens, reason = self._generated(request)
-        choices = request.integer("n", 1)
-        if request.value("stream"):
-            for number, token in enumerate(tokens):
-                if number == self.hold_after:
-                    await asyncio.Event().wait()
-                last = number == len(tokens) - 1
-                for index in range(choices):
-                    yield self._response(request, [index], [token], reason if last else "", number, 1, stream=True)
-            return
-        if self.hold_after is not None:
-            await asyncio.Event().wait()
-        texts = ["".join(tokens)] * choices
-        for _ in range(self.responses):
-            yield self._response(request, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
+        """Yield a request's responses: the tokens of all choices, after those that it resumes."""
+        assert request.value("stream"), "the endpoint sends streams alone"
+        first, seed = len(request.inputs.get("resume_ids", [])), request.integer("seed", 7)
+        choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
+        order = [(number, index) for index, (tokens, _) in enumerate(choices) for number in range(first, len(tokens))]
+        for number, index in order if self.one_by_one else sorted(order):
+            if number == self.hold_after:
+                await asyncio.Event().wait()
+            tokens, reason = choices[index]
+            last = number == len(tokens) - 1
+            yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
 
-    def _generated(self, request: ModelRequest) -> tuple[list[str], str]:
+    def _generated(self, request: ModelRequest, seed: int) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)
+        tokens = tokens if self.by_seed is None else self.by_seed(seed)
         room = CONTEXT - request.prompt_tokens
         max_tokens = request.integer("max_tokens", 128)
         if request.value("truncate_max_tokens"):
@@ -116,42 +132,33 @@ class FakeTriton:
         return generated, "length" if len(tokens) > max_tokens else "stop"
 
     def _response(
-        self,
-        request: ModelRequest,
-        indices: list[int],
-        texts: list[str],
-        reason: str,
-        first: int,
-        count: int,
-        *,
-        stream: bool,
+        self, request: ModelRequest, index: int, seed: int, token: str, number: int, reason: str
     ) -> messages.ModelStreamInferResponse:
-        rows = len(indices)
         message = messages.ModelStreamInferResponse()
         message.infer_response.model_name = "llama"
-        _add(message, "text_output", texts)
-        _add(message, "finish_reason", [reason] * rows)
-        _add(message, "num_input_tokens", [request.prompt_tokens] * rows)
-        _add(message, "num_output_tokens", [count] * rows)
-        if stream and request.integer("n", 1) > 1:
-            _add(message, "sequence_index", indices)
+        _add(message, "text_output", [token])
+        _add(message, "finish_reason", [reason])
+        _add(message, "num_input_tokens", [request.prompt_tokens])
+        _add(message, "num_output_tokens", [1])
+        if request.value("return_output_ids"):
+            _add(message, "output_ids", [FIRST_ID + number])
+            _add(message, "seed", [seed], "UINT64")
+        if request.integer("n", 1) > 1:
+            _add(message, "sequence_index", [index])
         if reason:
             stops = [str(word) for word in request.inputs.get("stop_words", [])]
-            stop = stops[0] if stops and reason == "stop" else ""
-            _add(message, "stop_reason", [stop] * rows)
+            _add(message, "stop_reason", [stops[0] if stops and reason == "stop" else ""])
         if "num_logprobs" in request.inputs:
             top = request.integer("num_logprobs", 0)
-            tokens = self.tokens[first : first + count]
-            _add(message, "logprobs", [json.dumps([logprobs(token, top) for token in tokens])] * rows)
-        if "prompt_logprobs" in request.inputs and first == 0:
+            _add(message, "logprobs", [json.dumps([logprobs(token, top)])])
+        if "prompt_logprobs" in request.inputs and number == 0:
             top = request.integer("prompt_logprobs", 0)
             words = str(request.value("text_input", "a b c")).split()
             entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
-            _add(message, "prompt_logprobs", [json.dumps(entries)] * rows)
+            _add(message, "prompt_logprobs", [json.dumps(entries)])
         if reason:
             # The choices after the first find its prompt in the cache.
-            cached = [request.prompt_tokens if index else self.cached_tokens for index in indices]
-            _add(message, "num_cached_tokens", cached)
+            _add(message, "num_cached_tokens", [request.prompt_tokens if index else self.cached_tokens])
         return _requested(message, request.outputs)
 
 
@@ -164,31 +171,54 @@ def logprobs(token: str, top: int) -> dict[str, dict[str, object]]:
     }
 
 
+class Server:
+    """The fake's sockets, served in a thread with an event loop of its own."""
+
+    def __init__(self, triton: FakeTriton) -> None:
+        self._triton = triton
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fake-triton")
+        self._thread.start()
+        self._server: grpc.aio.Server | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Listen, at the fake's port once it has one."""
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
+
+    def stop(self) -> None:
+        """Cancel every call and close the port."""
+        asyncio.run_coroutine_threadsafe(self.die(), self._loop).result(20)
+
+    async def die(self) -> None:
+        """Do the same within the loop."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    def close(self) -> None:
+        """End the thread."""
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        self._server = grpc.aio.server()
+        add_GRPCInferenceServiceServicer_to_server(_Service(self._triton), self._server)
+        self._triton.port = self._server.add_insecure_port(f"{HOST}:{self._triton.port}")
+        await self._server.start()
+
+
 @contextmanager
 def fake_triton() -> Iterator[FakeTriton]:
     """Serve in a thread with an event loop of its own."""
     triton = FakeTriton()
-    started, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        server = grpc.aio.server()
-        add_GRPCInferenceServiceServicer_to_server(_Service(triton), server)
-        triton.port = server.add_insecure_port(f"{HOST}:0")
-        await server.start()
-        started.set()
-        await stop.wait()
-        await server.stop(None)
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="fake-triton")
-    thread.start()
+    triton.server = Server(triton)
     try:
-        assert started.wait(20)
         yield triton
     finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
+        triton.server.close()
 
 
 class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated, without types
@@ -198,13 +228,15 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     async def ModelReady(  # noqa: N802 - Triton's name
         self, request: messages.ModelReadyRequest, context: grpc.aio.ServicerContext
     ) -> messages.ModelReadyResponse:
+        if self._triton.silent:
+            await asyncio.Event().wait()
         return messages.ModelReadyResponse(ready=self._triton.ready and request.name == "llama")
 
     async def ModelConfig(  # noqa: N802 - Triton's name
         self, request: messages.ModelConfigRequest, context: grpc.aio.ServicerContext
     ) -> messages.ModelConfigResponse:
         response = messages.ModelConfigResponse()
-        response.config.name = request.name
+        response.config.name = self._triton.config
         return response
 
     async def ModelStreamInfer(  # noqa: N802 - Triton's name
@@ -213,13 +245,22 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
         triton = self._triton
         async for message in requests:
             request = _read(message)
-            triton.requests.append(request)
+            if request.id == "probe":
+                triton.probes += 1
+            else:
+                triton.requests.append(request)
             triton.running += 1
             sent = 0
             try:
                 async for response in triton.answer(request):
                     if triton.failing is not None and sent == triton.after_tokens:
                         await context.abort(*triton.failing)
+                    if sent == triton.die_after:
+                        triton.die_after = None
+                        assert triton.server is not None
+                        dying = asyncio.create_task(triton.server.die())
+                        # It cancels this call, too.
+                        await asyncio.shield(dying)
                     yield response
                     sent += 1
                     if triton.end_early:
@@ -264,7 +305,9 @@ def _requested(message: messages.ModelStreamInferResponse, names: frozenset[str]
     return response
 
 
-def _add(message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int]) -> None:
-    datatype = "BYTES" if isinstance(values[0], str) else "INT32"
+def _add(
+    message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int], datatype: str = "INT32"
+) -> None:
+    datatype = "BYTES" if isinstance(values[0], str) else datatype
     message.infer_response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
     message.infer_response.raw_output_contents.append(Tensor(name, datatype, tuple(values)).encode())

@@ -49,7 +49,6 @@ def test_the_prompt_is_the_checkpoints_chat_template(served: Endpoint, triton: F
     assert triton.last.value("text_input") == (
         "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\none\ntwo [/INST] three </s><s>[INST] four [/INST]"
     )
-    assert triton.last.value("stream") is False
 
 
 def test_without_max_tokens_the_answer_may_fill_the_context(served: Endpoint, triton: FakeTriton) -> None:
@@ -113,7 +112,7 @@ def test_a_field_reaches_the_model_as_its_input(
 
 def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoint, triton: FakeTriton) -> None:
     assert served.chat(temperature=None, stop=None, tools=None, logit_bias=None, seed=None).status_code == 200
-    expected = {"text_input", "stream", "max_tokens", "truncate_max_tokens"}
+    expected = {"text_input", "max_tokens", "truncate_max_tokens", "stream", "stream_interval_ms", "return_output_ids"}
     assert set(triton.last.inputs) == expected
 
 

@@ -77,7 +77,7 @@ def test_the_health_probe_tells_the_model_from_the_process(triton: FakeTriton) -
     with _running(triton) as (_, url):
         assert _probe(url) == (0, "ready\n")
         triton.ready = False
-        reason = '{"not_ready":{"pydoc-llama":"Triton\'s model llama is not ready"}}'
+        reason = f'{{"not_ready":{{"pydoc-llama":"the model llama of grpc://{HOST}:{triton.port} is not ready"}}}}'
         assert _probe(url) == (1, f"not ready: {reason}\n")
         assert _probe(url, "--live") == (0, "alive\n")
     code, reason = _probe(url)

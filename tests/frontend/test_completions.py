@@ -18,6 +18,13 @@ def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: Fake
     assert triton.last.value("text_input") == "Return a list"
 
 
+def test_an_answer_that_is_not_streamed_comes_in_few_responses(served: Endpoint, triton: FakeTriton) -> None:
+    served.complete()
+    assert triton.last.value("stream_interval_ms") == 1000
+    served.complete(stream=True)
+    assert triton.last.value("stream_interval_ms") == 20
+
+
 def test_prompts_of_tokens_reach_the_model_as_tokens(served: Endpoint, triton: FakeTriton) -> None:
     assert served.complete(prompt=[1, 5, 9]).json()["usage"]["prompt_tokens"] == 3
     assert triton.last.inputs["input_ids"] == [1, 5, 9]

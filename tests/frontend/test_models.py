@@ -6,10 +6,12 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 import triton_llama.endpoint
 from frontend.endpoints import EMBEDDED, HOST, Endpoint, endpoint, error_of
 from frontend.fake_triton import FakeTriton, fake_triton
 from triton_llama_openai.engine_client import EngineClient
+from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.models import Models, ServedModel
 from triton_llama_openai.tokenizer import load_checkpoint
 
@@ -32,8 +34,8 @@ class _Engine(EngineClient):
         return b"config"
 
 
-def _model(name: str, engine: EngineClient) -> ServedModel:
-    return ServedModel(name, load_checkpoint(str(EMBEDDED), None, None), engine, "hermes")
+def _model(name: str, *engines: EngineClient) -> ServedModel:
+    return ServedModel(name, load_checkpoint(str(EMBEDDED), None, None), LoadBalancer(engines, 0), "hermes")
 
 
 def test_all_models_are_probed_at_the_same_time() -> None:
@@ -75,9 +77,37 @@ def test_several_checkpoints_are_served_by_name(triton: FakeTriton, tmp_path: Pa
 def test_the_endpoint_lives_without_a_triton() -> None:
     with fake_triton() as gone:
         port = gone.port
-    with endpoint(port) as served:
+    with endpoint(port, resume_timeout=0) as served:
         assert served.http.get("/health/live").status_code == 200
         response = served.chat()
         assert response.status_code == 503
         assert error_of(response)["code"] == "engine_unavailable"
         assert served.http.get("/health").status_code == 503
+
+
+def test_a_model_is_ready_if_any_of_its_tritons_is(triton: FakeTriton) -> None:
+    with fake_triton() as other, endpoint(0, triton=f"{HOST}:{triton.port},{HOST}:{other.port}") as served:
+        triton.ready = False
+        assert served.http.get("/health").status_code == 200
+        other.kill()
+        response = served.http.get("/health")
+        assert response.status_code == 503
+        reasons = response.json()["not_ready"]["pydoc-llama"]
+        assert f"the model llama of grpc://{HOST}:{triton.port} is not ready; " in reasons
+        assert f"no connection to grpc://{HOST}:{other.port}" in reasons
+
+
+def test_the_fingerprint_is_that_of_any_triton_that_answers(triton: FakeTriton) -> None:
+    with endpoint(triton.port) as served:
+        expected = served.complete().json()["system_fingerprint"]
+    with fake_triton() as gone:
+        addresses = f"{HOST}:{gone.port},{HOST}:{triton.port}"
+    with endpoint(0, triton=addresses) as served:
+        assert served.complete().json()["system_fingerprint"] == expected
+
+
+def test_configs_that_differ_are_logged(triton: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
+    with fake_triton() as other, endpoint(0, triton=f"{HOST}:{triton.port},{HOST}:{other.port}") as served:
+        other.config = "another"
+        served.complete()
+    assert caplog.text.count("the model's configs differ between its Tritons") == 1

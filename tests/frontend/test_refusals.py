@@ -166,13 +166,6 @@ def test_an_error_of_the_model_names_the_requests_field(
     assert ("retry-after" in response.headers) == (code == 503)
 
 
-def test_an_answer_in_several_responses_is_an_error_of_the_server(served: Endpoint, triton: FakeTriton) -> None:
-    triton.responses = 2
-    response = served.chat()
-    assert response.status_code == 500
-    assert error_of(response)["code"] == "internal_error"
-
-
 @pytest.mark.parametrize(
     ("fields", "message", "param", "phrase"),
     [

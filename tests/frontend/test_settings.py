@@ -66,7 +66,7 @@ def test_triton_is_the_default_of_the_models_of_a_file(tmp_path: Path) -> None:
     file.write_text(json.dumps([{"served_name": "a", **entry}, {"served_name": "b", "triton": "b:2", **entry}]))
     environment = {"LLAMA_MODEL": "x", f"{PREFIX}MODELS_FILE": str(file)}
     models = Models.load(Settings.parse(["--triton", "a:1"], environment))
-    assert [model.engine.endpoint.authority for model in models] == ["a:1", "b:2"]
+    assert [model.balancer.replicas[0].engine.endpoint.authority for model in models] == ["a:1", "b:2"]
 
 
 def test_a_file_of_models_excludes_the_settings_of_one_model(tmp_path: Path) -> None:

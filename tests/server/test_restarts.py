@@ -40,8 +40,8 @@ ENGINE_GONE = '"code":"engine_unavailable"'
 
 @pytest.fixture(scope="module")
 def served(healing: LocalTriton) -> Iterator[Endpoint]:
-    """An OpenAI endpoint that outlives the servers behind it."""
-    with in_front_of(healing) as endpoint:
+    """An OpenAI endpoint that outlives the servers behind it, and resumes nothing."""
+    with in_front_of(healing, resume_timeout=0) as endpoint:
         yield endpoint
 
 

@@ -15,7 +15,14 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import DecoupledModelError, from_grpc_status, from_http_response, from_stream_error
+from triton_llama.errors import (
+    DecoupledModelError,
+    from_grpc_status,
+    from_http_response,
+    from_stream_error,
+    is_full_queue,
+    is_interruption,
+)
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
@@ -115,3 +122,37 @@ def test_an_unknown_message_after_a_chunk_is_the_servers_fault(
     message: str, started: bool, kind: type[TritonLlamaError]
 ) -> None:
     assert type(from_stream_error(message, started=started)) is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "details"),
+    [
+        ("UNAVAILABLE", "Socket closed"),
+        ("UNAVAILABLE", "failed to connect; connection attempt timed out before receiving SETTINGS frame"),
+        ("UNAVAILABLE", "the server is stopping"),
+        ("UNAVAILABLE", UNLOADED),
+        ("UNAVAILABLE", "Received http2 header with status: 503"),
+        ("INTERNAL", "Stub process 'llama_0_0' is not healthy."),
+    ],
+)
+def test_a_server_that_is_lost_or_ends_is_an_interruption(status: str, details: str) -> None:
+    error = from_grpc_status(status, details, ENDPOINT, 1)
+    assert is_interruption(error)
+    assert not is_full_queue(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "full"),
+    [
+        ("UNAVAILABLE", "Exceeds maximum queue size", True),
+        ("UNAVAILABLE", "too many guides (guided_decoding_guide) wait to be compiled; try again later", True),
+        ("UNAVAILABLE", "the request's time was up before it got a slot", False),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", False),
+        ("INTERNAL", "decoding failed; the server's log has the reason", False),
+        ("INVALID_ARGUMENT", "text_input is 'the server is stopping'; it must be shorter", False),
+    ],
+)
+def test_a_server_that_refuses_or_fails_is_no_interruption(status: str, details: str, full: bool) -> None:
+    error = from_grpc_status(status, details, ENDPOINT, 1)
+    assert not is_interruption(error)
+    assert is_full_queue(error) == full

@@ -1,0 +1,195 @@
+"""One request of the engine, continued elsewhere when its Triton is lost.
+
+A sequence's tokens depend on its request alone, so with the tokens that came (`resume_ids`) and its seed another Triton
+continues it as the first one would have. A choice without a token is sent as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from triton_llama.errors import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    TritonLlamaError,
+    is_full_queue,
+    is_interruption,
+)
+from triton_llama.tensors import Tensor
+
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.load_balancer import LoadBalancer
+from triton_llama_openai.metrics import RequestRecord
+from triton_llama_openai.replica import Replica
+from triton_llama_openai.stream_merge import Chunks, merge
+
+LOG = logging.getLogger("triton_llama_openai")
+MAX_FAILURES = 8
+"""Failures in a row, without a token, after which a request is given up: it may be what ends the servers."""
+_RETRY_S = 0.5
+"""Until an interrupted request that found all queues full is sent again."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A request of one prompt. choices: indices of its completions. prefix: key of the prompt's home.
+
+    timeout: seconds for everything. resume_timeout: seconds to wait for a replica, 0: it isn't resumed.
+    """
+
+    id: str
+    tensors: Sequence[Tensor]
+    choices: range
+    prefix: bytes
+    timeout: float
+    resume_timeout: float
+
+
+@dataclass
+class _Choice:
+    """What came of a choice."""
+
+    ids: list[int] = field(default_factory=list)
+    seed: int = 0
+    finished: bool = False
+
+    def add(self, chunk: Chunk) -> None:
+        self.ids += chunk.output_ids
+        self.seed = self.seed if chunk.seed is None else chunk.seed
+        self.finished = bool(chunk.finish_reason)
+
+
+class Resumption:
+    """Runs a request, on one replica after the other if need be. record: gets the number of resumptions."""
+
+    def __init__(self, request: EngineRequest, balancer: LoadBalancer, record: RequestRecord) -> None:
+        self._request = request
+        self._balancer = balancer
+        self._record = record
+        self._deadline = time.monotonic() + request.timeout
+        self._choices = {index: _Choice() for index in request.choices}
+        self._refused: set[Replica] = set()
+        """Replicas whose queue was full."""
+        # Of the interruption that no chunk has ended yet.
+        self._error: TritonLlamaError | None = None
+        self._interrupted_at = 0.0
+        self._failures = 0
+        self._waited = False
+
+    async def chunks(self) -> Chunks:
+        """Yield each response's chunks, as `EngineClient.stream` does for an uninterrupted request.
+
+        Raises:
+            TritonLlamaError: as there, if no other try may mend it, or none could in time.
+        """
+        while not self._is_finished():
+            replica = await self._replica()
+            try:
+                with replica.request():
+                    async with aclosing(merge(self._streams(replica))) as responses:
+                        async for chunks in responses:
+                            self._add(chunks)
+                            yield chunks
+            except TritonLlamaError as error:
+                if not self._is_finished():
+                    self._fail(replica, error)
+
+    def _is_finished(self) -> bool:
+        return all(choice.finished for choice in self._choices.values())
+
+    def _streams(self, replica: Replica) -> list[Chunks]:
+        """Return the streams of what is missing: each begun choice by itself, the others together."""
+        request, stream = self._request, replica.engine.stream
+        timeout = self._deadline - time.monotonic()
+        begun = {index: choice for index, choice in self._choices.items() if choice.ids}
+        streams = [
+            stream(_resumed(request.tensors, choice), request.id, range(index, index + 1), timeout)
+            for index, choice in begun.items()
+            if not choice.finished
+        ]
+        if not begun:
+            return [stream(request.tensors, request.id, request.choices, timeout)]
+        if missing := len(self._choices) - len(begun):
+            # The choices' seeds follow from the request's: its choices are the same again.
+            whole = stream(request.tensors, request.id, request.choices, timeout)
+            streams.append(_without(begun, whole, missing))
+        return streams
+
+    def _add(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            self._choices[chunk.index].add(chunk)
+        if chunks and self._error is not None:
+            self._record.resumptions["waited" if self._waited else "resumed"] += 1
+            self._error, self._failures, self._waited = None, 0, False
+
+    def _fail(self, replica: Replica, error: TritonLlamaError) -> None:
+        """Prepare the next try, or raise the error if none may mend it."""
+        if is_full_queue(error):
+            self._refused.add(replica)
+            if self._error is None and self._balancer.pick(self._request.prefix, self._refused) is None:
+                raise error
+            return
+        if not is_interruption(error) or self._balancer.closed:
+            raise self._too_late(replica) if isinstance(error, LlamaTimeoutError) else error
+        replica.fail(error)
+        if not self._request.resume_timeout:
+            raise error
+        LOG.warning("request %s: interrupted at %s: %s", self._request.id, replica.engine.endpoint, error)
+        self._interrupt(error)
+        self._failures += 1
+        if self._failures > MAX_FAILURES:
+            raise self._give_up(error)
+
+    def _interrupt(self, error: TritonLlamaError) -> None:
+        if self._error is None:
+            self._interrupted_at = time.monotonic()
+        self._error = error
+
+    async def _replica(self) -> Replica:
+        """Return the replica of the next try; raises the interruption's error if none takes requests in time."""
+        prefix, resume_timeout = self._request.prefix, self._request.resume_timeout
+        while (replica := self._balancer.pick(prefix, self._refused)) is None:
+            first = self._balancer.replicas[0]
+            if not resume_timeout:
+                return first
+            error = self._error or first.error or LlamaConnectionError(f"no connection to {first.engine.endpoint}")
+            self._interrupt(error)
+            self._waited = True
+            if time.monotonic() >= self._deadline:
+                raise self._give_up(self._too_late(first))
+            if self._balancer.closed or time.monotonic() >= self._interrupted_at + resume_timeout:
+                raise self._give_up(error)
+            await self._balancer.wait(_RETRY_S)
+            self._refused.clear()
+        return replica
+
+    def _too_late(self, replica: Replica) -> LlamaTimeoutError:
+        endpoint, timeout = replica.engine.endpoint, self._request.timeout
+        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
+
+    def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:
+        self._record.resumptions["given_up"] += 1
+        LOG.warning("request %s: given up: %s", self._request.id, error)
+        return error
+
+
+def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:
+    """Return the inputs that continue a choice. The log probabilities of its prompt have come with its first token."""
+    kept = [tensor for tensor in tensors if tensor.name not in ("n", "seed", "prompt_logprobs")]
+    seed, ids = Tensor("seed", "UINT64", (choice.seed,)), Tensor("resume_ids", "INT32", tuple(choice.ids))
+    return [*kept, seed, ids]
+
+
+async def _without(begun: Collection[int], stream: Chunks, missing: int) -> Chunks:
+    """Yield the chunks of the choices that aren't begun, until all of them, `missing` in number, are finished."""
+    async with aclosing(stream):
+        async for response in stream:
+            chunks = [chunk for chunk in response if chunk.index not in begun]
+            missing -= sum(1 for chunk in chunks if chunk.finish_reason)
+            yield chunks
+            if not missing:
+                return

@@ -1,0 +1,383 @@
+"""Requests whose Triton is lost: they go on elsewhere, or wait, and their clients see nothing of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of
+from frontend.fake_triton import FIRST_ID, FakeTriton, fake_triton
+from httpx import Response
+from triton_llama_openai.resumption import MAX_FAILURES
+
+STOPPING = (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+FULL = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+CALL = ["Look: ", "<tool_call>", '{"name": "f", ', '"arguments": {}}', "</tool_call>"]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+Pair = tuple[FakeTriton, FakeTriton]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with fake_triton() as first, fake_triton() as second:
+        yield first, second
+
+
+@contextmanager
+def in_front_of(*tritons: FakeTriton, **changes: object) -> Iterator[Endpoint]:
+    """Serve in front of several Tritons."""
+    addresses = ",".join(f"{HOST}:{triton.port}" for triton in tritons)
+    with endpoint(0, triton=addresses, **{"resume_timeout": 20, **changes}) as served:
+        yield served
+
+
+def _by_seed(seed: int) -> list[str]:
+    return [f" {seed % 2**32}a", " b", f" {seed % 2**32}c", " d"]
+
+
+def _home(served: Endpoint, *tritons: FakeTriton) -> FakeTriton:
+    """Return the replica that gets the requests of `served.complete()`."""
+    assert served.complete().status_code == 200
+    (home,) = [triton for triton in tritons if triton.requests]
+    home.requests.clear()
+    return home
+
+
+def _answer(response: Response) -> list[str]:
+    """Return an answer's lines without what differs from request to request, those of each choice together."""
+    assert response.status_code == 200, response.text
+    lines = re.sub(r'"id":"[^"]*"|"created":[0-9]+', "", response.text).split("\n")
+    return sorted(lines, key=lambda line: re.findall(r'"index":[0-9]+', line)[:1])
+
+
+def _metrics(served: Endpoint) -> dict[str, float]:
+    """Return the resumptions by outcome."""
+    lines = [line for line in served.http.get("/metrics").text.splitlines() if "_resumptions_total{" in line]
+    return {line.split('"')[1]: float(line.split()[1]) for line in lines}
+
+
+@contextmanager
+def _restarted(triton: FakeTriton, once_down: FakeTriton) -> Iterator[None]:
+    """Start a Triton again as soon as this one, which has its time of death, is down."""
+
+    def restart() -> None:
+        once_down.wait_for(_is_down)
+        triton.start()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    yield
+    thread.join()
+
+
+def _is_down(triton: FakeTriton) -> bool:
+    return triton.die_after is None and not triton.running
+
+
+def _text(response: Response) -> str:
+    return str(response.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["complete", "chat"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_token_ids": True},
+        {"logprobs": 1},
+        {"n": 2, "seed": 5},
+        {"stop": "wor", "max_tokens": 9},
+        {"response_format": {"type": "json_object"}},
+        {"tools": TOOLS, "tool_choice": "auto"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_an_interrupted_answer_is_the_uninterrupted_one(pair: Pair, path: str, fields: Json, stream: bool) -> None:
+    for triton in pair:
+        triton.cached_tokens = 2
+        triton.tokens = CALL if "tools" in fields else triton.tokens
+        triton.by_seed = _by_seed if "n" in fields else None
+    if path == "chat" and "logprobs" in fields:
+        fields = {"logprobs": True, "top_logprobs": 1}
+    if stream:
+        fields = {**fields, "stream_options": {"include_usage": True}}
+    if path == "complete" and "tools" in fields:
+        fields = {"prompt": [1, 2, 3], "echo": True}
+    with in_front_of(*pair) as served:
+        ask: Callable[..., Response] = getattr(served, path)
+        whole = _answer(ask(stream=stream, **fields))
+        home, other = sorted(pair, key=lambda triton: -len(triton.requests))
+        home.die_after = 2
+        assert _answer(ask(stream=stream, **fields)) == whole
+        assert len(other.requests) == fields.get("n", 1)
+        # A stream's client may be quicker than the count.
+        home.wait_for(lambda _: _metrics(served) == {"resumed": 1})
+
+
+def test_a_resumed_request_is_the_same_with_its_tokens_and_seed(pair: Pair) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.die_after = 2
+        answer = served.complete(seed=9, temperature=1.0, prompt_logprobs=0).json()
+    (other,) = [triton for triton in pair if triton is not home]
+    (first,), (resumed,) = home.requests, other.requests
+    assert resumed.id == first.id
+    assert resumed.inputs.pop("resume_ids") == [FIRST_ID, FIRST_ID + 1]
+    # They have come with the first token.
+    assert first.inputs.pop("prompt_logprobs") == [0]
+    assert resumed.inputs == first.inputs
+    assert answer["choices"][0]["prompt_logprobs"][1]["0"]["decoded_token"] == " a"
+
+
+def test_a_resumed_choice_has_the_seed_it_was_drawn_with(pair: Pair) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.die_after = 2
+        served.complete()
+    (other,) = [triton for triton in pair if triton is not home]
+    assert "seed" not in home.last.inputs
+    assert other.last.value("seed") == 7
+
+
+def test_choices_that_have_not_begun_are_drawn_again_from_the_requests_seed(pair: Pair) -> None:
+    for triton in pair:
+        triton.by_seed, triton.one_by_one = _by_seed, True
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        whole = served.complete(n=3).json()["choices"]
+        home.die_after = 5
+        seed = home.last.integer("seed", 0)
+        choices = served.complete(n=3, seed=seed).json()["choices"]
+    (other,) = [triton for triton in pair if triton is not home]
+    assert choices == whole
+    # The first choice is finished, the second one continues, the third one is one of three again.
+    assert sorted(len(request.inputs.get("resume_ids", [])) for request in other.requests) == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_without_a_token_is_sent_elsewhere_as_it_was(pair: Pair, stream: bool) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.die_after = 0
+        assert "world" in served.complete(stream=stream, n=2).text
+    (other,) = [triton for triton in pair if triton is not home]
+    assert other.last.inputs == home.last.inputs
+
+
+@pytest.mark.parametrize("after_tokens", [0, 2])
+def test_a_draining_triton_hands_its_requests_over(pair: Pair, after_tokens: int) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.failing, home.after_tokens = STOPPING, after_tokens
+        assert _text(served.complete()) == " Hello, world."
+
+
+@pytest.mark.parametrize("message", ["Stub process 'llama_0_0' is not healthy.", "the server is stopping"])
+def test_a_request_goes_on_elsewhere_after_an_error_without_a_status(pair: Pair, message: str) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.failing, home.after_tokens = (grpc.StatusCode.INTERNAL, message), 1
+        assert _text(served.complete()) == " Hello, world."
+
+
+def test_the_only_triton_is_waited_for(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "triton_llama_openai")
+    triton, _ = pair
+    with in_front_of(triton) as served:
+        triton.die_after = 2
+        with _restarted(triton, triton):
+            assert _text(served.complete()) == " Hello, world."
+        assert _metrics(served) == {"waited": 1}
+    assert triton.probes
+    (request,) = {request.id for request in triton.requests}
+    assert f"request {request}: interrupted at grpc://{HOST}:{triton.port}: no connection" in caplog.text
+    assert "completion 4 tokens, waited 1 times" in caplog.text
+
+
+def test_a_request_without_any_triton_waits_for_one(pair: Pair) -> None:
+    triton, _ = pair
+    with in_front_of(triton) as served:
+        triton.kill()
+        threading.Timer(0.3, triton.start).start()
+        assert _text(served.complete()) == " Hello, world."
+
+
+def test_a_request_may_be_resumed_several_times(pair: Pair) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        (other,) = [triton for triton in pair if triton is not home]
+        # Of its own responses.
+        home.die_after, other.die_after = 1, 1
+        with _restarted(home, other):
+            assert _text(served.complete()) == " Hello, world."
+    assert [len(request.inputs.get("resume_ids", [])) for request in home.requests] == [0, 2]
+
+
+@pytest.mark.parametrize(("resume_timeout", "outcome"), [(0, {}), (0.2, {"given_up": 1})])
+def test_without_a_triton_in_time_the_error_is_the_interruptions(
+    pair: Pair, resume_timeout: float, outcome: dict[str, float]
+) -> None:
+    triton, _ = pair
+    with in_front_of(triton, resume_timeout=resume_timeout) as served:
+        triton.die_after = 2
+        response = served.complete()
+        assert response.status_code == 503
+        assert error_of(response)["code"] == "engine_unavailable"
+        assert served.complete(stream=True).status_code == 503
+        triton.start()
+        triton.wait_for(lambda _: served.complete().status_code == 200)
+        assert _metrics(served).get("given_up", 0) >= outcome.get("given_up", 0)
+        assert bool(_metrics(served)) == bool(outcome)
+
+
+def test_a_wait_within_a_stream_ends_with_the_error_as_its_last_event(pair: Pair) -> None:
+    triton, _ = pair
+    with in_front_of(triton, resume_timeout=0.2) as served:
+        triton.die_after = 2
+        response = served.complete(stream=True)
+    assert response.status_code == 200
+    assert '"code":"engine_unavailable"' in response.text.strip().split("\n\n")[-1]
+
+
+def test_the_requests_own_time_bounds_the_wait(pair: Pair) -> None:
+    triton, _ = pair
+    with in_front_of(triton, request_timeout=0.7) as served:
+        triton.die_after = 2
+        response = served.complete()
+    assert response.status_code == 504
+    assert "within 0.7 s" in str(error_of(response)["message"])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "the model's logits for this request were not finite",
+        "decoding failed; the server's log has the reason",
+        "the device's memory was exhausted by this request alone, of 9 prompt tokens",
+        "the text does not conform to the guide after 2 tokens",
+    ],
+)
+def test_an_error_of_the_model_is_no_interruption(pair: Pair, message: str) -> None:
+    for triton in pair:
+        triton.failing, triton.after_tokens = (grpc.StatusCode.INTERNAL, message), 2
+    with in_front_of(*pair) as served:
+        assert served.complete().status_code == 500
+    assert sum(len(triton.requests) for triton in pair) == 1
+
+
+def test_a_refused_request_is_sent_once(pair: Pair) -> None:
+    for triton in pair:
+        triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens is 600; it must be at most 507")
+    with in_front_of(*pair) as served:
+        assert served.complete().status_code == 400
+    assert sum(len(triton.requests) for triton in pair) == 1
+
+
+def test_a_request_that_finds_a_full_queue_is_sent_to_the_others(pair: Pair) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.failing = FULL
+        assert _text(served.complete()) == " Hello, world."
+        assert _metrics(served) == {}
+        assert not home.probes
+
+
+def test_a_request_that_finds_all_queues_full_is_refused(pair: Pair) -> None:
+    for triton in pair:
+        triton.failing = FULL
+    with in_front_of(*pair) as served:
+        response = served.complete()
+    assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")
+    assert [len(triton.requests) for triton in pair] == [1, 1]
+
+
+def test_an_interrupted_request_waits_for_room_in_a_full_queue(pair: Pair) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        (other,) = [triton for triton in pair if triton is not home]
+        other.failing = FULL
+        home.die_after = 2
+
+        def make_room() -> None:
+            other.wait_for(lambda fake: bool(fake.requests))
+            other.failing = None
+
+        making_room = threading.Thread(target=make_room)
+        making_room.start()
+        assert _text(served.complete()) == " Hello, world."
+        making_room.join()
+
+
+def test_a_hanging_models_requests_move(pair: Pair) -> None:
+    with in_front_of(*pair, hang_timeout=0.3) as served:
+        home = _home(served, *pair)
+        home.hold_after = 2
+        assert _text(served.complete()) == " Hello, world."
+        home.wait_for(lambda fake: not fake.running and len(fake.cancelled) == 1)
+
+
+def test_a_hung_model_that_is_ready_gets_no_requests(pair: Pair) -> None:
+    with in_front_of(*pair, hang_timeout=0.3) as served:
+        home = _home(served, *pair)
+        home.hold_after = 1
+        served.complete()
+        home.hold_after = 0
+        home.wait_for(lambda fake: fake.probes > 0)
+        assert _text(served.complete()) == " Hello, world."
+        assert len(home.requests) == 1
+
+
+@pytest.mark.long
+def test_a_triton_that_answers_nothing_loses_its_requests(pair: Pair) -> None:
+    with in_front_of(*pair) as served:
+        home = _home(served, *pair)
+        home.hold_after, home.silent = 1, True
+        assert _text(served.complete()) == " Hello, world."
+
+
+def test_a_client_that_reads_slowly_is_no_hanging_model(pair: Pair) -> None:
+    for triton in pair:
+        # More than the buffers of both sockets hold.
+        triton.tokens = ["a" * (1 << 20)] * 32
+    with in_front_of(*pair, hang_timeout=0.2) as served:
+        with served.http.stream(
+            "POST", "/v1/completions", json={"model": "pydoc-llama", "prompt": "a", "stream": True}
+        ) as r:
+            pair[0].wait_for(lambda _: any(triton.running for triton in pair))
+            # Longer than hang_timeout, and than it takes to look at the replica.
+            time.sleep(1.5)
+            assert sum(len(line) for line in r.iter_lines()) > 32 << 20
+        assert _metrics(served) == {}
+
+
+def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(pair: Pair) -> None:
+    triton, _ = pair
+    with in_front_of(triton) as served:
+        triton.die_after = 2
+        with served.begin_request("/v1/completions", prompt="a"):
+            triton.wait_for(_is_down)
+        line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
+        triton.wait_for(lambda _: line in served.http.get("/metrics").text)
+        triton.start()
+        triton.wait_for(lambda fake: fake.probes > 0 and not fake.running)
+        assert len(triton.requests) == 1
+
+
+def test_a_request_that_ends_every_triton_is_given_up(pair: Pair) -> None:
+    for triton in pair:
+        triton.text = lambda request: [" a"] if request.id == "probe" else _lose_the_process()
+    with in_front_of(*pair) as served:
+        response = served.complete()
+        assert response.status_code == 500
+        assert "Stub process" in str(error_of(response)["message"])
+    assert sum(len(triton.requests) for triton in pair) == MAX_FAILURES + 1
+
+
+def _lose_the_process() -> list[str]:
+    raise ValueError("Stub process 'llama_0_0' is not healthy")

@@ -124,7 +124,8 @@ def test_verify_finds_the_receipts_of_an_answer(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("verification", "line"),
     [
-        (UNEQUAL, ' after 3 tokens: the receipt has " é" (token 5, logit 1.5), the server draws "\\n" (token 6, logit 2)'),
+        (UNEQUAL, ' after 3 tokens: the receipt '
+         'has " é" (token 5, logit 1.5), the server draws "\\n" (token 6, logit 2)'),
         (Verification(False, 3, "stop"), ": the server's text ends after 3 tokens (stop), the receipt's goes on"),
         (Verification(False, 3, ""), ": the receipt ends after 3 tokens, the server's text goes on"),
     ],

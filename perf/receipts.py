@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "receipts.json")
     options = parser.parse_args()
     checkpoints = {"embedded": lambda: EMBEDDED, "large": lambda: random_checkpoint(TINY_LLAMA)}
-    settings = {"model": "two checkpoints", "threads": CORES, "rounds": options.rounds, "output_tokens": OUTPUT_TOKENS}
+    settings = {"model": "two Llamas", "threads": CORES, "rounds": options.rounds, "output_tokens": OUTPUT_TOKENS}
     results = Results(options.output, "receipts", settings, make_command("bench-receipts"))
     for name in [options.only] if options.only else REQUESTS:
         checkpoint = checkpoints[name]()
@@ -63,7 +63,8 @@ def main() -> None:
                         rates.setdefault(kind, []).append(rate)
                         print(f"{name}, {users} users, round {number + 1}, {kind}: {rate:,.1f} tokens/s", flush=True)
                 row = {"model": described(checkpoint), "title": name, "users": users, "tokens_per_second": rates}
-                results.add(f"{name}/{users}", {**row, "steal": steal.share(), **running.settings})
+                row |= {"stolen_share": steal.share(), "settings": running.settings}
+                results.add(f"{name}/{users}", row)
     results.finish()
 
 

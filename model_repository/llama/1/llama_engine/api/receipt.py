@@ -1,7 +1,7 @@
 """Receipts: what determines a completion's tokens, and the tokens, under one hash.
 
-On a path whose bits depend on the request alone, a receipt can be verified by whoever has the checkpoint: computed
-again with the same settings, on any CPU, it gives the same tokens.
+On a path whose bits depend on the request alone, anyone with the checkpoint can verify a receipt: computed again with
+the same settings, it gives the same tokens.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -78,8 +80,10 @@ def test_a_verification_has_the_salt_of_its_key_and_field(served: Endpoint, trit
     assert salts[0] == salts[1] != salts[2] == triton.last.value("cache_salt")
 
 
-def test_a_verification_is_sent_again_when_its_triton_dies(triton: FakeTriton) -> None:
-    triton.die_after = 0
+@contextmanager
+def _dying(triton: FakeTriton, responses: int) -> Iterator[Endpoint]:
+    """Serve in front of a Triton that dies after so many responses, and starts again."""
+    triton.die_after = responses
 
     def restart() -> None:
         triton.wait_for(lambda fake: fake.die_after is None)
@@ -88,9 +92,20 @@ def test_a_verification_is_sent_again_when_its_triton_dies(triton: FakeTriton) -
     restarting = threading.Thread(target=restart)
     restarting.start()
     with endpoint(triton.port, resume_timeout=20.0) as served:
-        assert _verify(served).json()["equal"]
+        yield served
     restarting.join()
     assert len(triton.requests) == 2
+
+
+def test_a_verification_is_sent_again_when_its_triton_dies(triton: FakeTriton) -> None:
+    with _dying(triton, 0) as served:
+        assert _verify(served).json()["equal"]
+
+
+def test_a_resumed_answer_has_the_receipt_of_the_whole(triton: FakeTriton) -> None:
+    with _dying(triton, 2) as served:
+        assert served.complete(seed=40, receipt=True).json()["choices"][0]["receipt"] == _expected(40)
+        assert triton.last.inputs["resume_ids"]
 
 
 @pytest.mark.parametrize(

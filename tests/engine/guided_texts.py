@@ -2,17 +2,22 @@
 
 import json
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from engine.engines import engine_of
 from engine.small_tokenizers import llama2_like
+from llama_engine.engine import Engine
+from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.guide_matcher import GuideState
 from llama_engine.sampling.guides import Guides
 from llama_engine.sampling.logits_processors import forbidden
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 END = 2
+EngineOf = Callable[..., Engine]
+"""Makes an engine of a checkpoint, slots and settings."""
 
 # Exponential: more than 10 s and 1 GB.
 ENDLESS = json.dumps(
@@ -40,6 +45,20 @@ def own_guides(tokenizer: Tokenizer) -> Iterator[Guides]:
     """A guides of the embedded checkpoint that no other test has used."""
     guides = Guides(tokenizer, [END])
     yield guides
+    guides.close()
+
+
+@pytest.fixture(scope="module")
+def engine_with_guides(tokenizer: Tokenizer) -> Iterator[EngineOf]:
+    """Makes engines of the embedded tokenizer. They share a process that checks guides, which takes a second."""
+    guides = Guides(tokenizer, [END])
+
+    def make(checkpoint: Checkpoint, slots: int = 32, **parameters: str) -> Engine:
+        engine = engine_of(checkpoint, slots, **parameters)
+        engine.guides = guides
+        return engine
+
+    yield make
     guides.close()
 
 

@@ -19,11 +19,12 @@ from gguf import GGMLQuantizationType as Kind
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
 from llama_engine.model.architecture import read_architecture
+from llama_engine.model.checkpoint_headers import read_checkpoint_headers
 from llama_engine.model.formats.gguf_blocks import GgufBlocks
 from llama_engine.model.gguf.config import read_gguf_config
 from llama_engine.model.gguf.header import read_gguf
 from llama_engine.model.gguf.tensors import GgufTensors
-from llama_engine.model.loader import EMBEDDED, Checkpoint, read_checkpoint_headers
+from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.rope import rope_tables
 from llama_engine.model.tensor_names import SavedLinear
 from llama_engine.model.weights import LinearWeight

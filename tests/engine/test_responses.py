@@ -19,6 +19,7 @@ from llama_engine.errors import Cancelled
 from llama_engine.events import Chunk, Event
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
+from llama_engine.optional_outputs import LogProbsWriter
 from llama_engine.sequence import Sequence
 from llama_engine.triton.request_decoder import FORWARDED, RequestDecoder
 from llama_engine.triton.response import Response
@@ -162,6 +163,109 @@ def test_the_chunks_optional_outputs_join_to_those_of_one_response(decoder: Requ
     ]
 
 
+@pytest.fixture
+def exact(int8: Checkpoint) -> Iterator[RequestDecoder]:
+    with decoding(engine_of(int8, 4), Stats(RecordingRegistry(), 4), "none") as decoder:
+        yield decoder
+
+
+ALL = {"return_output_ids": True, "return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1}
+OF_TOKENS = ("text_output", "num_output_tokens", "output_ids", "output_log_probs", "logprobs")
+"""Outputs of a stream that its chunks have parts of."""
+
+
+def _joined(chunks: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the tokens' outputs of a stream's chunks, and the others of its last one."""
+    parts = {name: [value for chunk in chunks for value in chunk[name]] for name in OF_TOKENS}
+    parts["logprobs"] = [token for part in parts["logprobs"] for token in json.loads(part)]
+    for name in ("output_ids", "output_log_probs"):
+        parts[name] = [value for part in parts[name] for value in part]
+    ends = ("finish_reason", "stop_reason", "num_input_tokens", "seed", "cum_log_probs")
+    counted = {"text_output": ["".join(parts["text_output"])], "num_output_tokens": [sum(parts["num_output_tokens"])]}
+    return {**parts, **counted, **{name: chunks[-1][name] for name in ends}}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(exact: RequestDecoder, every: int) -> None:
+    parameters = {**ALL, "max_tokens": 20, "temperature": 1.2, "stop_words": ["le stream", "the"], "min_tokens": 9}
+    sampling = json.dumps({"sampling_parameters": json.dumps(parameters)})
+
+    def stream(**inputs: NDArray[Any]) -> list[dict[str, list[Any]]]:
+        request = Request(sampling, text_input=text(PROMPT), stream=_flag(True), **inputs)
+        _run(exact.engine, _decode(exact, request), every)
+        return [response.values() for response, _ in request.sent]
+
+    whole = stream()
+    (seed,) = whole[0]["seed"]
+    assert len(whole) > 20 / every / 3
+    for count in range(1, len(whole)):
+        ids = [token for chunk in whole[:count] for token in chunk["output_ids"][0]]
+        inputs: dict[str, NDArray[Any]] = {
+            "resume_ids": np.array([ids], dtype=np.int32),
+            "seed": np.array([[seed]], dtype=np.uint64),
+        }
+        resumed = stream(**inputs)
+        assert _joined(resumed) == _joined(whole[count:])
+        assert every > 1 or [chunk["text_output"] for chunk in resumed] == [
+            chunk["text_output"] for chunk in whole[count:]
+        ]
+        assert not any("prompt_logprobs" in chunk for chunk in resumed)
+        # One response has everything.
+        answer = _answer(exact, Request(sampling, text_input=text(PROMPT), **inputs))
+        parts = _joined(whole)
+        assert json.loads(answer.pop("logprobs")[0]) == parts.pop("logprobs")
+        assert answer["prompt_logprobs"] == whole[0]["prompt_logprobs"]
+        for name, value in parts.items():
+            assert answer[name] == ([value] if name in ("output_ids", "output_log_probs") else value), name
+
+
+def test_a_choice_is_resumed_alone_with_its_own_seed(exact: RequestDecoder) -> None:
+    parameters = json.dumps({"max_tokens": 12, "min_tokens": 8, "temperature": 1.2, "return_output_ids": True})
+    choices = _answer(exact, Request(parameters, text_input=text(PROMPT), n=_int32(3)))
+    assert len(set(choices["text_output"])) == len(set(choices["seed"])) == 3
+    for choice in range(3):
+        ids, seed = np.array([choices["output_ids"][choice][:5]], dtype=np.int32), choices["seed"][choice]
+        inputs: dict[str, NDArray[Any]] = {"resume_ids": ids, "seed": np.array([[seed]], dtype=np.uint64)}
+        answer = _answer(exact, Request(parameters, text_input=text(PROMPT), **inputs))
+        assert {name: answer[name] for name in ("text_output", "finish_reason", "num_output_tokens", "seed")} == {
+            name: choices[name][choice : choice + 1]
+            for name in ("text_output", "finish_reason", "num_output_tokens", "seed")
+        }
+
+
+def test_a_resumed_rows_log_probabilities_are_written_once_it_generates(
+    exact: RequestDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then they are incomplete, and a preemption would replace the lists."""
+    written: list[Sequence] = []
+    write = LogProbsWriter.write_some
+
+    def write_some(writer: LogProbsWriter, sequence: Sequence, max_tokens: int) -> bool:
+        assert sequence.has_sampled
+        written.append(sequence)
+        return write(writer, sequence, max_tokens)
+
+    monkeypatch.setattr(LogProbsWriter, "write_some", write_some)
+    optional = json.dumps({**ALL, "temperature": 0.0})
+    resume_ids = np.array([[-1] * 60, range(100, 160)], dtype=np.int32)
+    request = Request(optional, text_input=text("a", PROMPT), resume_ids=resume_ids, max_tokens=_int32(1, 64))
+    response = _decode(exact, request)
+    monkeypatch.setattr(exact.engine._prefill, "_budget", 16)
+    short, resumed = response.sequences
+    exact.engine.add(short)
+    exact.engine.step()
+    exact.engine.add(resumed)
+    exact.engine.step()
+    assert short.result is not None
+    response.send([short.result])
+    assert resumed.num_cached == 16
+    while resumed.result is None:
+        exact.engine.step()
+    response.send([resumed.result])
+    assert written == [short, short, resumed]
+    assert len(json.loads(request.sent[0][0].values()["logprobs"][1])) == resumed.num_output_tokens
+
+
 class _Other:
     """The sink of another request: how many responses of the first one were sent before its own."""
 
@@ -242,6 +346,11 @@ def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDeco
         ("{", {"text_input": text(PROMPT)}, "the request has parameters that are not UTF-8"),
         ("", {"text_input": text("a", "b"), "stream": np.array([[True], [True]])}, "stream is true for 2 rows; "),
         ("", {"max_tokens": _int32(3)}, "text_input is missing, and so is input_ids"),
+        (
+            '{"seed": 1}',
+            {"text_input": text(PROMPT), "resume_ids": np.array([[9, 2, 9]], dtype=np.int32)},
+            "resume_ids is a list of 3 tokens; it must be fewer: the text ends with token 2",
+        ),
     ],
 )  # fmt: skip
 def test_a_refused_request_gets_its_error_as_its_only_response(

@@ -20,10 +20,10 @@ import torch
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.errors import EngineError
 from llama_engine.model.architecture import Architecture
-from llama_engine.model.checkpoint_files import check_files
+from llama_engine.model.checkpoint_headers import read_checkpoint_headers
 from llama_engine.model.gguf.tensors import GgufTensors
 from llama_engine.model.hub import resolve_headers
-from llama_engine.model.loader import Checkpoint, describe_checkpoint, loading, read_checkpoint_headers, resolve_name
+from llama_engine.model.loader import Checkpoint, describe_checkpoint, loading, resolve_name
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.precision import choose_device, quantization_config, saved_quantization
 from llama_engine.model.saved_tensors import SavedTensors
@@ -47,16 +47,15 @@ def inspect(settings: Settings, scratch: Path) -> Iterator[Line]:
     name = resolve_name(settings.model)
     folder = resolve_headers(name, settings.revision, scratch)
     with loading(name):
-        check_files(folder)
-        config, architecture, saved, _ = read_checkpoint_headers(folder, name)
-    yield "model", _model(name, architecture)
-    yield "context", _context(config, architecture)
-    yield "saved", _saved(saved, config)
+        headers = read_checkpoint_headers(folder, name)
+    yield "model", _model(name, headers.architecture)
+    yield "context", _context(headers.config, headers.architecture)
+    yield "saved", _saved(headers.saved, headers.config)
     device = choose_device(settings.device, 0 if settings.device == "auto" and torch.cuda.is_available() else None)
-    checkpoint = describe_checkpoint(name, folder, settings, device)
+    checkpoint = describe_checkpoint(name, headers, settings, device)
     yield "served", _served(checkpoint)
     defaults = GenerationDefaults.from_config(
-        checkpoint.generation_config, settings.default_max_tokens, architecture.vocabulary
+        checkpoint.generation_config, settings.default_max_tokens, headers.architecture.vocabulary
     )
     yield "chat", _chat(checkpoint, defaults)
     plan = plan_memory(checkpoint, settings, settings.slots or SLOTS)

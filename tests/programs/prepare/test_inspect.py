@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from engine.checkpoints import save_small
 from engine.engines import load
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import describe_checkpoint
+from llama_engine.model.checkpoint_headers import read_checkpoint_headers
+from llama_engine.model.loader import Checkpoint, describe_checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
@@ -41,11 +42,15 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_QUANTIZATION", "checkpoint")
 
 
+def _describe(folder: Path, settings: Settings) -> Checkpoint:
+    return describe_checkpoint(str(folder), read_checkpoint_headers(folder, str(folder)), settings, CPU)
+
+
 def _assert_same(folder: Path, quantization: str, **parameters: str) -> None:
     """Compare with a loaded checkpoint: info, and the plan of everything else."""
     loaded = load(quantization, model=str(folder), **parameters)
     settings = Settings.parse({"quantization": quantization, **parameters}, {})
-    described = describe_checkpoint(str(folder), folder, settings, CPU)
+    described = _describe(folder, settings)
     assert described.info == loaded.info
     plans = [replace(plan_memory(checkpoint, settings, 4), free=0) for checkpoint in (loaded, described)]
     assert plans[0] == plans[1]
@@ -107,7 +112,7 @@ def test_the_contents_of_weights_are_not_read(out: Path) -> None:
     with (out / WEIGHTS).open("r+b") as file:
         file.truncate(8 + length)
         file.truncate(size)
-    assert describe_checkpoint(str(out), out, Settings(), CPU).info == expected
+    assert _describe(out, Settings()).info == expected
 
 
 def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +184,7 @@ def test_more_inputs_than_int32_sums_hold_are_refused_as_by_loading(tmp_path: Pa
     with pytest.raises(CheckpointError, match=r"16 x 133000 .* no exact product") as refused:
         load("int8", model=str(folder))
     with pytest.raises(CheckpointError) as described:
-        describe_checkpoint(str(folder), folder, Settings(quantization="int8"), CPU)
+        _describe(folder, Settings(quantization="int8"))
     assert str(described.value) == str(refused.value)
 
 

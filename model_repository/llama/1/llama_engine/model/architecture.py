@@ -116,7 +116,7 @@ def _smollm3(config: PreTrainedConfig) -> Options:
 
 
 def _phi3(config: PreTrainedConfig) -> Options:
-    rotary = int(_head_dim(config) * config.rope_parameters.get("partial_rotary_factor", 1.0))
+    rotary = int(head_dim(config) * config.rope_parameters.get("partial_rotary_factor", 1.0))
     return {**_mistral(config), "fused": True, "rotary": rotary}
 
 
@@ -205,19 +205,19 @@ def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
     window = getattr(config, "sliding_window", None)
     if (window is None and _SLIDING in types) or (window is not None and window < 1):
         raise CheckpointError(f"{name}: sliding_window is {window}; a layer with {_SLIDING} needs 1 position or more")
-    layers, head_dim = config.num_hidden_layers, _head_dim(config)
+    layers, dim = config.num_hidden_layers, head_dim(config)
     options = {
-        "scaling": head_dim**-0.5,
+        "scaling": dim**-0.5,
         "windows": (None,) * layers,
         "ropes": (ROPE,) * layers,
-        "rotary": head_dim,
+        "rotary": dim,
         **FAMILIES[config.model_type](config),
     }
-    if options["rotary"] % 2 or not 2 <= options["rotary"] <= head_dim:
+    if options["rotary"] % 2 or not 2 <= options["rotary"] <= dim:
         share = config.rope_parameters.get("partial_rotary_factor")
         raise CheckpointError(
             f"{name}: partial_rotary_factor is {show(share)}, which rotates {options['rotary']} dimensions of a head; "
-            f"they must be an even number from 2 to {head_dim}"
+            f"they must be an even number from 2 to {dim}"
         )
     return Architecture(
         model_type=config.model_type,
@@ -225,7 +225,7 @@ def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=head_dim,
+        head_dim=dim,
         intermediate=config.intermediate_size,
         vocabulary=config.vocab_size,
         epsilon=config.rms_norm_eps,
@@ -235,7 +235,8 @@ def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
     )
 
 
-def _head_dim(config: PreTrainedConfig) -> int:
+def head_dim(config: PreTrainedConfig) -> int:
+    """Return the dimensions of a head of queries and keys."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from llama_engine.bounds import Bound, BoundError, Flag, Integer, Real, show
 from llama_engine.errors import CheckpointError
+from llama_engine.model.architecture import head_dim
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -84,9 +85,8 @@ def check_heads(config: PreTrainedConfig, where: str) -> None:
     flags, layers = getattr(config, "no_rope_layers", None), config.num_hidden_layers
     if flags is not None and len(flags) < layers:
         _refuse(where, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if head_dim < 2 or head_dim % 2:
-        _refuse(where, "head_dim", head_dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")
+    if (dim := head_dim(config)) < 2 or dim % 2:
+        _refuse(where, "head_dim", dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")
 
 
 def _check_rope(where: str, field: str, value: object) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import GenerationConfig
@@ -18,16 +18,11 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
-from llama_engine.model.architecture import Architecture, read_architecture
+from llama_engine.model.architecture import Architecture
 from llama_engine.model.checkpoint_digest import CheckpointDigest, checkpoint_files
-from llama_engine.model.checkpoint_files import check_files
-from llama_engine.model.config import read_config
-from llama_engine.model.config_bounds import check_heads, check_values
+from llama_engine.model.checkpoint_headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.description import describe_model
-from llama_engine.model.gguf.config import read_gguf_config
-from llama_engine.model.gguf.header import GgufFile, find_gguf, read_gguf
-from llama_engine.model.gguf.tensors import GgufTensors
 from llama_engine.model.gguf.tokenizer import read_gguf_tokenizer
 from llama_engine.model.hub import resolve_folder
 from llama_engine.model.kv_cache import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
@@ -38,7 +33,6 @@ from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
 from llama_engine.model.products import Loaded, load_model
 from llama_engine.model.rope import max_positions
-from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.settings import MAX_MODEL_LEN, Settings
 from llama_engine.text.tokenizer import read_tokenizer
@@ -132,19 +126,17 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         torch.cuda.set_device(device)
     with loading(name, show_progress):
         folder = resolve_folder(name, settings.revision, show_progress)
-        check_files(folder)
-        return _load_files(name, folder, settings, device, manifest)
+        return _load_files(name, read_checkpoint_headers(folder, name), settings, device, manifest)
 
 
-def describe_checkpoint(name: str, folder: Path, settings: Settings, device: torch.device) -> Checkpoint:
-    """Return what `load_checkpoint` would, without weights: their sizes are those of the headers in `folder`.
+def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device) -> Checkpoint:
+    """Return what `load_checkpoint` would, without weights: their sizes are those of the headers.
 
     Raises CheckpointError where that would, except for invalid contents of the weights.
     """
     manifest = verified_manifest(Path(name), settings.revision)
     with loading(name):
-        check_files(folder)
-        return _load_files(name, folder, settings, device, manifest, describe_model)
+        return _load_files(name, headers, settings, device, manifest, describe_model)
 
 
 @contextmanager
@@ -183,58 +175,32 @@ def resolve_name(model: str | None) -> str:
     return model
 
 
-class CheckpointHeaders(NamedTuple):
-    """A checkpoint's config, and its tensors without contents. gguf: its GGUF file, None for safetensors."""
-
-    config: PreTrainedConfig
-    architecture: Architecture
-    saved: SavedTensors
-    gguf: GgufFile | None
-
-
-def read_checkpoint_headers(folder: Path, name: str) -> CheckpointHeaders:
-    """Read the config and the headers of the weights. Raises CheckpointError."""
-    gguf = find_gguf(folder)
-    if gguf is None:
-        config = read_config(folder, name)
-        return CheckpointHeaders(config, read_architecture(config, name), SavedTensors(folder), None)
-    file = read_gguf(gguf)
-    config = read_gguf_config(file)
-    check_values(config.to_dict(), f"{name}: its metadata")
-    check_heads(config, f"{name}: its metadata")
-    # Its norms are saved with Gemma's 1 added.
-    architecture = replace(read_architecture(config, name), gain_offset=0.0)
-    return CheckpointHeaders(config, architecture, GgufTensors(file), file)
-
-
 def _load_files(
     name: str,
-    folder: Path,
+    headers: CheckpointHeaders,
     settings: Settings,
     device: torch.device,
     manifest: Manifest | None,
-    load: Callable[..., Loaded] = load_model,
+    load: Callable[[str, CheckpointHeaders, Settings, torch.device, int], Loaded] = load_model,
 ) -> Checkpoint:
     """Load config, tokenizer and model from their files. Raises CheckpointError and exceptions of the libraries."""
-    config, architecture, saved, file = read_checkpoint_headers(folder, name)
-    if file is not None:
-        folder = file.path.parent
+    config, folder, gguf = headers.config, headers.folder, headers.gguf
     max_model_len: int = settings.max_model_len or min(config.max_position_embeddings, MAX_MODEL_LEN)
     if max_model_len > (positions := max_positions(config)):
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
-    tokenizer = read_tokenizer(folder, config) if file is None else read_gguf_tokenizer(file, config)
-    model, info, attention = load(name, saved, config, architecture, settings, device, max_model_len)
+    tokenizer = read_tokenizer(folder, config) if gguf is None else read_gguf_tokenizer(gguf, config)
+    model, info, attention = load(name, headers, settings, device, max_model_len)
     return Checkpoint(
         name=name,
         config=config,
-        architecture=architecture,
+        architecture=headers.architecture,
         model=model,
         tokenizer=tokenizer,
         generation_config=_generation_config(folder, config),
         max_model_len=max_model_len,
         info=info,
         prepared=manifest,
-        digest=CheckpointDigest(checkpoint_files(folder, None if file is None else file.path), manifest),
+        digest=CheckpointDigest(checkpoint_files(folder, None if gguf is None else gguf.path), manifest),
         attention=attention,
         is_loaded=load is load_model,
     )

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,13 +28,13 @@ from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_e
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
 from llama_engine.model.architecture import Architecture
-from llama_engine.model.builder import ReadWeights, build_llama, float_linear, llama_around
+from llama_engine.model.builder import PackLinear, ReadWeights, build_llama, float_linear, llama_around
+from llama_engine.model.checkpoint_headers import CheckpointHeaders
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.formats.bitsandbytes_nf4 import BitsandbytesNf4
 from llama_engine.model.formats.detection import linear_format
 from llama_engine.model.formats.linear_format import LinearFormat
-from llama_engine.model.gguf.tensors import GgufTensors
-from llama_engine.model.llama import Linear, Llama
+from llama_engine.model.llama import Llama
 from llama_engine.model.model_info import BATCH, ModelInfo
 from llama_engine.model.onednn_int8 import OneDnnPacker
 from llama_engine.model.precision import (
@@ -48,7 +49,6 @@ from llama_engine.model.row_reader import RowReader
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.tensor_names import all_linears
 from llama_engine.model.weight_reader import WeightReader
-from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,104 +60,93 @@ Loaded = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
 """A model, its precision and size, and FlashAttention for a GPU; None uses PyTorch's attention."""
 
 
-class Choice(NamedTuple):
+class LoadPlan(NamedTuple):
     """How a checkpoint is served, with its headers checked.
 
     quantization, threshold: of `choose_quantization`. quantized: format of the linear layers. terms: activation terms
-    of INT8 products; on a GPU, the same for all rows.
+    of INT8 products; on a GPU, the same for all rows. compiled_cache: dtype of the KV cache with which the compiled
+    kernels are verified; None: they aren't used.
     """
 
     quantization: str
     threshold: float | None
     dtype: torch.dtype
+    device: torch.device
     terms: ActivationTerms
     quantized: LinearFormat | None
     reader: WeightReader
     tables: RopeTables
     attention: VarlenAttention | None
     elementwise: Elementwise
+    compiled_cache: torch.dtype | None
 
     @property
     def by_transformers(self) -> bool:
         """Whether transformers' modules hold the weights."""
         return self.quantization == "nf4" or bool(self.threshold)
 
+    @property
+    def exact_int8(self) -> bool:
+        """Whether the linear layers are exact INT8 products."""
+        return self.quantization == "int8" and not self.threshold
+
+    def packer(self) -> PackLinear:
+        """Return what packs a `Llama`'s linear layers; raises CheckpointError for a shape without an exact product."""
+        if not self.exact_int8:
+            return float_linear
+        if self.device.type == "cpu":
+            return OneDnnPacker(self.terms)
+        # Imported here because importing bitsandbytes takes 2 s.
+        from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
+
+        return partial(exact_int8_linear, terms=_gpu_terms(self.terms), elementwise=self.elementwise)
+
+    def info(self, linears: Mapping[str, int], weight_bytes: int, model: Llama | CompiledLlama) -> ModelInfo:
+        """Return the info of a model with these weights."""
+        product, bits_depend_on = "", BATCH
+        if isinstance(model, CompiledLlama):
+            product, bits_depend_on = model.describe(), ""
+        elif self.exact_int8 and self.device.type == "cuda":
+            product = f"exact INT8, {self.terms.describe()}, bitsandbytes"
+        elif self.exact_int8:
+            product = OneDnnPacker(self.terms).describe()
+            # torch computes everything else in the dtype; only in float32 is that independent of the batch.
+            bits_depend_on = "" if self.dtype == torch.float32 else BATCH
+        return ModelInfo(dict(linears), weight_bytes, self.dtype, self.device, self.threshold, product, bits_depend_on)
+
 
 def load_model(
-    name: str,
-    saved: SavedTensors,
-    config: PreTrainedConfig,
-    architecture: Architecture,
-    settings: Settings,
-    device: torch.device,
-    max_model_len: int,
+    name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
 ) -> Loaded:
     """Load a checkpoint's weights for the product that the table above lists.
 
     Raises CheckpointError for incompatible settings and for INT8 weights without an exact product. Exceptions of the
     libraries are passed on.
     """
-    chosen = choose(name, saved, config, architecture, settings, device, max_model_len)
-    tables, terms, elementwise, reader = chosen.tables, chosen.terms, chosen.elementwise, chosen.reader
-    if chosen.by_transformers:
-        if isinstance(chosen.quantized, BitsandbytesNf4):
-            for linear in all_linears(architecture):
-                if chosen.quantized.has(linear):
-                    chosen.quantized.check_description(linear)
-        modules, info = _load_with_transformers(
-            saved.folder, config, architecture, settings, device, chosen.dtype, tables
-        )
-        return replace(modules, rotary=elementwise.rotary), info, chosen.attention
-    read = ReadWeights()
-    model: Llama | CompiledLlama
-    if chosen.quantization != "int8":
-        model, product, bits_depend_on = build_llama(reader, architecture, tables, float_linear, read), "", BATCH
-    elif device.type == "cuda":
-        # Imported here because importing bitsandbytes takes 2 s.
-        from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
-
-        def pack(weight: LinearWeight) -> Linear:
-            return exact_int8_linear(weight, gpu_terms(terms), elementwise)
-
-        model = build_llama(RowReader(reader), architecture, tables, pack, read)
-        product, bits_depend_on = f"exact INT8, {terms.describe()}, bitsandbytes", BATCH
-    elif compiled := _load_compiled(reader, architecture, tables, settings, terms, read):
-        model, product, bits_depend_on = compiled, compiled.describe(), ""
-    else:
-        packer = OneDnnPacker(terms)
-        model = build_llama(RowReader(reader), architecture, tables, packer, read)
-        product = packer.describe()
-        # torch computes everything besides the products in the dtype; only in float32 is that independent of the batch.
-        bits_depend_on = "" if chosen.dtype == torch.float32 else BATCH
-    if isinstance(model, Llama):
-        model = replace(model, rotary=elementwise.rotary)
+    plan = plan_load(name, headers, settings, device, max_model_len)
+    if plan.by_transformers:
+        return _load_with_transformers(headers, settings, plan)
+    architecture, tables, read = headers.architecture, plan.tables, ReadWeights()
+    model: Llama | CompiledLlama | None = None
+    if plan.compiled_cache is not None:
+        model = build_compiled_llama(plan.reader, architecture, tables, plan.terms, plan.compiled_cache, read)
+    if model is None:
+        reader = RowReader(plan.reader) if plan.exact_int8 else plan.reader
+        llama = build_llama(reader, architecture, tables, plan.packer(), read)
+        model = replace(llama, rotary=plan.elementwise.rotary)
     _return_freed_memory()
-    info = ModelInfo(
-        dict(read.linears),
-        read.bytes,
-        chosen.dtype,
-        device,
-        chosen.threshold,
-        product=product,
-        bits_depend_on=bits_depend_on,
-    )
-    return model, info, chosen.attention
+    return model, plan.info(read.linears, read.bytes, model), plan.attention
 
 
-def choose(
-    name: str,
-    saved: SavedTensors,
-    config: PreTrainedConfig,
-    architecture: Architecture,
-    settings: Settings,
-    device: torch.device,
-    max_model_len: int,
-) -> Choice:
+def plan_load(
+    name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
+) -> LoadPlan:
     """Choose how to serve a checkpoint, and check its headers. Raises CheckpointError as `load_model` does."""
+    config, architecture, saved, gguf = headers
     dtype = choose_dtype(name, architecture.model_type, settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
     int8 = quantization == "int8"
-    if isinstance(saved, GgufTensors) and (quantization == "nf4" or threshold):
+    if gguf is not None and (quantization == "nf4" or threshold):
         raise CheckpointError(f"{name} is a GGUF file; nf4 and an int8_threshold need a checkpoint in safetensors")
     # Compares the files with the config, before memory is allocated for what the config says.
     quantized = _saved_format(saved, config, int8)
@@ -167,20 +156,23 @@ def choose(
         # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
         terms = TWO_TERMS
     exact = int8 and not threshold
-    return Choice(
-        quantization,
-        threshold,
-        dtype,
-        terms,
-        quantized,
-        reader,
-        rope_tables(config, architecture, max_model_len),
-        _gpu_attention(architecture, settings, device, dtype),
-        _gpu_elementwise(architecture, settings, device, dtype, gpu_terms(terms) if exact else None),
+    compiled = exact and device.type == "cpu" and settings.kernels != "stock"
+    return LoadPlan(
+        quantization=quantization,
+        threshold=threshold,
+        dtype=dtype,
+        device=device,
+        terms=terms,
+        quantized=quantized,
+        reader=reader,
+        tables=rope_tables(config, architecture, max_model_len),
+        attention=_gpu_attention(architecture, settings, device, dtype),
+        elementwise=_gpu_elementwise(architecture, settings, device, dtype, _gpu_terms(terms) if exact else None),
+        compiled_cache=choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=dtype) if compiled else None,
     )
 
 
-def gpu_terms(terms: ActivationTerms) -> int:
+def _gpu_terms(terms: ActivationTerms) -> int:
     """Return the number of terms of INT8 products on a GPU."""
     return 1 if terms == ONE_TERM else 2
 
@@ -192,21 +184,18 @@ def _saved_format(saved: SavedTensors, config: PreTrainedConfig, int8: bool) -> 
     return linear_format(saved, quantization_config(config)) if int8 else None
 
 
-def _load_with_transformers(
-    folder: Path,
-    config: PreTrainedConfig,
-    architecture: Architecture,
-    settings: Settings,
-    device: torch.device,
-    dtype: torch.dtype,
-    tables: RopeTables,
-) -> tuple[Llama, ModelInfo]:
-    """Load the model with transformers' modules; return it with its info."""
+def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan: LoadPlan) -> Loaded:
+    """Load the model with transformers' modules."""
+    if isinstance(plan.quantized, BitsandbytesNf4):
+        for linear in all_linears(headers.architecture):
+            if plan.quantized.has(linear):
+                plan.quantized.check_description(linear)
     # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
     from llama_engine.model.transformers_reader import load_with_transformers, read_model_info
 
-    modules = load_with_transformers(str(folder), config, settings, device, dtype)
-    return llama_around(modules, architecture, tables), read_model_info(modules)
+    modules = load_with_transformers(str(headers.folder), headers.config, settings, plan.device, plan.dtype)
+    model = llama_around(modules, headers.architecture, plan.tables)
+    return replace(model, rotary=plan.elementwise.rotary), read_model_info(modules), plan.attention
 
 
 def _gpu_attention(
@@ -234,21 +223,6 @@ def _gpu_elementwise(
     # The fused rotation is compiled for whole heads as the projection returns them.
     whole = architecture.rotary == architecture.head_dim and architecture.query_key_norm == "none"
     return fused if whole else fused._replace(rotary=SEPARATE.rotary)
-
-
-def _load_compiled(
-    reader: WeightReader,
-    architecture: Architecture,
-    tables: RopeTables,
-    settings: Settings,
-    terms: ActivationTerms,
-    read: ReadWeights,
-) -> CompiledLlama | None:
-    """Load the model packed for the compiled kernels; return None if they can't be used."""
-    if settings.kernels == "stock":
-        return None
-    dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
-    return build_compiled_llama(reader, architecture, tables, terms, dtype, read)
 
 
 def _return_freed_memory() -> None:

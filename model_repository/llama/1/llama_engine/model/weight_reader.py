@@ -55,7 +55,7 @@ class WeightReader:
         int8: quantize the others and the head to INT8 rows, on the CPU. device: of the returned tensors; None is the
         CPU. Raises CheckpointError for a weight that is missing or has an unexpected shape or an unsupported dtype.
         """
-        self._saved, self._quantized = saved, quantized
+        self._saved, self._quantized = saved, quantized if int8 else None
         self._dtype, self._int8, self._device = dtype, int8, device or torch.device("cpu")
         self._architecture = architecture
         # A tied checkpoint may contain the shared matrix under the head's name only.
@@ -97,7 +97,7 @@ class WeightReader:
     def _head_is_embedding(self) -> bool:
         """Return whether the head is tied to the embedding. As in transformers, saved matrices that differ are not."""
         embedding, head = f"{EMBEDDING}.weight", f"{HEAD}.weight"
-        if self._has_format(self._matrix(HEAD)):
+        if self._format_of(self._matrix(HEAD)) is not None:
             return False
         if not self._architecture.tied or not {embedding, head} <= self._saved.keys():
             return self._architecture.tied
@@ -118,7 +118,7 @@ class WeightReader:
 
     def _linear(self, parts: Sequence[SavedLinear]) -> LinearWeight:
         """Return the fused linear layer of these saved layers, whose rows are concatenated in order."""
-        if not any(self._has_format(part) for part in parts):
+        if all(self._format_of(part) is None for part in parts):
             weight = self._from_floats(parts)
         else:
             read = [self._quantized_part(part) for part in parts]
@@ -131,9 +131,8 @@ class WeightReader:
         return weight.to(self._device, torch.cat(biases) if biases else None)
 
     def _quantized_part(self, part: SavedLinear) -> LinearWeight:
-        if self._quantized is not None and self._has_format(part):
-            return self._quantized.read(part)
-        return self._from_floats([part])
+        quantized = self._format_of(part)
+        return self._from_floats([part]) if quantized is None else quantized.read(part)
 
     def _from_floats(self, parts: Sequence[SavedLinear]) -> LinearWeight:
         """Return the linear layer of layers saved in floats, quantized if `int8`."""
@@ -150,8 +149,9 @@ class WeightReader:
             first = of_part.stop
         return LinearWeight(weight, scales)
 
-    def _has_format(self, linear: SavedLinear) -> bool:
-        return self._int8 and self._quantized is not None and self._quantized.has(linear)
+    def _format_of(self, linear: SavedLinear) -> LinearFormat | None:
+        """Return the format that the layer is read in; None is floats."""
+        return self._quantized if self._quantized is not None and self._quantized.has(linear) else None
 
     def _convert(self, name: str, result: torch.Tensor) -> None:
         """Read a tensor into `result`, converting it to the dtype of `result`."""
@@ -209,8 +209,9 @@ class WeightReader:
             f"{NORM}.weight": Expected((hidden,), FLOATS),
         }
         linears = []
-        if not self._architecture.tied or f"{HEAD}.weight" in self._saved or self._has_format(self._matrix(HEAD)):
-            linears.append(self._matrix(HEAD))
+        head = self._matrix(HEAD)
+        if not self._architecture.tied or f"{HEAD}.weight" in self._saved or self._format_of(head) is not None:
+            linears.append(head)
         for index in range(self._architecture.layers):
             prefix = layer_prefix(index)
             for name, size in self._norms.values():
@@ -218,8 +219,8 @@ class WeightReader:
             linears += [part.named(prefix) for parts in self._linears.values() for part in parts]
         in_floats = []
         for linear in linears:
-            if self._quantized is not None and self._has_format(linear):
-                expected |= self._quantized.tensors(linear)
+            if (quantized := self._format_of(linear)) is not None:
+                expected |= quantized.tensors(linear)
             else:
                 expected[f"{linear.name}.weight"] = Expected(linear.shape, FLOATS)
                 in_floats.append(f"{linear.name}.weight")

@@ -46,7 +46,7 @@ class HeaderReader:
         int8: bool = False,
     ) -> None:
         """Take arguments of `WeightReader`."""
-        self._architecture, self._quantized = architecture, quantized
+        self._architecture, self._quantized = architecture, quantized if int8 else None
         self._dtype, self._int8 = dtype, int8
         self._linears, self._norms = layer_linears(architecture), layer_norms(architecture)
         self._embedding = self._floats(architecture.vocabulary, architecture.hidden)
@@ -104,7 +104,7 @@ class HeaderReader:
         return LinearWeight(weight, scales, None, torch.empty_like(scales) if groups.has_offsets else None, groups.bits)
 
     def _groups(self, part: SavedLinear) -> Groups | None:
-        quantized = self._quantized if self._int8 else None
+        quantized = self._quantized
         return quantized.groups(part) if quantized is not None and quantized.has(part) else None
 
 

@@ -100,7 +100,8 @@ class Response:
 
         The limit keeps the serialization of thousands of tokens from delaying the chunks of other streams.
         """
-        computed = [sequence for sequence in self._with_json if sequence.num_output_tokens]
+        # Before its first own token, a sequence's lists grow, and a preemption replaces them.
+        computed = [sequence for sequence in self._with_json if sequence.has_sampled]
         return all(self._writer.write_some(sequence, MAX_TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:

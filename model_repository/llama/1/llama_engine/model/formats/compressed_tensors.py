@@ -89,7 +89,7 @@ class CompressedTensors:
         outputs, inputs = linear.shape
         # Scales of a tensor and of rows are one group.
         count = max(1, prod(self._scales_shape(linear)) // outputs)
-        size = next(size for size in self._sizes if group_count(inputs, size) == count)
+        size = self._group_size(inputs, count)
         offsets, order = (f"{linear.name}.{name}" in self._saved for name in ("weight_zero_point", "weight_g_idx"))
         return served_groups(inputs, Groups(self._bits(linear), size, offsets, order))
 
@@ -174,5 +174,8 @@ class CompressedTensors:
         # Initialized to -1, which stands for consecutive groups.
         if name in self._saved and (self._saved.read(name) != -1).any():
             return read_groups(self._saved, name, count)
-        size = next(size for size in self._sizes if group_count(inputs, size) == count)
-        return consecutive_groups(inputs, size)
+        return consecutive_groups(inputs, self._group_size(inputs, count))
+
+    def _group_size(self, inputs: int, count: int) -> int:
+        """Return the size of groups of which a row has `count`; -1 is the whole row."""
+        return next(size for size in self._sizes if group_count(inputs, size) == count)

@@ -8,7 +8,7 @@ import torch
 
 from llama_engine.errors import CheckpointError
 from llama_engine.model.formats.linear_format import Expected, Groups
-from llama_engine.model.gguf.blocks import BITS, GROUP, OFFSETS, grouped
+from llama_engine.model.gguf.blocks import grouped, groups_of
 from llama_engine.model.gguf.tensors import GgufTensors
 from llama_engine.model.row_blocks import for_each_block, row_blocks
 from llama_engine.model.saved_tensors import SavedTensors
@@ -17,7 +17,7 @@ from llama_engine.model.weights import LinearWeight
 
 
 class GgufBlocks:
-    """Reads the quantized layers of a GGUF file, without rounding where `gguf.blocks.BITS` has their type."""
+    """Reads the quantized layers of a GGUF file, without rounding for the types that `gguf.blocks` unpacks."""
 
     name = "GGUF"
 
@@ -39,7 +39,7 @@ class GgufBlocks:
         """Return the groups of a layer."""
         kind = self._saved.block_type(f"{linear.name}.weight")
         assert kind is not None, "has() is true"
-        return Groups(BITS.get(kind.name, 8), GROUP, kind.name in OFFSETS)
+        return groups_of(kind)
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Return a layer without its bias. Raises CheckpointError for scales that aren't finite."""
@@ -47,8 +47,9 @@ class GgufBlocks:
         kind = self._saved.block_type(name)
         assert kind is not None, "has() is true"
         weight = torch.empty(rows, columns, dtype=torch.int8)
-        scales = torch.empty(rows, columns // GROUP)
-        offsets = torch.empty_like(scales) if kind.name in OFFSETS else None
+        groups = groups_of(kind)
+        scales = torch.empty(rows, columns // groups.size)
+        offsets = torch.empty_like(scales) if groups.has_offsets else None
 
         def convert(part: slice) -> None:
             read = grouped(self._saved.blocks(name, part), kind)
@@ -61,4 +62,4 @@ class GgufBlocks:
         for_each_block(row_blocks(rows, columns), convert)
         if not scales.isfinite().all() or (offsets is not None and not offsets.isfinite().all()):
             raise CheckpointError(f"{self._saved.folder}: {name} has scales that aren't finite")
-        return LinearWeight(weight, scales, None, offsets, BITS.get(kind.name, 8))
+        return LinearWeight(weight, scales, None, offsets, groups.bits)

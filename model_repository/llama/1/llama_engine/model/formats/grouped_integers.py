@@ -88,10 +88,15 @@ def read_groups(saved: SavedTensors, name: str, count: int) -> torch.Tensor:
 def served_groups(columns: int, saved: Groups) -> Groups | None:
     """Return the groups in which `GroupedLinears` serves a layer with saved consecutive groups; None is rows."""
     size = columns if saved.size == -1 else saved.size
-    served = next((served for served in SIZES if size % served == 0), None)
+    served = _served_size(size)
     if served is None or columns % size or (size == columns and saved.bits == 8 and not saved.has_offsets):
         return None
     return saved._replace(size=served)
+
+
+def _served_size(size: int) -> int | None:
+    """Return the size of the groups that serve one of `size` columns; None if there is none, or size is 0."""
+    return next((served for served in SIZES if size and size % served == 0), None)
 
 
 class GroupedLinears:
@@ -110,7 +115,7 @@ class GroupedLinears:
         size = int(sizes[0])
         if len(sizes) == 1 and zeros is None and saved.bits == 8:
             return LinearWeight(self._integers(saved, None), saved.scales[:, 0].contiguous())
-        served = next((served for served in SIZES if size and size % served == 0), None)
+        served = _served_size(size)
         if served is None or (sizes != size).any():
             return self._requantized(saved)
         # Stable, so that the order is the same for all layers with these groups.

@@ -9,7 +9,7 @@ from llama_engine.model.tensor_names import SavedLinear
 from llama_engine.model.weights import LinearWeight
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""safetensors' names of the dtypes of unquantized tensors."""
+"""The dtypes of unquantized tensors, by safetensors' names and GGUF's."""
 
 
 class Expected(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from llama_engine.errors import CheckpointError
+from llama_engine.model.formats.linear_format import Groups
 from llama_engine.model.gguf.header import BlockType
 from llama_engine.model.weights import LinearWeight
 
@@ -50,29 +51,30 @@ def _q4_k(blocks: torch.Tensor) -> LinearWeight:
     return LinearWeight(weights, scales, offsets=_MIDDLE * scales - e * m, bits=4)
 
 
-_GROUPED: Mapping[str, Callable[[torch.Tensor], LinearWeight]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q4_K": _q4_k,
+_AS_SAVED: Mapping[str, tuple[Callable[[torch.Tensor], LinearWeight], Groups]] = {
+    "Q8_0": (_q8_0, Groups(8, GROUP, has_offsets=False)),
+    "Q4_0": (_q4_0, Groups(4, GROUP, has_offsets=False)),
+    "Q4_1": (_q4_1, Groups(4, GROUP, has_offsets=True)),
+    "Q4_K": (_q4_k, Groups(4, GROUP, has_offsets=True)),
 }
+"""The types that aren't rounded: the function that unpacks their blocks, and the groups that it returns."""
 
-BITS: Mapping[str, int] = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q4_K": 4}
-"""Bits of the integers of the types that `grouped` returns as saved; the others have 8."""
 
-OFFSETS = ("Q4_1", "Q4_K")
-"""The types whose groups have offsets."""
+def groups_of(kind: BlockType) -> Groups:
+    """Return the groups that `grouped` returns for a type."""
+    return _AS_SAVED[kind.name][1] if kind.name in _AS_SAVED else Groups(8, GROUP, has_offsets=False)
 
 
 def grouped(data: torch.Tensor, kind: BlockType) -> LinearWeight:
-    """Return rows as integers in groups of 32, rounded only if the type isn't in BITS.
+    """Return rows as integers in groups of 32: as saved, or rounded if the type's integers aren't in such groups.
 
     data: uint8 [rows, bytes]. Raises CheckpointError for a type that isn't supported.
     """
     rows = len(data)
-    if kind.name not in _GROUPED:
+    if kind.name not in _AS_SAVED:
         return _requantized(dequantized(data, kind))
-    weight = _GROUPED[kind.name](data.view(rows, -1, kind.bytes))
+    unpack, _ = _AS_SAVED[kind.name]
+    weight = unpack(data.view(rows, -1, kind.bytes))
     scales = weight.scales
     assert scales is not None
     offsets = None if weight.offsets is None else weight.offsets.reshape(rows, -1)
@@ -81,7 +83,7 @@ def grouped(data: torch.Tensor, kind: BlockType) -> LinearWeight:
 
 def dequantized(data: torch.Tensor, kind: BlockType) -> torch.Tensor:
     """Return rows as float32. data: uint8 [rows, bytes]. Raises CheckpointError for a type that isn't supported."""
-    if kind.name in _GROUPED:
+    if kind.name in _AS_SAVED:
         return grouped(data, kind).dequantized()
     return _by_package(data, kind)
 

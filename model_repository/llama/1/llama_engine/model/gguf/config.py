@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llama_engine.model.config import LlamaConfig
+from llama_engine.model.formats.linear_format import FLOATS
 from llama_engine.model.gguf.header import GgufFile
-from llama_engine.model.gguf.tensors import FLOAT_TYPES, ROPE_TENSORS
+from llama_engine.model.gguf.tensors import ROPE_TENSORS
 from llama_engine.model.saved_tensors import read_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def read_gguf_config(file: GgufFile) -> PreTrainedConfig:
         known = ", ".join(FAMILIES)
         raise file.error(f"it is of architecture {file.architecture!a}; this engine serves {known} in GGUF")
     values = {**_common(file), "rope_parameters": _rope(file), **FAMILIES[file.architecture](file)}
-    if any(tensor.type.name not in FLOAT_TYPES for tensor in file.tensors.values()):
+    if any(tensor.type.name not in FLOATS for tensor in file.tensors.values()):
         values["quantization_config"] = {"quant_method": "gguf"}
     kind = values.pop("model_type")
     if kind == LlamaConfig.model_type:

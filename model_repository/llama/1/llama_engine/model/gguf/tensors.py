@@ -8,13 +8,12 @@ from math import prod
 import torch
 
 from llama_engine.errors import CheckpointError
+from llama_engine.model.formats.linear_format import FLOATS
 from llama_engine.model.gguf.blocks import check_type, dequantized
 from llama_engine.model.gguf.header import BlockType, GgufFile, GgufTensor
 from llama_engine.model.row_blocks import for_each_block, row_blocks
 from llama_engine.model.saved_tensors import SavedTensor, SavedTensors, read_bytes
 from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_prefix
-
-FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Divisors of RoPE's frequencies, which are a part of the config."""
@@ -64,14 +63,14 @@ class GgufTensors(SavedTensors):
             if original in ROPE_TENSORS:
                 continue
             name = _name(file, original)
-            if tensor.type.name not in FLOAT_TYPES:
+            if tensor.type.name not in FLOATS:
                 if len(tensor.shape) != 2:
                     raise file.error(f"{original} has shape {tensor.shape} in {tensor.type.name}, not two dimensions")
                 try:
                     check_type(tensor.type)
                 except CheckpointError as error:
                     raise file.error(f"{original}: {error}") from error
-            dtype = tensor.type.name if tensor.type.name in FLOAT_TYPES else "F32"
+            dtype = tensor.type.name if tensor.type.name in FLOATS else "F32"
             self._tensors[name] = tensor
             self._headers[name] = SavedTensor(
                 tensor.path, dtype, tensor.shape, tensor.begin, tensor.begin + tensor.bytes
@@ -80,7 +79,7 @@ class GgufTensors(SavedTensors):
     def block_type(self, name: str) -> BlockType | None:
         """Return the type of a quantized tensor; None for floats and for a name that isn't saved."""
         tensor = self._tensors.get(name)
-        return None if tensor is None or tensor.type.name in FLOAT_TYPES else tensor.type
+        return None if tensor is None or tensor.type.name in FLOATS else tensor.type
 
     def blocks(self, name: str, rows: slice) -> torch.Tensor:
         """Return rows of a quantized tensor as saved, uint8 [rows, bytes].

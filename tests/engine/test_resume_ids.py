@@ -1,0 +1,166 @@
+"""The field resume_ids: which ids are refused and why, that tokens are counted once, and that bad ids harm no other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from engine.engines import completions, engine_of
+from engine.guided_texts import END, EngineOf
+from engine.parsing import MAX_MODEL_LEN, parse, parse_rows, refusal
+from engine.prompts import any_requests, request_of
+from engine.scheduling import client_of, running
+from engine.transcripts import build, transcripts
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.errors import InvalidRequest
+from llama_engine.model.loader import Checkpoint
+from llama_engine.text.tokenizer import Tokenizer
+from notes import Note
+
+long = pytest.mark.long
+
+IDS = {"resume_ids": [5, 6, 7], "max_tokens": 4, "min_tokens": 0, "seed": 1}
+REFUSALS: list[tuple[dict[str, object], str]] = [
+    ({"resume_ids": [5, 9999]}, "resume_ids is a list with token 9999; it must be of tokens from 0 to 3071"),
+    ({"resume_ids": [5, -2]}, "resume_ids is a list with -2; it must be a list of token ids"),
+    ({"max_tokens": 3}, "resume_ids is a list of 3 tokens; it must be fewer than max_tokens, which is 3"),
+    ({"max_tokens": 2}, "resume_ids is a list of 3 tokens; it must be fewer than max_tokens, which is 2"),
+    ({"n": 2}, "n is 2; it must be 1 beside resume_ids, which are the tokens of one completion"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSALS)
+def test_ids_out_of_bounds_are_refused(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
+    assert parse(tokenizer, **IDS).resume_ids == (5, 6, 7)
+    assert refusal(tokenizer, **{**IDS, **values}) == message
+
+
+def test_ids_beyond_a_default_max_tokens_are_refused(tokenizer: Tokenizer) -> None:
+    message = refusal(tokenizer, input_ids=[5] * (MAX_MODEL_LEN - 3), resume_ids=[5, 6, 7], seed=1)
+    assert message == "resume_ids is a list of 3 tokens; it must be fewer than max_tokens, which is 3"
+
+
+def test_only_a_sampled_request_needs_its_seed(tokenizer: Tokenizer) -> None:
+    sampled = {name: value for name, value in IDS.items() if name != "seed"}
+    message = "seed is missing; it must be the interrupted request's beside resume_ids, if temperature is not 0"
+    # By the checkpoint's default temperature, too.
+    assert refusal(tokenizer, **sampled) == message
+    for greedy in ({"temperature": 0.0}, {"top_p": 0.0}, {"temperature": 1.0, "random_seed": 7}):
+        assert parse(tokenizer, **sampled, **greedy).resume_ids == (5, 6, 7)
+
+
+def test_rows_have_their_own_ids_and_padding_is_none(tokenizer: Tokenizer) -> None:
+    texts: dict[str, list[object]] = {"text_input": ["a", "b", "c"], "temperature": [0.0, 0.0, 1.0]}
+    rows = parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [7, -1], [-1, -1]], n=[1, 1, 2])
+    assert [row.resume_ids for row in rows] == [(5, 6), (7,), ()]
+    with pytest.raises(InvalidRequest, match=r"^row 1: resume_ids is a list with token 5000; it must be of tokens"):
+        parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [5000, -1], [-1, -1]])
+
+
+def _encode(checkpoint: Checkpoint, text: str) -> tuple[int, ...]:
+    return checkpoint.tokenizer.encode_inside(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("the end", {"stop_words": (b"en",)}),
+        ("a stop", {"stop_token_ids": (9,)}),
+        ("an end", {}),
+    ],
+)
+def test_ids_within_which_the_text_ends_are_refused(
+    int8: Checkpoint, engine_with_guides: EngineOf, text: str, values: dict[str, object]
+) -> None:
+    ids = _encode(int8, text) + {"an end": (END,), "a stop": (9,)}.get(text, ())
+    request = replace(request_of(int8, 1, 9, 30), min_tokens=0, **values)  # type: ignore[arg-type]
+    engine_with_guides(int8, 1).builder.build(replace(request, resume_ids=ids[:1]))
+    with pytest.raises(InvalidRequest) as refused:
+        engine_with_guides(int8, 1).builder.build(replace(request, resume_ids=(*ids, 40)))
+    message = f"resume_ids is a list of {len(ids) + 1} tokens; it must be fewer: the text ends with token {len(ids)}"
+    assert str(refused.value) == message
+    # Before min_tokens, stop strings don't count; and ignored end tokens never do.
+    if text != "a stop":
+        engine_with_guides(int8, 1).builder.build(
+            replace(request, resume_ids=(*ids, 40), min_tokens=29, ignore_eos=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("guide", "text", "message"),
+    [
+        ("[a-z]{30}", "abX", "resume_ids is a list of {n} tokens; token {n} must conform to guided_decoding_guide"),
+        ("ab", "ab", "resume_ids is a list of {n} tokens; it must be fewer: the text ends with token {n}"),
+    ],
+)
+def test_ids_that_the_guide_rules_out_fail_that_sequence_alone(
+    int8: Checkpoint, guide: str, text: str, message: str
+) -> None:
+    ids = tuple(id_ for letter in text for id_ in _encode(int8, letter))
+    guided = replace(request_of(int8, 1, 9, 30), guided_decoding_guide_type="regex", guided_decoding_guide=guide)
+    others = [request_of(int8, seed, 12) for seed in range(3)]
+    expected = completions(engine_of(int8, 1), others)
+    with running(int8, 2) as started:
+        sequences = started.add(others[0], replace(guided, resume_ids=ids), *others[1:])
+        first, failed, *rest = started.finish(sequences)
+    assert isinstance(failed, InvalidRequest)
+    assert str(failed) == message.format(n=len(ids))
+    assert [first, *rest] == expected
+
+
+def test_tokens_are_counted_where_they_are_generated(int8: Checkpoint) -> None:
+    request = request_of(int8, 1, 20, max_tokens=12)
+    (whole,) = completions(engine_of(int8, 1), [request])
+    (transcript,) = transcripts(engine_of(int8, 1), [request])
+    with running(int8, 2) as started:
+        sequences = started.add(replace(request, resume_ids=tuple(transcript.tokens[:7])), stream=True)
+        (result,) = started.finish(sequences)
+    assert result == whole
+    assert sum(chunk.num_tokens for chunk in client_of(sequences[0]).chunks) == 12 - 7
+    started.stats.close(10)
+    counts = started.registry.counts
+    assert (counts["llama_generated_tokens_total"], counts["llama_prompt_tokens_total"]) == (12 - 7, 20)
+
+
+def _refusal(engine: Engine, request: GenerationRequest) -> str:
+    """Return why a sequence of the request isn't built; empty if it is."""
+    try:
+        build(engine, request)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(600, marks=long)])
+def test_ids_that_were_never_generated_harm_no_neighbour(
+    int8: Checkpoint, engine_with_guides: EngineOf, count: int, note: Note
+) -> None:
+    short, randomness = replace(int8, max_model_len=128), random.Random(9)
+    fuzzed = engine_with_guides(short, 8, kv_cache_tokens="256", prefill_tokens="16")
+    tokens = range(len(short.tokenizer.vocabulary.token_bytes))
+    good = any_requests(short, 10, 10)
+    must = transcripts(engine_with_guides(short), good)
+    refused = answered = 0
+    for seed in range(count // 10):
+        bad = [
+            replace(
+                request, resume_ids=tuple(randomness.choices(tokens, k=randomness.randrange(1, request.max_tokens)))
+            )
+            for request in any_requests(short, 10, seed)
+        ]
+        reasons = [_refusal(fuzzed, request) for request in bad]
+        assert all(
+            reason.startswith(("resume_ids is a list of ", "guided_decoding_guide ")) for reason in reasons if reason
+        )
+        bad = [request for request, reason in zip(bad, reasons, strict=True) if not reason]
+        given = transcripts(fuzzed, [*good, *bad])
+        assert given[: len(good)] == must
+        for request, gives in zip(bad, given[len(good) :], strict=True):
+            assert gives.result.startswith(("Completion(", "InvalidRequest("))
+            assert gives.tokens[: len(request.resume_ids)] == list(request.resume_ids)
+        refused, answered = refused + 10 - len(bad), answered + len(bad)
+    note(f"{count} requests resumed after random tokens: {refused} refused, {answered} answered")
+    assert refused
+    assert answered

@@ -1,0 +1,242 @@
+"""Resumption: a request that continues after its own tokens gives what it would have given without an interruption."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine.compiled_kernels import needs_compiled_kernels
+from engine.engines import completions, engine_of, load, tokens_in, with_tokens_as_text
+from engine.families import MAX_MODEL_LEN, save_family
+from engine.greedy import GreedyReference, mix, pool
+from engine.guided_texts import EngineOf
+from engine.prompts import any_requests, request_of
+from engine.transcripts import Transcript, cuts, transcripts
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.model.loader import Checkpoint
+from notes import Note
+
+long = pytest.mark.long
+
+SIGNS = ("'stop', .*stop_reason=''", "stop_reason='[0-9]", "stop_reason='[^0-9']", "'length'", "\ufffd", "[äöü€😀«]")
+"""What results show: ends by a guide or an end token, a stop token, a stop string, and max_tokens; incomplete
+characters, and whole ones of several bytes.
+"""
+
+
+def _different(resuming: Engine, pairs: list[tuple[GenerationRequest, Transcript]]) -> list[str]:
+    """Run resumed requests among each other; describe those that don't give what they must."""
+    given = transcripts(resuming, [request for request, _ in pairs])
+    return [
+        f"{request}\nmust give {must}\nbut gives {gives}"
+        for (request, must), gives in zip(pairs, given, strict=True)
+        if gives != must
+    ]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=long)])
+def test_a_request_resumed_at_any_token_gives_the_same_bits(
+    int8: Checkpoint, engine_with_guides: EngineOf, count: int, note: Note
+) -> None:
+    requests = any_requests(int8, count, 1)
+    whole = transcripts(engine_with_guides(int8), requests)
+    pairs = cuts(requests, whole, random.Random(2))
+    assert _different(engine_with_guides(int8), pairs) == []
+    held = sum(not must.chunks or must.chunks[0][0] > len(request.resume_ids) + 1 for request, must in pairs)
+    note(f"{count} requests resumed at each of {len(pairs)} cuts, {held} of them with text held back: the same bits")
+    assert len(pairs) > 5 * count
+    assert held > count / 4
+    assert all(any(re.search(sign, of.result) for of in whole) for sign in SIGNS)
+
+
+def test_words_that_began_before_the_cut_are_stop_strings_and_bad_words(
+    int8: Checkpoint, engine_with_guides: EngineOf
+) -> None:
+    """Of three tokens of a text: one that ends it, one that the text turns out not to have, one that is forbidden."""
+    token_bytes, randomness = int8.tokenizer.vocabulary.token_bytes, random.Random(12)
+    requests = []
+    for request in [replace(request_of(int8, seed, 20, 20), min_tokens=0) for seed in range(10)]:
+        (of,) = transcripts(engine_with_guides(int8), [request])
+        first = randomness.randrange(len(of.tokens) - 3)
+        word = b"".join(token_bytes[token] for token in of.tokens[first : first + 3])
+        requests += [replace(request, stop_words=words) for words in ((word,), (word + b"#", b"#"))]
+        requests += [replace(request, bad_words=(word,))]
+    whole = transcripts(engine_with_guides(int8), requests)
+    assert all("'stop', " in of.result for of in whole[::3])
+    assert _different(engine_with_guides(int8), cuts(requests, whole, random.Random(2))) == []
+
+
+EXACT = {
+    "stock kernels": {"kernels": "stock"},
+    "an INT8 cache": {"kv_cache_dtype": "int8"},
+    "stock kernels, an INT8 cache": {"kernels": "stock", "kv_cache_dtype": "int8"},
+    "one term": {"int8_terms": "1"},
+    "two terms": {"int8_terms": "2"},
+}
+
+
+@pytest.mark.parametrize("parameters", EXACT.values(), ids=EXACT)
+@pytest.mark.parametrize("count", [6, pytest.param(60, marks=long)])
+def test_every_exact_path_gives_the_same_bits(
+    parameters: dict[str, str], count: int, engine_with_guides: EngineOf
+) -> None:
+    checkpoint = load("int8", **parameters)
+    cache = {"kv_cache_dtype": parameters.get("kv_cache_dtype", "auto")}
+    requests = any_requests(checkpoint, count, 3)
+    pairs = cuts(requests, transcripts(engine_with_guides(checkpoint, **cache), requests), random.Random(2))
+    assert _different(engine_with_guides(checkpoint, **cache), pairs) == []
+
+
+@pytest.mark.parametrize("family", ["ministral", pytest.param("gemma3", marks=long), pytest.param("olmo3", marks=long)])
+def test_a_model_with_sliding_windows_gives_the_same_bits(
+    family: str, tmp_path: Path, engine_with_guides: EngineOf
+) -> None:
+    needs_compiled_kernels()
+    checkpoint = load("int8", model=str(save_family(tmp_path, family)), max_model_len=str(MAX_MODEL_LEN))
+    requests = any_requests(checkpoint, 8, 4)
+    pairs = cuts(requests, transcripts(engine_with_guides(checkpoint), requests), random.Random(2))
+    assert _different(engine_with_guides(checkpoint), pairs) == []
+    window = checkpoint.config.sliding_window
+    assert any(len(request.prompt_tokens) + len(request.resume_ids) > window for request, _ in pairs)
+
+
+BUSY = {
+    "chunks smaller than what is resumed": {"prefill_tokens": "3"},
+    "no prefix cache": {"prefix_cache": "off"},
+    "too few pages": {"kv_cache_tokens": "160", "prefill_tokens": "7"},
+    "too few pages, no prefix cache": {"kv_cache_tokens": "160", "prefix_cache": "off"},
+}
+
+
+@pytest.mark.parametrize("parameters", BUSY.values(), ids=BUSY)
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=long)])
+def test_a_busy_engine_gives_the_same_bits(
+    int8: Checkpoint, engine_with_guides: EngineOf, parameters: dict[str, str], count: int, note: Note
+) -> None:
+    short = replace(int8, max_model_len=128)
+    # Of the same prompt and tokens, so that they share pages as far as these are cached.
+    requests = [request for request in any_requests(short, count, 5) for _ in range(2)]
+    requests += [replace(request_of(short, seed, 30, max_tokens=60), num_logprobs=seed) for seed in range(4)]
+    pairs = cuts(requests, transcripts(engine_with_guides(short), requests), random.Random(2))[
+        :: 1 if count > 50 else 4
+    ]
+    given = transcripts(engine_with_guides(short, 12, **parameters), [request for request, _ in pairs])
+    assert [gives for (_, must), gives in zip(pairs, given, strict=True) if gives != must] == []
+    preempted = sum(of.preempted for of in given)
+    note(f"{len(pairs)} cuts, {preempted} preemptions with {parameters}: the same bits")
+    assert (preempted > 0) == ("kv_cache_tokens" in parameters)
+
+
+def test_one_that_is_preempted_in_its_prefill_has_its_log_probs_once(int8: Checkpoint) -> None:
+    short = replace(int8, max_model_len=128)
+    requests = [request_of(short, 1, 40, 80), replace(request_of(short, 2, 60, 50), num_logprobs=2, prompt_logprobs=1)]
+    expected = transcripts(engine_of(short), requests)
+    engine = engine_of(short, 2, prefill_tokens="3", kv_cache_tokens="176")
+    first = engine.builder.build(requests[0])
+    resumed = engine.builder.build(replace(requests[1], resume_ids=tuple(expected[1].tokens[:40])))
+    engine.add(first)
+    while not first.output_tokens:
+        engine.step()
+    engine.add(resumed)
+    while not engine.step().preempted:
+        assert not resumed.has_sampled
+    # What is computed again was there already.
+    assert resumed.num_cached == 0
+    while engine.used_slots:
+        engine.step()
+    assert [repr(first.result), repr(resumed.result)] == [of.result for of in expected]
+    assert (resumed.prompt_log_probs, resumed.log_probs) == (expected[1].prompt_log_probs, expected[1].log_probs)
+
+
+def test_a_long_text_gives_the_same_bits(int8: Checkpoint, engine_with_guides: EngineOf) -> None:
+    texts = {"repetition_penalty": 1.0, "stop_words": ("ends in thesé".encode(),), "return_log_probs": True}
+    requests = [replace(request_of(int8, seed, 40, 400), **texts) for seed in range(2)]  # type: ignore[arg-type]
+    pairs = cuts(requests, transcripts(engine_with_guides(int8), requests), random.Random(2))
+    assert _different(engine_with_guides(int8, prefill_tokens="64"), pairs[::25]) == []
+
+
+def test_a_stream_of_longer_chunks_goes_on_where_its_text_ended(int8: Checkpoint, engine_with_guides: EngineOf) -> None:
+    requests = any_requests(int8, 20, 6)
+    by_token = transcripts(engine_with_guides(int8), requests)
+    whole = transcripts(engine_with_guides(int8, stream_interval="3"), requests)
+    ends = {(request.seed, end) for request, of in zip(requests, whole, strict=True) for end, _ in of.chunks}
+    resuming = engine_with_guides(int8, stream_interval="3")
+    pairs = cuts(requests, whole, random.Random(2))
+    at_ends = [pair for pair in pairs if (pair[0].seed, len(pair[0].resume_ids)) in ends]
+    assert len(at_ends) > 20
+    assert _different(resuming, at_ends) == []
+    elsewhere = cuts(requests, by_token, random.Random(2))
+    for (_, must), gives in zip(elsewhere, transcripts(resuming, [pair[0] for pair in elsewhere]), strict=True):
+        assert "".join(text for _, text in gives.chunks) == "".join(text for _, text in must.chunks)
+
+
+def test_in_fp32_greedy_tokens_are_the_same_but_for_ties(fp32: Checkpoint, note: Note) -> None:
+    exposed, randomness = with_tokens_as_text(fp32), random.Random(7)
+    requests = [
+        replace(request, max_tokens=12, min_tokens=12)
+        for penalty in (1.0, 1.3)
+        for request in mix(pool(exposed.tokenizer, 12, randomness), 6, randomness, penalty)
+    ]
+    texts = [tokens_in(completion.text) for completion in completions(engine_of(exposed, 8), requests)]
+    pairs = [(replace(each, resume_ids=tuple(of[:cut])), of) for each, of in zip(requests, texts, strict=True)
+             for cut in range(1, 12)]  # fmt: skip
+    ties = 0
+    for (request, tokens), resumed in zip(
+        pairs, completions(engine_of(exposed, 8), [request for request, _ in pairs]), strict=True
+    ):
+        if (ours := tokens_in(resumed.text)) != tokens:
+            reference = GreedyReference(exposed, 12, request.repetition_penalty)
+            assert reference.is_tie(request.prompt_tokens, ours, tokens)
+            ties += 1
+    note(f"{len(pairs)} greedy cuts in FP32, {ties} ties")
+    assert ties <= 2
+
+
+def test_in_fp32_a_request_of_any_parameters_is_resumed(fp32: Checkpoint, engine_with_guides: EngineOf) -> None:
+    requests = any_requests(fp32, 10, 8)
+    pairs = cuts(requests, transcripts(engine_with_guides(fp32), requests), random.Random(2))
+    given = transcripts(engine_with_guides(fp32), [request for request, _ in pairs])
+    # A draw can be as near a tie as two logits can.
+    assert sum(gives.tokens != must.tokens for (_, must), gives in zip(pairs, given, strict=True)) <= 1
+    for (_, must), gives in zip(pairs, given, strict=True):
+        if gives.tokens == must.tokens:
+            assert (gives.result, gives.chunks) == (must.result, must.chunks)
+            assert gives.cum_log_probs == pytest.approx(must.cum_log_probs, abs=1e-3)
+
+
+def test_only_what_the_prefix_cache_lacks_is_computed(int8: Checkpoint) -> None:
+    request = request_of(int8, 1, 40, max_tokens=40)
+    engine = engine_of(int8, 2)
+    first = engine.builder.build(request)
+    engine.add(first)
+    while engine.used_slots:
+        engine.step()
+    engine.take_cache_counts()
+    second = engine.builder.build(replace(request, resume_ids=tuple(first.output_tokens[:30])))
+    assert engine.can_admit(second)
+    engine.add(second)
+    step = engine.step()
+    assert step.prefill_tokens == 70 - 64
+    assert step.cache is not None
+    assert (step.cache.queried_tokens, step.cache.hit_tokens) == (70, 64)
+    # Those of the prompt; the others are output.
+    assert second.num_cached_prompt_tokens == 40
+
+
+def test_a_resumed_text_that_is_resumed_again_is_the_same(int8: Checkpoint, engine_with_guides: EngineOf) -> None:
+    requests = any_requests(int8, 10, 11)
+    whole = transcripts(engine_with_guides(int8), requests)
+    # What each engine that is gone had generated: its own tokens after resumed ones.
+    given = whole
+    for quarter in (1, 2, 3):
+        at = [quarter * len(of.tokens) // 4 for of in whole]
+        resumed = [
+            replace(request, resume_ids=tuple(of.tokens[:cut]))
+            for request, of, cut in zip(requests, given, at, strict=True)
+        ]
+        given = transcripts(engine_with_guides(int8), resumed)
+        assert given == [of.after(cut) for of, cut in zip(whole, at, strict=True)]

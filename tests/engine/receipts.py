@@ -9,18 +9,19 @@ import hashlib
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from engine.engines import engine_of, load
 from engine.parsing import tensor
 from engine.prompts import random_prompt
+from engine.transcripts import build
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
-from llama_engine.sequence import Sequence, Status
+from llama_engine.sequence import Sequence
 
 Content = dict[str, Any]
 
@@ -65,22 +66,14 @@ def parse(engine: Engine, **inputs: Any) -> list[GenerationRequest]:  # noqa: AN
     return request.choices()
 
 
-def finished(
-    engine: Engine, requests: Iterable[GenerationRequest], after_step: Callable[[], object] = lambda: None
-) -> list[Sequence]:
+def finished(engine: Engine, requests: Iterable[GenerationRequest]) -> list[Sequence]:
     """Run the requests with their guides; return their sequences."""
-    sequences = [engine.builder.build(request) for request in requests]
-    for sequence in sequences:
-        if sequence.status is Status.WAITING_FOR_GUIDE:
-            request = sequence.request
-            guide = engine.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide)
-            sequence.follow_guide(guide.result())
+    sequences = [build(engine, request) for request in requests]
     waiting = deque(sequences)
     while waiting or engine.used_slots:
         while waiting and engine.can_admit(waiting[0]):
             engine.add(waiting.popleft())
         engine.step()
-        after_step()
     return sequences
 
 

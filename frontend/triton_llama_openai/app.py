@@ -23,10 +23,17 @@ from triton_llama_openai.completions import answer_completion
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    VerificationRequest,
+)
 from triton_llama_openai.schema import Schema
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
+from triton_llama_openai.verification import answer_verification
 
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10
@@ -90,6 +97,12 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
         completion = await parse(request, CompletionRequest)
         salt = salts.salt(request.state.key_digest, completion.cache_salt)
         return await answer_completion(request, completion, models, settings, salt)
+
+    @router.post("/v1/verify", response_model=None)
+    async def verify(request: Request) -> Response:
+        body = await parse(request, VerificationRequest)
+        salt = salts.salt(request.state.key_digest, body.cache_salt)
+        return await answer_verification(request, body, models, settings, salt)
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings() -> Response:

@@ -96,6 +96,8 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
     }
     if completion.prompt_logprobs is not None:
         body["prompt_logprobs"] = chunk.prompt_logprobs
+    if completion.receipt:
+        body["receipt"] = chunk.receipt
     return body
 
 
@@ -134,6 +136,7 @@ class CompletionEvents(Events):
         additions = self._token_ids(chunk.index, chunk.output_ids)
         if chunk.finish_reason:
             additions["stop_reason"] = stop_reason(chunk, self._completion.stop_strings)
+            additions |= {"receipt": chunk.receipt} if self._completion.receipt else {}
         return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, additions)
 
     def _token_ids(self, index: int, ids: tuple[int, ...] = ()) -> Json:

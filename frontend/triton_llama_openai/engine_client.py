@@ -38,6 +38,8 @@ OUTPUTS = (
     "num_cached_tokens",
     "output_ids",
     "seed",
+    "receipt",
+    "verification",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
 
@@ -80,6 +82,15 @@ class Chunk:
     """The chunk's own tokens."""
     seed: int | None = None
     """The choice's own."""
+    receipt: dict[str, object] | None = None
+    """In the choice's last chunk, of a request with receipts."""
+    verification: dict[str, object] | None = None
+    """Of the receipt that is the request."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the choice ends with it; a receipt that differs has no finish_reason."""
+        return bool(self.finish_reason) or self.verification is not None
 
 
 class EngineClient:
@@ -122,7 +133,7 @@ class EngineClient:
                         raise from_stream_error(response.error_message, started=started)
                     started = True
                     chunks = read_chunks(response.infer_response, choices)
-                    unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
+                    unfinished.difference_update(chunk.index for chunk in chunks if chunk.is_last)
                     yield chunks
                     self._awaited[call] = time.monotonic()
             finally:
@@ -243,6 +254,8 @@ def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> C
         num_cached_tokens=int(outputs["num_cached_tokens"][row]) if "num_cached_tokens" in outputs else None,
         output_ids=tuple(int(token) for token in ids[row * width : (row + 1) * width] if int(token) >= 0),
         seed=int(outputs["seed"][row]) if "seed" in outputs else None,
+        receipt=json.loads(str(outputs["receipt"][row])) if "receipt" in outputs else None,
+        verification=json.loads(str(outputs["verification"][row])) if "verification" in outputs else None,
     )
 
 

@@ -152,7 +152,7 @@ def _path(details: ErrorDetails) -> str:
     return path
 
 
-_ENGINE_INPUT = re.compile(r"(?:row \d+: )?(\w+) ")
+_ENGINE_INPUT = re.compile(r"(?:row \d+: )?(\w+):? ")
 _NO_ROOM = re.compile(r"at most (?P<prompt>\d+) tokens \(max_model_len - 1\)|together may have (?P<context>\d+)")
 
 

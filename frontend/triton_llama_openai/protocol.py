@@ -26,6 +26,7 @@ from triton_llama_openai.schema import (
 )
 
 JsonObject = dict[str, object]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class StreamOptions(Schema):
@@ -97,7 +98,7 @@ class StructuredOutputs(Schema):
 SAME_NAMES = (
     *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs"),
+    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs", "receipt"),
 )
 """Fields with the name of the model's input that they set."""
 
@@ -149,9 +150,10 @@ class SamplingRequest(Schema):
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
     truncate_max_tokens: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache_salt: CacheSalt | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
+    receipt: bool | None = None
     guided_json: GuidedJson | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
@@ -529,3 +531,11 @@ class DetokenizeRequest(Schema):
 
     model: ModelName | None = None
     tokens: Items[TokenId]
+
+
+class VerificationRequest(Schema):
+    """A receipt to verify."""
+
+    model: ModelName | None = None
+    receipt: JsonObject
+    cache_salt: CacheSalt | None = None

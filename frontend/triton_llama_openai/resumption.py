@@ -60,7 +60,7 @@ class _Choice:
     def add(self, chunk: Chunk) -> None:
         self.ids += chunk.output_ids
         self.seed = self.seed if chunk.seed is None else chunk.seed
-        self.finished = bool(chunk.finish_reason)
+        self.finished = chunk.is_last
 
 
 class Resumption:

@@ -15,6 +15,7 @@ from triton_llama_openai.protocol import (
     DetokenizeRequest,
     SamplingRequest,
     TokenizeRequest,
+    VerificationRequest,
 )
 from triton_llama_openai.schema import IGNORED, Schema
 from triton_llama_openai.settings import Settings
@@ -58,9 +59,12 @@ def test_the_page_lists_every_field_with_what_the_schema_does_with_it(path: str)
     assert {name: status for name, status in listed.items() if name not in bookkeeping} == expected
 
 
-@pytest.mark.parametrize(("path", "schema"), [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest)])
+@pytest.mark.parametrize(
+    ("path", "schema"),
+    [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest), ("verify", VerificationRequest)],
+)
 def test_the_page_lists_every_field_of_the_paths_about_tokens(path: str, schema: type[Schema]) -> None:
-    rows = [row for row in table(PAGE, "field of a path") if row[1] in ("both", path)]
+    rows = [row for row in table(PAGE, "field of a path") if row[1] in ("all", path)]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} == set(schema.model_fields)
 
 

@@ -142,7 +142,7 @@ from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
 def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestDecoder]:
     """A decoder of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher = ResponseDispatcher()
-    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
+    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len, origin=engine.origin)
     try:
         yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, dispatcher)
     finally:

@@ -20,7 +20,7 @@ from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.block_manager import BlockManager, CacheCounts
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
 from llama_engine.decode_step import DecodeStep
-from llama_engine.errors import GenerationError, InvalidRequest, RequestError
+from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.events import Completion, Result
 from llama_engine.isolation import Isolation
 from llama_engine.kv_slots import KVSlots
@@ -30,7 +30,7 @@ from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
 from llama_engine.receipt_origin import receipt_origin
 from llama_engine.sampling.guides import Guides
-from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.sequence import Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
@@ -58,15 +58,18 @@ class StepResult:
     cache: CacheCounts | None = None
 
     @property
+    def succeeded(self) -> bool:
+        """Whether the step produced a token or verified a receipt."""
+        return bool(self.sampled) or any(isinstance(sequence.result, Completion) for sequence in self.finished)
+
+    @property
     def failed(self) -> bool:
         """Whether the step produced only failures: no token, and a failed computation or sequence.
 
-        A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure; a
-        verified one has its result without a sampled token.
+        A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
         """
-        fine = (InvalidRequest, Completion)
-        return not self.sampled and bool(
-            self.errors or any(not isinstance(sequence.result, fine) for sequence in self.finished)
+        return not self.succeeded and bool(
+            self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
         )
 
 
@@ -288,7 +291,7 @@ class Engine:
             sequence = self._batch.sequences[row]
             try:
                 if token == FAILED:
-                    sequence.finish(_failed_sampling(sequence))
+                    sequence.finish(failure_of(sequence))
                     continue
                 token_bytes = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
@@ -320,18 +323,3 @@ class Engine:
 def _seniority(sequence: Sequence) -> tuple[int, float]:
     """Return a sort key: sequences of high priority first, then the oldest."""
     return sequence.request.priority, sequence.arrived_at
-
-
-def _failed_sampling(sequence: Sequence) -> RequestError:
-    """Return the error of a sequence whose sampled token is FAILED."""
-    request, processor, count = sequence.request, sequence.processor, sequence.num_output_tokens
-    if isinstance(sequence.result, RequestError):
-        # The computation of its logits failed.
-        return sequence.result
-    if processor is not None and processor.problem is not None:
-        return processor.problem
-    if processor is not None and processor.leaves_nothing(count < request.min_tokens):
-        names = ("guided_decoding_guide_type", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
-        masks = ", ".join(name for name in names if getattr(request, name))
-        return InvalidRequest(f"{masks} together allow no token after {count} tokens; at least one must be allowed")
-    return GenerationError("the model's logits for this request were not finite")

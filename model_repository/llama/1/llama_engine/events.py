@@ -42,7 +42,7 @@ FAILURE = GenerationError("decoding failed; the server's log has the reason")
 def finish_reason(result: Result) -> str:
     """Return a result's finish reason as in metrics and the request log, where errors have one, too."""
     if isinstance(result, Completion):
-        # Only a receipt that isn't this server's ends without one.
+        # Only a receipt with other tokens than this server's ends without one.
         return result.finish_reason or "different"
     if isinstance(result, Cancelled):
         return "cancelled"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from llama_engine.api.origin import Origin
-from llama_engine.errors import Unavailable
+from llama_engine.errors import GenerationError, Unavailable
 from llama_engine.model.cpu_runner import CompiledLlama
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
@@ -14,6 +15,8 @@ from llama_engine.settings import Settings
 
 DIGEST_SECONDS = 1.0
 """Seconds that a request waits for the digest of a checkpoint without a manifest; a retry finds it."""
+
+_log = logging.getLogger(__name__)
 
 
 def receipt_origin(checkpoint: Checkpoint, shape: KVCacheShape, settings: Settings) -> Callable[[], Origin] | None:
@@ -42,5 +45,10 @@ def receipt_origin(checkpoint: Checkpoint, shape: KVCacheShape, settings: Settin
             return Origin(checkpoint.digest.wait(DIGEST_SECONDS), served)
         except TimeoutError:
             raise Unavailable("the checkpoint's files are being read for receipts; try again later") from None
+        except OSError as error:
+            _log.error("no receipts: the checkpoint's files can't be read: %s", error)
+            raise GenerationError(
+                "the checkpoint's files can't be read for receipts; the server's log has the reason"
+            ) from None
 
     return origin

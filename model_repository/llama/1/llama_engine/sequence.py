@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -275,8 +275,11 @@ class Sequence:
         """Append the next claimed token, which was drawn again; finish after the last one, or where the text ends."""
         claimed = self.request.claimed_ids
         finished, _ = self._advance(claimed[self.num_output_tokens], token_bytes)
-        if finished or self.num_output_tokens == len(claimed):
+        if self.num_output_tokens == len(claimed):
             self.finish(self.completion())
+        elif finished:
+            # Further tokens are claimed than there are.
+            self.finish(replace(self.completion(), finish_reason=""))
 
     def differ(self, difference: Difference) -> None:
         """Finish at a claimed token that was not drawn again."""

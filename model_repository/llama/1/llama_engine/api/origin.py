@@ -16,3 +16,13 @@ class Origin:
     checkpoint: str
     settings: Mapping[str, str]
     contract: int = CONTRACT
+
+    def difference(self, other: Origin) -> tuple[str, str, str] | None:
+        """Return what differs first, its value here and that of the other, as texts; None if nothing does."""
+        here, there = self._facts(), other._facts()
+        names = (name for name in {**here, **there} if here.get(name) != there.get(name))
+        return next(((name, str(here.get(name)), str(there.get(name))) for name in names), None)
+
+    def _facts(self) -> Mapping[str, str]:
+        settings = {f"setting {name}": value for name, value in self.settings.items()}
+        return {"contract": str(self.contract), "checkpoint": self.checkpoint, **settings}

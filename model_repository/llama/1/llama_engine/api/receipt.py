@@ -1,7 +1,7 @@
 """Receipts: what determines a completion's tokens, and the tokens, under one hash.
 
-On a path whose bits depend on the request alone, a receipt can be verified by whoever has the checkpoint: computed
-again with the same settings, on any CPU, it gives the same tokens.
+On a path whose bits depend on the request alone, anyone with the checkpoint can verify a receipt: computed again with
+the same settings, it gives the same tokens.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from llama_engine.api.compound_bounds import TokenBias, TokenIds, read_object
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.api.origin import Origin
 from llama_engine.api.parameters import PARAMETERS
-from llama_engine.bounds import Bound, BoundError, Integer, Real, Text, show
+from llama_engine.bounds import Bound, BoundError, Integer, Real, Text, decode, show
 
 _NAMES = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
@@ -52,7 +52,7 @@ class Receipt:
     def of(cls, request: GenerationRequest, output_ids: Sequence[int], origin: Origin) -> Receipt:
         """Return the receipt of a finished completion."""
         parameters = {name: _as_json(name, getattr(request, name)) for name in _NAMES}
-        return cls(**asdict(origin), prompt_ids=request.prompt_tokens, parameters=parameters, seed=str(request.seed),
+        return cls(**vars(origin), prompt_ids=request.prompt_tokens, parameters=parameters, seed=str(request.seed),
                    output_ids=output_ids)  # fmt: skip
 
     @classmethod
@@ -76,13 +76,14 @@ class Receipt:
     def request(self) -> GenerationRequest:
         """Return the request of the receipt; its bounds across parameters are not checked."""
         values = {name: bound.parse(self.parameters[name]) for name, bound in _BOUNDS.items()}
-        prompt, seed = tuple(self.prompt_ids), int(self.seed)
-        return GenerationRequest("", prompt, seed=seed, **values)  # type: ignore[arg-type]  # bounds give the types
+        # Of a smaller max_tokens the text would end elsewhere.
+        values |= {"seed": int(self.seed), "truncate_max_tokens": False}
+        return GenerationRequest("", tuple(self.prompt_ids), **values)  # type: ignore[arg-type]  # bounds give the types
 
     @property
     def hash(self) -> str:
         """SHA-256 of all other fields as JSON with sorted keys and no spaces, in hexadecimal."""
-        content = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        content = json.dumps(vars(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -92,7 +93,7 @@ class Receipt:
 
     def to_json(self) -> str:
         """Return the receipt as JSON."""
-        return json.dumps({**asdict(self), "hash": self.hash}, ensure_ascii=False)
+        return json.dumps({**vars(self), "hash": self.hash}, ensure_ascii=False)
 
 
 class _Texts:
@@ -101,9 +102,9 @@ class _Texts:
     description = "an object of texts"
 
     def parse(self, value: object) -> Mapping[str, str]:
-        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        if not isinstance(value, dict):
             raise BoundError(show(value), self.description)
-        return value
+        return {decode(name): decode(text) for name, text in value.items()}
 
 
 class _Seed:
@@ -151,7 +152,10 @@ def _as_json(name: str, value: object) -> object:
     """Return a parameter's value as JSON has it."""
     if name == "logit_bias":
         assert isinstance(value, tuple)
-        return {str(token): bias for token, bias in value}
+        return {str(token): bias + 0.0 for token, bias in value}
+    if isinstance(value, float):
+        # JavaScript writes -0.0 as 0.
+        return value + 0.0
     if isinstance(value, tuple):
         return [item.decode() if isinstance(item, bytes) else item for item in value]
     return value

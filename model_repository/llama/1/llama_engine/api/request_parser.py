@@ -91,13 +91,12 @@ class RequestParser:
         if beside := sorted(row.raw.keys() - {name, *_BESIDE_RECEIPT}):
             raise InvalidRequest(f"{row.prefix}{beside[0]} and {name} are both given; a receipt has all parameters")
         try:
-            receipt = Receipt.parse(row.raw[name].value)
+            receipt = Receipt.parse(row.read(name))
         except BoundError as error:
             raise row.refusal(name, error.value, error.bound) from None
-        if receipt.origin != origin:
-            field = next(key for key, value in vars(origin).items() if value != getattr(receipt, key))
-            value, here = (show(str(getattr(side, field))) for side in (receipt, origin))
-            raise row.refusal(name, f"a receipt of the {field} {value}", f"of this server's, {here}")
+        if unlike := origin.difference(receipt.origin):
+            fact, here, value = unlike
+            raise row.refusal(name, f"a receipt of the {show(fact)} {show(value)}", f"of this server's, {show(here)}")
         request, claimed = receipt.request(), tuple(receipt.output_ids)
         content = row.within(name, {**receipt.parameters, "input_ids": receipt.prompt_ids})
         self._check_prompt(content, "input_ids", request.prompt_tokens)

@@ -33,7 +33,7 @@ class CheckpointDigest:
     def wait(self, seconds: float) -> str:
         """Return the digest, in hexadecimal. Raises TimeoutError after that time, OSError for an unreadable file."""
         with self._lock:
-            if self._digest is None:
+            if self._digest is None or (self._digest.done() and self._digest.exception()):
                 self._digest = Future()
                 threading.Thread(target=self._read, args=(self._digest,), name="digest", daemon=True).start()
         return self._digest.result(seconds)
@@ -41,9 +41,8 @@ class CheckpointDigest:
     def _read(self, digest: Future[str]) -> None:
         try:
             digest.set_result(_digest({path.name: sha256_of(path, lambda _: None) for path in self._files}))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - any failure: a request waits for it
             digest.set_exception(error)
-            raise
 
 
 def _digest(hashes: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.sampling.cpu_draw import draw_on_cpu
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processors import (
@@ -51,32 +52,38 @@ class Sampler:
         self._guided: torch.Tensor | None = None
 
     def sample(
-        self, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
+        self,
+        logits: torch.Tensor,
+        first: int,
+        sequences: list[Sequence],
+        features: SamplingFeatures,
+        steps: Iterable[int] | None = None,
     ) -> torch.Tensor:
         """Sample the next token of consecutive rows from row `first` on, and count it in the rows' histories.
 
-        logits: [rows, vocabulary], any float dtype. sequences: one per row. features: at least those of the sequences.
-        Returns [rows], long; FAILED where a row's logits aren't finite. Counting comes last: after an exception, the
-        same rows can be sampled again.
+        logits: [rows, vocabulary], any float dtype. sequences: one per row. features: at least those of the
+        sequences. steps: number of output tokens before each row's next one, if it isn't the sequence's number so
+        far. Returns [rows], long; FAILED where a row's logits aren't finite. Counting comes last: after an exception,
+        the same rows can be sampled again.
         """
         rows = slice(first, first + len(sequences))
         # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
         # On a CPU nothing overlaps, but a mask takes about 10 µs, less than handing it to another thread.
         per_row = _per_row(sequences) if features.per_row else []
         allowed = self._fill_guides(rows, per_row)
+        before = [sequence.num_output_tokens for sequence in sequences] if steps is None else list(steps)
         raw = logits.float()
         logits = self.penalize(_bias(raw, per_row), rows, features)
-        logits = self._mask(logits, sequences, per_row, allowed)
-        keys = to_device(torch.from_numpy(self.keys(first, sequences)), self._device) if features.noise else None
+        logits = self._mask(logits, sequences, before, per_row, allowed)
+        keys = to_device(torch.from_numpy(self.keys(first, before)), self._device) if features.noise else None
         tokens, finite = self._choose(logits, rows, features, keys)
         if features.log_probs:
             _record_log_probs(raw, tokens, sequences)
         return self._count(tokens, finite, rows, features)
 
-    def keys(self, first: int, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """Return the random words for the next draw of the rows from `first` on: [rows, 2]."""
-        steps = np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64)
-        return step_keys(self._state.seeds[first : first + len(sequences)], steps)
+    def keys(self, first: int, before: list[int]) -> NDArray[np.int64]:
+        """Return the random words for the next draw of the rows from `first` on: [rows, 2]. before: as `_mask`'s."""
+        return step_keys(self._state.seeds[first : first + len(before)], np.asarray(before, dtype=np.int64))
 
     def penalize(self, logits: torch.Tensor, rows: slice, features: SamplingFeatures) -> torch.Tensor:
         """Return logits [rows, vocabulary] with the rows' repetition, frequency and presence penalties."""
@@ -185,12 +192,19 @@ class Sampler:
         return host.to(self._device, non_blocking=True)
 
     def _mask(
-        self, logits: torch.Tensor, sequences: list[Sequence], per_row: _PerRow, allowed: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        sequences: list[Sequence],
+        before: list[int],
+        per_row: _PerRow,
+        allowed: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and apply guides and row processors. allowed: the guides' bit masks."""
-        too_early = [
-            row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
-        ]
+        """Mask end tokens before min_tokens, and apply guides and row processors.
+
+        before: number of output tokens before each row's. allowed: the guides' bit masks.
+        """
+        minima = [sequence.request.min_tokens for sequence in sequences]
+        too_early = [row for row, (count, minimum) in enumerate(zip(before, minima, strict=True)) if count < minimum]
         if not too_early and not per_row:
             return logits
         logits = logits.clone()
@@ -231,6 +245,21 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
         indices = to_device(rows, logits.device)
         for row, log_probs in zip(rows, log_probs_of(logits[indices], tokens[indices], top), strict=True):
             sequences[row].next_log_probs = log_probs
+
+
+def failure_of(sequence: Sequence) -> RequestError:
+    """Return the error of a sequence whose sampled token is FAILED."""
+    request, processor, count = sequence.request, sequence.processor, sequence.num_output_tokens
+    if isinstance(sequence.result, RequestError):
+        # The computation of its logits failed.
+        return sequence.result
+    if processor is not None and processor.problem is not None:
+        return processor.problem
+    if processor is not None and processor.leaves_nothing(count < request.min_tokens):
+        names = ("guided_decoding_guide_type", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
+        masks = ", ".join(name for name in names if getattr(request, name))
+        return InvalidRequest(f"{masks} together allow no token after {count} tokens; at least one must be allowed")
+    return GenerationError("the model's logits for this request were not finite")
 
 
 def on_cpu(logits: torch.Tensor) -> bool:

@@ -356,12 +356,14 @@ def test_a_client_that_reads_slowly_is_no_hanging_model(pair: Pair) -> None:
         assert _metrics(served) == {}
 
 
-def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(pair: Pair) -> None:
+def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     triton, _ = pair
     with in_front_of(triton) as served:
         triton.die_after = 2
         with served.begin_request("/v1/completions", prompt="a"):
-            triton.wait_for(_is_down)
+            triton.wait_for(lambda _: "interrupted at" in caplog.text)
         line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
         triton.wait_for(lambda _: line in served.http.get("/metrics").text)
         triton.start()

@@ -101,7 +101,8 @@ class EngineClient:
         self.model = model
         self.last_heard = 0.0
         """Monotonic time of Triton's last response to a stream or a probe."""
-        self._last_response = 0.0
+        self.last_response = 0.0
+        """Monotonic time of the model's last response without an error."""
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
         self._closed = False
@@ -126,12 +127,12 @@ class EngineClient:
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
             try:
                 async for response in call:
-                    self.last_heard = self._last_response = time.monotonic()
+                    self.last_heard = time.monotonic()
                     # A reader that takes its time isn't waiting for Triton.
                     self._awaited.pop(call, None)
                     if response.error_message:
                         raise from_stream_error(response.error_message, started=started)
-                    started = True
+                    started, self.last_response = True, self.last_heard
                     chunks = read_chunks(response.infer_response, choices)
                     unfinished.difference_update(chunk.index for chunk in chunks if chunk.is_last)
                     yield chunks
@@ -147,7 +148,7 @@ class EngineClient:
         """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
         if not self._awaited:
             return 0.0
-        return time.monotonic() - max(self._last_response, min(self._awaited.values()))
+        return time.monotonic() - max(self.last_response, min(self._awaited.values()))
 
     async def is_ready(self, timeout: float) -> bool:
         """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""

@@ -12,7 +12,7 @@ from triton_llama_openai.replica import Replica
 PREFIX_TOKENS = 64
 """Tokens at a prompt's beginning that say which replica is its home."""
 PREFIX_CHARACTERS = 256
-"""The same of a text."""
+"""Characters that do so for a text prompt."""
 MARGIN = 4
 """Requests that a prefix's home may have more than the least busy replica."""
 
@@ -59,4 +59,4 @@ class LoadBalancer:
 
 
 def _weight(prefix: bytes, replica: Replica) -> bytes:
-    return hashlib.blake2b(prefix, key=replica.engine.endpoint.authority.encode()[:64], digest_size=8).digest()
+    return hashlib.blake2b(replica.engine.endpoint.authority.encode() + b"\0" + prefix, digest_size=8).digest()

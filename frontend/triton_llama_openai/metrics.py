@@ -52,7 +52,7 @@ class Metrics:
         )
         self.resumptions = Counter(
             "llama_openai_resumptions",
-            "Interruptions of finished requests: resumed at once, after they had waited for a Triton, or given_up.",
+            "Losses of a request's Triton, or of all of them: resumed at once, waited for a Triton, or given_up.",
             ("outcome",),
             registry=self._registry,
         )

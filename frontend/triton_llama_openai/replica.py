@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 
-from triton_llama.errors import LlamaConnectionError, TritonLlamaError, is_full_queue
+from triton_llama.errors import LlamaConnectionError, TritonLlamaError
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.engine_client import EngineClient
@@ -21,12 +21,13 @@ LOG = logging.getLogger("triton_llama_openai")
 _INTERVAL_S = 0.5
 """Between two probes of a replica that is out, and between two looks at one where requests run."""
 _PROBE_S = 10.0
-"""For the answer to a probe."""
+"""Timeout of a probe, in seconds."""
 _QUIET_S = 5.0
-"""Without a response, until a Triton where requests run is asked whether it is still there."""
+"""Seconds of silence before a readiness check of a Triton where requests run."""
 _ONE_TOKEN = (
     Tensor("text_input", "BYTES", ("a",)),
     Tensor("max_tokens", "INT32", (1,)),
+    Tensor("priority", "INT32", (-(2**31),)),
     Tensor("stream", "BOOL", (True,)),
 )
 
@@ -46,6 +47,7 @@ class Replica:
         self._hang_timeout = hang_timeout
         self._on_return = on_return
         self._watcher: asyncio.Task[None] | None = None
+        self._failed_at = 0.0
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -59,13 +61,14 @@ class Replica:
 
     def fail(self, error: TritonLlamaError) -> None:
         """Take it out, until a probe generates a token."""
-        self.error = error
+        self.error, self._failed_at = error, time.monotonic()
         self._watch()
 
     async def close(self) -> None:
         """End the probes and the connection."""
         if self._watcher is not None:
             self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
         await self.engine.close()
 
     def _watch(self) -> None:
@@ -79,23 +82,26 @@ class Replica:
             try:
                 if self.error is None:
                     await self._check()
-                elif await self._generates():
+                elif self._goes_on() or await self._generates():
                     LOG.info("%s takes requests again", self.engine.endpoint)
                     self.error = None
                     self._on_return()
             except TritonLlamaError as error:
                 self.error = error
+            except Exception:
+                # Without this task a replica that is out would stay out.
+                LOG.exception("the probe of %s failed", self.engine.endpoint)
+
+    def _goes_on(self) -> bool:
+        """Return whether requests that ran here when one failed have got tokens since."""
+        return self.engine.last_response > self._failed_at + _INTERVAL_S
 
     async def _generates(self) -> bool:
         if not await self.engine.is_ready(_PROBE_S):
             return False
-        try:
-            async with aclosing(self.engine.stream(_ONE_TOKEN, "probe", range(1), _PROBE_S)) as responses:
-                async for _ in responses:
-                    pass
-        except TritonLlamaError as error:
-            if not is_full_queue(error):
-                raise
+        async with aclosing(self.engine.stream(_ONE_TOKEN, "probe", range(1), _PROBE_S)) as responses:
+            async for _ in responses:
+                pass
         return True
 
     async def _check(self) -> None:
@@ -103,7 +109,13 @@ class Replica:
         if not self._hang_timeout:
             return
         if self.engine.silence() >= self._hang_timeout:
-            await self._interrupt(f"the model has sent nothing for {self._hang_timeout:g} s")
+            try:
+                # A stream is also silent while its text is held back.
+                alive = await self._generates()
+            except TritonLlamaError:
+                alive = False
+            if not alive:
+                await self._interrupt(f"the model has sent nothing for {self._hang_timeout:g} s")
         elif self.running and time.monotonic() - self.engine.last_heard >= _QUIET_S:
             try:
                 await self.engine.is_ready(_PROBE_S)

@@ -25,11 +25,12 @@ from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.replica import Replica
-from triton_llama_openai.stream_merge import Chunks, merge
+from triton_llama_openai.stream_merge import ChunkStream, merge
 
 LOG = logging.getLogger("triton_llama_openai")
-MAX_FAILURES = 8
-"""Failures in a row, without a token, after which a request is given up: it may be what ends the servers."""
+MAX_FAILURES = 3
+"""Failures in a row, without a token, that a request survives: it may itself crash the model, and the supervisor
+restarts a server five times by default."""
 _RETRY_S = 0.5
 """Until an interrupted request that found all queues full is sent again."""
 
@@ -51,7 +52,7 @@ class EngineRequest:
 
 @dataclass
 class _Choice:
-    """What came of a choice."""
+    """Progress of one choice."""
 
     ids: list[int] = field(default_factory=list)
     seed: int = 0
@@ -81,7 +82,7 @@ class Resumption:
         self._failures = 0
         self._waited = False
 
-    async def chunks(self) -> Chunks:
+    async def chunks(self) -> ChunkStream:
         """Yield each response's chunks, as `EngineClient.stream` does for an uninterrupted request.
 
         Raises:
@@ -102,7 +103,7 @@ class Resumption:
     def _is_finished(self) -> bool:
         return all(choice.finished for choice in self._choices.values())
 
-    def _streams(self, replica: Replica) -> list[Chunks]:
+    def _streams(self, replica: Replica) -> list[ChunkStream]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
         request, stream = self._request, replica.engine.stream
         timeout = self._deadline - time.monotonic()
@@ -123,6 +124,7 @@ class Resumption:
     def _add(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             self._choices[chunk.index].add(chunk)
+            self._refused.clear()
         if chunks and self._error is not None:
             self._record.resumptions["waited" if self._waited else "resumed"] += 1
             self._error, self._failures, self._waited = None, 0, False
@@ -131,11 +133,17 @@ class Resumption:
         """Prepare the next try, or raise the error if none may mend it."""
         if is_full_queue(error):
             self._refused.add(replica)
-            if self._error is None and self._balancer.pick(self._request.prefix, self._refused) is None:
+            begun = self._error is not None or any(choice.ids for choice in self._choices.values())
+            if not begun and self._balancer.pick(self._request.prefix, self._refused) is None:
                 raise error
+            if begun and self._error is None:
+                self._error, self._lost_at = error, time.monotonic()
             return
+        if isinstance(error, LlamaTimeoutError):
+            late = self._too_late(replica)
+            raise late if self._error is None else self._give_up(late)
         if not is_interruption(error) or self._balancer.closed:
-            raise self._too_late(replica) if isinstance(error, LlamaTimeoutError) else error
+            raise error
         replica.fail(error)
         if not self._request.resume_timeout:
             raise error
@@ -153,7 +161,8 @@ class Resumption:
             if not resume_timeout:
                 return first
             if self._error is None:
-                self._error = first.error or LlamaConnectionError(f"no connection to {first.engine.endpoint}")
+                # Its error may be a probe's.
+                self._error = LlamaConnectionError(f"no connection to {first.engine.endpoint}: {first.error or 'full'}")
                 self._lost_at = time.monotonic()
             self._waited = True
             if time.monotonic() >= self._deadline:
@@ -181,7 +190,7 @@ def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:
     return [*kept, seed, ids]
 
 
-async def _without(begun: Collection[int], stream: Chunks, missing: int) -> Chunks:
+async def _without(begun: Collection[int], stream: ChunkStream, missing: int) -> ChunkStream:
     """Yield the chunks of the choices that aren't begun, until all of them, `missing` in number, are finished."""
     async with aclosing(stream):
         async for response in stream:

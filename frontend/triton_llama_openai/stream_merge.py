@@ -11,18 +11,18 @@ from triton_llama_openai.engine_client import Chunk
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 
-Chunks = AsyncGenerator[list[Chunk], None]
+ChunkStream = AsyncGenerator[list[Chunk], None]
 
 
-def merge(streams: Sequence[Chunks]) -> Chunks:
+def merge(streams: Sequence[ChunkStream]) -> ChunkStream:
     """Return the responses of streams that run at the same time; the first error of one is raised and ends all."""
     return streams[0] if len(streams) == 1 else _merge(streams)
 
 
-async def _merge(streams: Sequence[Chunks]) -> Chunks:
+async def _merge(streams: Sequence[ChunkStream]) -> ChunkStream:
     queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(_QUEUED_RESPONSES)
 
-    async def read(stream: Chunks) -> None:
+    async def read(stream: ChunkStream) -> None:
         try:
             async with aclosing(stream):
                 async for chunks in stream:

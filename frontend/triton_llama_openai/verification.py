@@ -29,7 +29,8 @@ async def answer_verification(
     tensors = [Tensor("verify_receipt", "BYTES", (receipt,))]
     if cache_salt is not None:
         tensors.append(Tensor("cache_salt", "BYTES", (cache_salt,)))
-    prefix = prefix_of(receipt, cache_salt)
+    ids = body.receipt.get("prompt_ids")
+    prefix = prefix_of(ids if isinstance(ids, list) else "", cache_salt)
     timeouts = settings.request_timeout, settings.resume_timeout
     verifying = Resumption(EngineRequest(record.id, tensors, range(1), prefix, *timeouts), model.balancer, record)
     try:

@@ -75,6 +75,7 @@ def _refusal(engine: Engine, receipt: str, **inputs: object) -> str:
         ("max_tokens", 4.0, "an object whose max_tokens is 4.0"),
         ("min_tokens", 5, "min_tokens is 5; it must be a whole number, at least 0 and at most 4"),
         ("logit_bias", {"5": float("inf")}, "an object with inf"),
+        ("logit_bias", {"5": 1e39}, "an object with 1e+39"),
         ("logit_bias", {"-5": 1.0}, "an object with '-5'"),
         ("logit_bias", {"5000": 1.0}, "5000"),
         ("stop_words", ["\ud800"], "half a character"),

@@ -57,7 +57,7 @@ class FakeTriton:
     text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
     tokens of a choice after which it generates no more, until the client cancels. failing: a status and a message
     instead of an answer; after_tokens: once that number of responses is sent. die_after: responses after which the
-    server dies, once. verification: of every receipt. cancelled: ids of requests whose client has left. probes: of
+    server dies, once. probes_hang: probes get no token. verification: of every receipt. cancelled: ids of requests whose client has left. probes: of
     a replica that is out, which aren't among the requests.
     """
 
@@ -71,6 +71,7 @@ class FakeTriton:
     by_seed: Callable[[int], list[str]] | None = None
     one_by_one: bool = False
     hold_after: int | None = None
+    probes_hang: bool = False
     failing: tuple[grpc.StatusCode, str] | None = None
     after_tokens: int = 0
     die_after: int | None = None
@@ -109,7 +110,7 @@ class FakeTriton:
     async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
         """Yield a request's responses: the tokens of all choices, after those that it resumes."""
         if "verify_receipt" in request.inputs:
-            if self.hold_after == 0:
+            if self.hold_after == 0 or (self.probes_hang and request.id == "probe"):
                 await asyncio.Event().wait()
             yield self._verification(request)
             return

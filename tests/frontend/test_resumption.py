@@ -314,18 +314,37 @@ def test_an_interrupted_request_waits_for_room_in_a_full_queue(pair: Pair) -> No
         making_room.join()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that give up soon."""
+    monkeypatch.setattr("triton_llama_openai.replica._PROBE_S", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_hanging_models_requests_move(pair: Pair) -> None:
     with in_front_of(*pair, hang_timeout=0.3) as served:
         home = _home(served, *pair)
-        home.hold_after = 2
+        home.hold_after, home.probes_hang = 2, True
         assert _text(served.complete()) == " Hello, world."
-        home.wait_for(lambda fake: not fake.running and len(fake.cancelled) == 1)
+        home.wait_for(lambda fake: any(name != "probe" for name in fake.cancelled))
 
 
+def test_a_silent_stream_of_a_model_that_answers_goes_on(pair: Pair) -> None:
+    with in_front_of(*pair, hang_timeout=0.2) as served:
+        home = _home(served, *pair)
+        home.hold_after = 2
+        with served.begin_request("/v1/completions", prompt="Return a list"):
+            home.wait_for(lambda fake: fake.probes > 2)
+            assert not home.cancelled
+        home.wait_for(lambda fake: not fake.running)
+        assert _metrics(served) == {}
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_hung_model_that_is_ready_gets_no_requests(pair: Pair) -> None:
     with in_front_of(*pair, hang_timeout=0.3) as served:
         home = _home(served, *pair)
-        home.hold_after = 1
+        home.hold_after, home.probes_hang = 1, True
         served.complete()
         home.hold_after = 0
         home.wait_for(lambda fake: fake.probes > 0)

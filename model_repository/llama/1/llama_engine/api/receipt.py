@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from llama_engine.api.compound_bounds import TokenBias, TokenIds, read_object
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.api.origin import Origin
-from llama_engine.api.parameters import PARAMETERS
+from llama_engine.api.parameters import MAX_BIASES, PARAMETERS
 from llama_engine.bounds import Bound, BoundError, Integer, Real, Text, decode, show
 
 _NAMES = (
@@ -25,10 +25,11 @@ _NAMES = (
 """The parameters that determine tokens, besides prompt and seed."""
 
 _TOKENS = TokenIds()
+_BIAS = 100.0 * (MAX_BIASES + 1)
 # Parsing has added other parameters to these: embedding_bias_words and end_id.
 _BOUNDS: Mapping[str, Bound[object]] = {
     **{name: PARAMETERS[name].bound for name in _NAMES},
-    "logit_bias": TokenBias(PARAMETERS["allowed_token_ids"].bound.limit, Real()),  # type: ignore[attr-defined]
+    "logit_bias": TokenBias(PARAMETERS["allowed_token_ids"].bound.limit, Real(-_BIAS, _BIAS)),  # type: ignore[attr-defined]
     "stop_token_ids": _TOKENS,
 }
 

@@ -31,12 +31,16 @@ class CheckpointDigest:
             self._digest.set_result(_digest({name: file.sha256 for name, file in manifest.files.items()}))
 
     def wait(self, seconds: float) -> str:
-        """Return the digest, in hexadecimal. Raises TimeoutError after that time, OSError for an unreadable file."""
+        """Return the digest, in hexadecimal. The call that starts the reading waits, others return at once.
+
+        Raises TimeoutError while the files are being read, OSError for an unreadable file.
+        """
         with self._lock:
-            if self._digest is None or (self._digest.done() and self._digest.exception()):
-                self._digest = Future()
-                threading.Thread(target=self._read, args=(self._digest,), name="digest", daemon=True).start()
-        return self._digest.result(seconds)
+            starts = self._digest is None or (self._digest.done() and self._digest.exception() is not None)
+            digest = self._digest = Future() if starts or self._digest is None else self._digest
+        if starts:
+            threading.Thread(target=self._read, args=(digest,), name="digest", daemon=True).start()
+        return digest.result(seconds if starts else 0)
 
     def _read(self, digest: Future[str]) -> None:
         try:

@@ -82,8 +82,8 @@ class Settings(ModelSettings):
     resume_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
     """seconds that a request waits for a Triton when all are lost; 0: it ends with an error when its own is lost"""
     hang_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
-    """seconds of silence of streams that have begun, after which a probe tells whether the model hangs and its requests move to
-    another Triton; 0: never"""
+    """seconds of silence of streams that have begun, after which a probe tells whether the model hangs and its requests
+    move to another Triton; 0: never"""
     grace: Annotated[int, Field(ge=0, le=86400)] = 120
     """seconds that accepted requests have to end after SIGTERM"""
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4 << 20

@@ -57,8 +57,8 @@ class FakeTriton:
     text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
     tokens of a choice after which it generates no more, until the client cancels. failing: a status and a message
     instead of an answer; after_tokens: once that number of responses is sent. die_after: responses after which the
-    server dies, once. probes_hang: probes get no token. verification: of every receipt. cancelled: ids of requests whose client has left. probes: of
-    a replica that is out, which aren't among the requests.
+    server dies, once. probes_hang: probes get no token. verification: of every receipt. cancelled: ids of requests
+    whose client has left. probes: their number; they aren't among the requests.
     """
 
     port: int = 0

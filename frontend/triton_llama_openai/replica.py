@@ -123,5 +123,5 @@ class Replica:
                 await self._interrupt(f"Triton doesn't answer: {error}")
 
     async def _interrupt(self, reason: str) -> None:
-        self.error = LlamaConnectionError(f"no connection to {self.engine.endpoint}: {reason}")
+        self.fail(LlamaConnectionError(f"no connection to {self.engine.endpoint}: {reason}"))
         await self.engine.disconnect(reason)

@@ -109,8 +109,10 @@ class FakeTriton:
 
     async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
         """Yield a request's responses: the tokens of all choices, after those that it resumes."""
+        if self.probes_hang and request.id == "probe":
+            await asyncio.Event().wait()
         if "verify_receipt" in request.inputs:
-            if self.hold_after == 0 or (self.probes_hang and request.id == "probe"):
+            if self.hold_after == 0:
                 await asyncio.Event().wait()
             yield self._verification(request)
             return

@@ -101,6 +101,8 @@ class EngineClient:
         self.model = model
         self.last_heard = 0.0
         """Monotonic time of Triton's last response to a stream or a probe."""
+        self.decoupled = True
+        """Whether the model can stream, as its config says once it has been read."""
         self.last_response = 0.0
         """Monotonic time of the model's last response without an error."""
         self._channel: grpc.aio.Channel | None = None
@@ -163,6 +165,7 @@ class EngineClient:
         with self._errors(timeout):
             request = messages.ModelConfigRequest(name=self.model)
             response = await self._stub().ModelConfig(request, timeout=timeout)
+        self.decoupled = response.config.model_transaction_policy.decoupled
         return bytes(response.config.SerializeToString(deterministic=True))
 
     async def disconnect(self, reason: str) -> None:

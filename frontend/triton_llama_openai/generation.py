@@ -71,6 +71,7 @@ class Generation:
                 prefix_of(prompt, cache_salt),
                 settings.request_timeout,
                 settings.resume_timeout,
+                request.streamed,
             )
             for number, prompt in enumerate(prompts)
         ]

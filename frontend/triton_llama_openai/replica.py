@@ -28,7 +28,6 @@ _ONE_TOKEN = (
     Tensor("text_input", "BYTES", ("a",)),
     Tensor("max_tokens", "INT32", (1,)),
     Tensor("priority", "INT32", (-(2**31),)),
-    Tensor("stream", "BOOL", (True,)),
 )
 
 

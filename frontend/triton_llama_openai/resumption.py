@@ -39,7 +39,8 @@ _RETRY_S = 0.5
 class EngineRequest:
     """A request of one prompt. choices: indices of its completions. prefix: key of the prompt's home.
 
-    timeout: seconds for everything. resume_timeout: seconds to wait for a replica, 0: it isn't resumed.
+    timeout: seconds for everything. resume_timeout: seconds to wait for a replica, 0: it isn't resumed. streamed:
+    whether its client gets a stream; any other request can be answered by a model that can't stream, too.
     """
 
     id: str
@@ -48,6 +49,7 @@ class EngineRequest:
     prefix: bytes
     timeout: float
     resume_timeout: float
+    streamed: bool = False
 
 
 @dataclass
@@ -113,6 +115,8 @@ class Resumption:
             for index, choice in begun.items()
             if not choice.finished
         ]
+        if not begun and not replica.engine.decoupled and not request.streamed:
+            return [stream(_in_one_response(request.tensors), request.id, request.choices, timeout)]
         if not begun:
             return [stream(request.tensors, request.id, request.choices, timeout)]
         if missing := len(self._choices) - len(begun):
@@ -181,6 +185,11 @@ class Resumption:
         self._record.resumptions["given_up"] += 1
         LOG.warning("request %s: given up: %s", self._request.id, error)
         return error
+
+
+def _in_one_response(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the inputs of the same request without a stream."""
+    return [tensor for tensor in tensors if tensor.name not in ("stream", "stream_interval_ms")]
 
 
 def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:

@@ -101,8 +101,9 @@ def rehashed(receipt: str, **changed: object) -> str:
     """Return the receipt with other values of fields or parameters, and the hash of these."""
     content = json.loads(receipt)
     del content["hash"]
-    for name, value in changed.items():
-        (content if name in content else content["parameters"])[name] = value
+    of_parameters = {name: value for name, value in changed.items() if name not in content}
+    content["parameters"] |= of_parameters
+    content |= {name: value for name, value in changed.items() if name in content}
     # As docs/exact-int8.md says.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return json.dumps({**content, "hash": hashlib.sha256(text.encode()).hexdigest()}, ensure_ascii=False)

@@ -97,10 +97,10 @@ def test_counts_add_up_and_are_taken_once() -> None:
     manager = BlockManager(6, PAGE, caching=True)
     manager.release(_computed(manager, _sequence(tuple(range(12)))))
     assert manager.allocate(_sequence(tuple(range(14))), 0)
-    resumed = _sequence((9,))
-    resumed.output_tokens = [8]
-    assert manager.allocate(resumed, 0)
-    manager.release(resumed)
+    preempted = _sequence((9,))
+    preempted.output_tokens, preempted.first_token_at = [8], 1.0
+    assert manager.allocate(preempted, 0)
+    manager.release(preempted)
     counts = manager.take_counts()
     assert (counts.used_pages, counts.cached_pages, counts.free_pages) == (4, 0, 2)
     assert (counts.queried_tokens, counts.hit_tokens, counts.evicted_pages) == (12 + 14, 12, 0)

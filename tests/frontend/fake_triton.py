@@ -66,6 +66,7 @@ class FakeTriton:
     ready: bool = True
     silent: bool = False
     config: str = "llama"
+    decoupled: bool = True
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
     text: Callable[[ModelRequest], list[str]] | None = None
     by_seed: Callable[[int], list[str]] | None = None
@@ -116,7 +117,7 @@ class FakeTriton:
                 await asyncio.Event().wait()
             yield self._verification(request)
             return
-        assert request.value("stream"), "the endpoint sends streams alone"
+        assert request.id == "probe" or bool(request.value("stream")) is self.decoupled, "the endpoint sends streams"
         first, seed = len(request.inputs.get("resume_ids", [])), request.integer("seed", 7)
         choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
         order = [(number, index) for index, (tokens, _) in enumerate(choices) for number in range(first, len(tokens))]
@@ -259,6 +260,7 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     ) -> messages.ModelConfigResponse:
         response = messages.ModelConfigResponse()
         response.config.name = self._triton.config
+        response.config.model_transaction_policy.decoupled = self._triton.decoupled
         return response
 
     async def ModelStreamInfer(  # noqa: N802 - Triton's name

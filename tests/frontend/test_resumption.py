@@ -390,6 +390,14 @@ def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(
         assert len(triton.requests) == 1
 
 
+def test_a_model_that_cannot_stream_answers_at_once(pair: Pair) -> None:
+    triton, _ = pair
+    triton.decoupled = False
+    with in_front_of(triton) as served:
+        assert _text(served.complete()) == " Hello, world."
+        assert not triton.last.inputs.keys() & {"stream", "stream_interval_ms"}
+
+
 def test_a_request_that_ends_every_triton_is_given_up(pair: Pair) -> None:
     for triton in pair:
         triton.text = lambda request: [" a"] if request.id == "probe" else _lose_the_process()

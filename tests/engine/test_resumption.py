@@ -113,7 +113,7 @@ BUSY = {
 
 
 @pytest.mark.parametrize("parameters", BUSY.values(), ids=BUSY)
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=long)])
+@pytest.mark.parametrize("count", [5, pytest.param(40, marks=long)])
 def test_a_busy_engine_gives_the_same_bits(
     int8: Checkpoint, engine_with_guides: EngineOf, parameters: dict[str, str], count: int, note: Note
 ) -> None:

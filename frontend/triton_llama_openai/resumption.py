@@ -115,10 +115,10 @@ class Resumption:
             for index, choice in begun.items()
             if not choice.finished
         ]
-        if not begun and not replica.engine.decoupled and not request.streamed:
-            return [stream(_in_one_response(request.tensors), request.id, request.choices, timeout)]
         if not begun:
-            return [stream(request.tensors, request.id, request.choices, timeout)]
+            as_stream = replica.engine.decoupled or request.streamed
+            tensors = request.tensors if as_stream else _in_one_response(request.tensors)
+            return [stream(tensors, request.id, request.choices, timeout)]
         if missing := len(self._choices) - len(begun):
             # The choices' seeds follow from the request's: its choices are the same again.
             whole = stream(request.tensors, request.id, request.choices, timeout)
@@ -128,8 +128,10 @@ class Resumption:
     def _add(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             self._choices[chunk.index].add(chunk)
-            self._refused.clear()
-        if chunks and self._error is not None:
+        if not chunks:
+            return
+        self._refused.clear()
+        if self._error is not None:
             self._record.resumptions["waited" if self._waited else "resumed"] += 1
             self._error, self._failures, self._waited = None, 0, False
 
@@ -141,7 +143,7 @@ class Resumption:
             if not begun and self._balancer.pick(self._request.prefix, self._refused) is None:
                 raise error
             if begun and self._error is None:
-                self._error, self._lost_at = error, time.monotonic()
+                self._interrupt(error)
             return
         if isinstance(error, LlamaTimeoutError):
             late = self._too_late(replica)
@@ -152,10 +154,14 @@ class Resumption:
         if not self._request.resume_timeout:
             raise error
         LOG.warning("request %s: interrupted at %s: %s", self._request.id, replica.engine.endpoint, error)
-        self._error, self._lost_at = error, time.monotonic()
+        self._interrupt(error)
         self._failures += 1
         if self._failures > MAX_FAILURES:
             raise self._give_up(error)
+
+    def _interrupt(self, error: TritonLlamaError) -> None:
+        """Note an interruption; `resume_timeout` counts from it."""
+        self._error, self._lost_at = error, time.monotonic()
 
     async def _replica(self) -> Replica:
         """Return the replica of the next try; raises the interruption's error if none takes requests in time."""
@@ -164,15 +170,16 @@ class Resumption:
             first = self._balancer.replicas[0]
             if not resume_timeout:
                 return first
-            if self._error is None:
+            error = self._error
+            if error is None:
                 # Its error may be a probe's.
-                self._error = LlamaConnectionError(f"no connection to {first.engine.endpoint}: {first.error or 'full'}")
-                self._lost_at = time.monotonic()
+                error = LlamaConnectionError(f"no connection to {first.engine.endpoint}: {first.error or 'full'}")
+                self._interrupt(error)
             self._waited = True
             if time.monotonic() >= self._deadline:
                 raise self._give_up(self._too_late(first))
             if self._balancer.closed or time.monotonic() >= self._lost_at + resume_timeout:
-                raise self._give_up(self._error)
+                raise self._give_up(error)
             await self._balancer.wait(_RETRY_S)
             self._refused.clear()
         return replica

@@ -51,7 +51,7 @@ def test_a_chat_has_the_prompts_ids_beside_its_choices(served: Endpoint, triton:
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_streamed_completion_has_the_prompts_ids_in_each_choices_first_event(served: Endpoint, echo: bool) -> None:
+def test_the_first_event_of_each_choice_has_the_prompts_ids(served: Endpoint, echo: bool) -> None:
     events = events_of(served.complete(n=2, stream=True, echo=echo, return_token_ids=True))
     for index in (0, 1):
         first, *others = _choices(events, index)

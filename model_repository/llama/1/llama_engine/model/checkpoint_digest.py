@@ -37,7 +37,9 @@ class CheckpointDigest:
         """
         with self._lock:
             starts = self._digest is None or (self._digest.done() and self._digest.exception() is not None)
-            digest = self._digest = Future() if starts or self._digest is None else self._digest
+            if starts or self._digest is None:
+                self._digest = Future()
+            digest = self._digest
         if starts:
             threading.Thread(target=self._read, args=(digest,), name="digest", daemon=True).start()
         return digest.result(seconds if starts else 0)

@@ -23,17 +23,13 @@ from triton_llama_openai.completions import answer_completion
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    VerificationRequest,
-)
-from triton_llama_openai.schema import Schema
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.schema import Schema
+from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
-from triton_llama_openai.verification import answer_verification
+from triton_llama_openai.verification import VerificationRequest, answer_verification
 
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10

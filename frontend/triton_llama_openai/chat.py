@@ -13,7 +13,9 @@ from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_log
 from triton_llama_openai.errors import check_count
 from triton_llama_openai.generation import Generation
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import ChatRequest, JsonObject, text_of
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.messages import text_of
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, is_open, is_open_in
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (

@@ -19,7 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic_core import from_json
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol import AssistantMessage, JsonObject, Message, ToolMessage, text_of
+from triton_llama_openai.protocol.messages import AssistantMessage, Message, ToolMessage, text_of
+from triton_llama_openai.protocol.schema import JsonObject
 
 Turn = dict[str, object]
 """A message as templates read it: role, content, and a tool call's arguments as an object."""

@@ -13,7 +13,7 @@ from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_log
 from triton_llama_openai.errors import check_count, prompt_too_long
 from triton_llama_openai.generation import Generation, Prompt
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import CompletionRequest
+from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
     Events,

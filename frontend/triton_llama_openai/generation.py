@@ -17,7 +17,7 @@ from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
-from triton_llama_openai.protocol import SAME_NAMES, SamplingRequest
+from triton_llama_openai.protocol.sampling import SAME_NAMES, SamplingRequest
 from triton_llama_openai.resumption import EngineRequest, Resumption
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.stream_merge import merge

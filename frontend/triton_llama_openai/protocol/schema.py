@@ -83,6 +83,10 @@ Words = Annotated[
 ]
 """One stop string, or a list of them."""
 
+JsonObject = dict[str, object]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
+
 OnlyTrue = Literal[True] | None
 OnlyFalse = Literal[False] | None
 """Fields of other servers of which this endpoint has one behaviour."""

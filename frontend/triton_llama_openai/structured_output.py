@@ -82,11 +82,13 @@ def json_guide(field: str, schema: JsonObject | str) -> Guide:
 
 
 def _parsed(schema: str) -> JsonObject | None:
-    """Return a schema from its JSON, None if it is no object."""
+    """Return a schema from its JSON, with {} for true; None if it is no object."""
     try:
         parsed = from_json(schema)
     except ValueError:
         return None
+    if parsed is True:
+        return {}
     return parsed if isinstance(parsed, dict) else None
 
 

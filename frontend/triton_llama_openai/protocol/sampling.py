@@ -8,7 +8,13 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import ApiError, unsupported
-from triton_llama_openai.protocol.formats import Choices, GuidedJson, ResponseFormat, StructuredOutputs
+from triton_llama_openai.protocol.formats import (
+    Choices,
+    GuidedJson,
+    ResponseFormat,
+    StructuredOutputs,
+    WhitespacePattern,
+)
 from triton_llama_openai.protocol.schema import (
     IGNORED,
     MAX_TOKEN,
@@ -98,6 +104,7 @@ class SamplingRequest(Schema):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_whitespace_pattern: WhitespacePattern | None = None
     length_penalty: float | None = Field(None, json_schema_extra=IGNORED)
     skip_special_tokens: OnlyTrue = None
     spaces_between_special_tokens: bool | None = Field(None, json_schema_extra=IGNORED)
@@ -105,7 +112,6 @@ class SamplingRequest(Schema):
     use_beam_search: OnlyFalse = None
     truncate_prompt_tokens: Unsupported = None
     guided_decoding_backend: Annotated[object | None, refused("the server chooses the library")] = None
-    guided_whitespace_pattern: Unsupported = None
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:

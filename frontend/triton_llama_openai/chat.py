@@ -1,23 +1,21 @@
-"""/v1/chat/completions: from messages to a prompt, from chunks to an answer, whole or streamed."""
+"""/v1/chat/completions: from a conversation's chunks to an answer, whole or streamed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triton_llama_openai.chat_template import render_messages
+from triton_llama_openai.conversation import Conversation, converse
 from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
-from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import ChatRequest, JsonObject, text_of
-from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, is_open, is_open_in
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
-    Events,
+    ChoiceEvents,
     Json,
     dumps,
     response_head,
@@ -25,72 +23,37 @@ from triton_llama_openai.streaming import (
     stream_answer,
     until_disconnect,
 )
-from triton_llama_openai.tool_calls import Part, TextReader, ToolCall, ToolUse, tool_use
-
-Reader = Callable[[], TextReader | ReasoningReader]
-"""Makes the reader of one choice's text."""
+from triton_llama_openai.tool_calls import Part, ToolCall
 
 
 async def answer_chat(
     request: Request, chat: ChatRequest, models: Models, settings: Settings, cache_salt: str | None
 ) -> Response:
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
-    check_count("messages", chat.messages, settings.max_messages)
     model = models.find(chat.model)
-    use = tool_use(chat, model.tool_form)
-    # A structural tag's text is free outside of its structures.
-    guided = use.guide is not None and use.guide.kind != "structural_tag"
-    prompt = render_messages(
-        model.checkpoint.template,
-        chat.messages,
-        use.template_tools,
-        add_generation_prompt=chat.add_generation_prompt is not False,
-        continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=_template_kwargs(chat, guided=guided),
-        documents=chat.documents,
-    )
-    reader: Reader = use.reader
-    if model.markers is not None and guided:
-        prompt = close(model.markers, prompt)
-    elif model.markers is not None:
-        reader = _with_reasoning(chat, prompt, model.markers, use.reader)
-    generation = Generation(chat, [prompt], use.guide, model, settings, request.state.record, cache_salt)
+    conversation = converse(chat, model, settings, request.state.record, cache_salt)
+    generation = conversation.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
     ids: Json = {}
     if chat.return_token_ids:
-        ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, prompt)}
+        ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, conversation.prompt)}
     if chat.streamed:
-        return await stream_answer(request, generation, ChatEvents(generation, head, ids, chat, use, reader))
+        return await stream_answer(request, generation, ChatEvents(conversation, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
-    body = head | ids | {"choices": [_Choice(chat, use, reader).body(chunk) for chunk in chunks]}
+    body = head | ids | {"choices": [_Choice(chat, conversation).body(chunk) for chunk in chunks]}
     if chat.prompt_logprobs is not None:
         body["prompt_logprobs"] = chunks[0].prompt_logprobs
     return Response(dumps(body | {"usage": generation.usage.body()}), media_type="application/json")
 
 
-def _template_kwargs(chat: ChatRequest, *, guided: bool) -> JsonObject:
-    """Return the request's variables of the template. guided: it has no place for reasoning."""
-    kwargs = chat.chat_template_kwargs or {}
-    return {"enable_thinking": False, **kwargs} if guided else kwargs
-
-
-def _with_reasoning(chat: ChatRequest, prompt: str, markers: Markers, reader: Callable[[], TextReader]) -> Reader:
-    """Return what makes the reader of a choice that may begin with reasoning, or within it."""
-    if chat.continue_final_message:
-        begun = is_open_in(markers, text_of(chat.messages[-1].content))
-    else:
-        begun = is_open(markers, prompt)
-    return lambda: ReasoningReader(markers, reader(), begun=begun)
-
-
 class _Choice:
     """One choice while it is generated. tokens, ids: of those whose text isn't sent yet."""
 
-    def __init__(self, chat: ChatRequest, use: ToolUse, reader: Reader) -> None:
+    def __init__(self, chat: ChatRequest, conversation: Conversation) -> None:
         self._chat = chat
-        self._use = use
-        self._reader = reader()
+        self._use = conversation.use
+        self._reader = conversation.reader()
         self._called = False
         self.tokens: list[TokenLogprobs] = []
         self.ids: list[int] = []
@@ -115,7 +78,7 @@ class _Choice:
         if not self._chat.logprobs:
             return None
         tokens, self.tokens = self.tokens, []
-        return {"content": _logprobs(tokens, self._chat.top_logprobs or 0), "refusal": None}
+        return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0), "refusal": None}
 
     def token_ids(self) -> Json:
         """Return and remove the ids, for a request with them."""
@@ -146,16 +109,14 @@ class _Choice:
         }
 
 
-class ChatEvents(Events):
+class ChatEvents(ChoiceEvents):
     """Makes the events of a streamed chat. ids: those of the prompt, for a request with them."""
 
-    def __init__(
-        self, generation: Generation, head: Json, ids: Json, chat: ChatRequest, use: ToolUse, reader: Reader
-    ) -> None:
-        super().__init__(generation, head)
+    def __init__(self, conversation: Conversation, head: Json, ids: Json, chat: ChatRequest) -> None:
+        super().__init__(conversation.generation, head)
         self._first_head = head | ids
         self._stop_strings = chat.stop_strings
-        self._choices = [_Choice(chat, use, reader) for _ in range(chat.choices)]
+        self._choices = [_Choice(chat, conversation) for _ in range(chat.choices)]
 
     def begin(self) -> bytes:
         """Return the first event of every choice, which has the role."""
@@ -200,21 +161,21 @@ def _call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _logprobs(tokens: Iterable[TokenLogprobs], top: int) -> list[dict[str, object]]:
-    """Return the `content` of a chat choice's logprobs; `top`: alternatives of each token."""
-    content = []
+def logprobs_content(tokens: Iterable[TokenLogprobs], top: int, unknown_bytes: list[int] | None = None) -> list[Json]:
+    """Return the `content` of a choice's logprobs. top: alternatives of each token. unknown_bytes: stands for them."""
+    content: list[Json] = []
     for token in tokens:
         entries = text_and_logprob(token)
         if not entries:
             continue
         # The token itself is among the alternatives if it is one of the likeliest.
-        likeliest = sorted(entries, key=lambda entry: -entry[1])[:top]
-        content.append({**_logprob(entries[0]), "top_logprobs": [_logprob(entry) for entry in likeliest]})
+        likeliest = [_logprob(entry, unknown_bytes) for entry in sorted(entries, key=lambda entry: -entry[1])[:top]]
+        content.append({**_logprob(entries[0], unknown_bytes), "top_logprobs": likeliest})
     return content
 
 
-def _logprob(entry: tuple[str, float]) -> dict[str, object]:
+def _logprob(entry: tuple[str, float], unknown_bytes: list[int] | None) -> Json:
     text, logprob = entry
     # A token that is part of a character: its text doesn't say which bytes.
-    octets = None if "\ufffd" in text else list(text.encode())
+    octets = unknown_bytes if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": octets}

@@ -134,7 +134,7 @@ def _tag_error(details: ErrorDetails, param: str) -> ApiError:
     return invalid(param, context["tag"], f"one of {context['expected_tags']}")
 
 
-_TAGGED = {"messages", "response_format"}
+_TAGGED = {"messages", "response_format", "input", "format"}
 """Fields whose values pydantic tells apart by a role or type, which is then the next part of an error's place."""
 
 
@@ -144,9 +144,11 @@ def _path(details: ErrorDetails) -> str:
     for part in details["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
+        elif (part.startswith("<") and part.endswith(">")) or part == "[key]":
+            continue
         elif follows_tagged:
             follows_tagged = False
-        elif not (part.startswith("<") and part.endswith(">")) and part != "[key]":
+        else:
             path += f".{part}" if path else part
             follows_tagged = part in _TAGGED
     return path

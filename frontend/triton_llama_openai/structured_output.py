@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pydantic_core import from_json
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol import (
-    JsonObject,
+from triton_llama_openai.protocol.formats import (
     JsonObjectFormat,
     JsonSchemaFormat,
-    SamplingRequest,
     StructuralTagFormat,
     StructuredOutputs,
 )
+from triton_llama_openai.protocol.sampling import SamplingRequest
+from triton_llama_openai.protocol.schema import JsonObject
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from triton_llama_openai.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.errors import check_count, invalid
-from triton_llama_openai.protocol import DetokenizeRequest, JsonObject, TokenizeRequest
+from triton_llama_openai.protocol.schema import JsonObject
+from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import InvalidSettingsError
 from triton_llama_openai.tool_calls import template_tool
 

@@ -24,7 +24,9 @@ from typing import Literal, Protocol
 
 from triton_llama_openai.chat_template import Turn
 from triton_llama_openai.errors import ApiError, invalid
-from triton_llama_openai.protocol import ChatRequest, JsonObject, NamedToolChoice, Tool
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.messages import NamedToolChoice, Tool
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.structured_output import Guide, guide_of, json_guide
 
 Form = Literal["hermes", "llama3_json"]

@@ -14,10 +14,18 @@ from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import from_engine
 from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.models import Models
-from triton_llama_openai.protocol import VerificationRequest
+from triton_llama_openai.protocol.schema import CacheSalt, JsonObject, ModelName, Schema
 from triton_llama_openai.resumption import EngineRequest, Resumption
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import dumps, until_disconnect
+
+
+class VerificationRequest(Schema):
+    """A receipt to verify."""
+
+    model: ModelName | None = None
+    receipt: JsonObject
+    cache_salt: CacheSalt | None = None
 
 
 async def answer_verification(

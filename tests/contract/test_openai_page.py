@@ -9,16 +9,13 @@ import pytest
 from contract.code_blocks import ROOT, table
 from prometheus_client.parser import text_string_to_metric_families
 from triton_llama_openai.metrics import Metrics
-from triton_llama_openai.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    SamplingRequest,
-    TokenizeRequest,
-    VerificationRequest,
-)
-from triton_llama_openai.schema import IGNORED, Schema
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.sampling import SamplingRequest
+from triton_llama_openai.protocol.schema import IGNORED, Schema
+from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import Settings
+from triton_llama_openai.verification import VerificationRequest
 
 FOLDER = ROOT / "frontend" / "triton_llama_openai"
 PAGE = (ROOT / "docs" / "openai.md").read_text()

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from schemathesis import GenerationMode
-from triton_llama_openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 DRAWN = settings(
     max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)

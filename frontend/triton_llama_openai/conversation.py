@@ -1,0 +1,75 @@
+"""A conversation in the engine: its prompt, its tools, its guide, and what reads its text.
+
+The chat path and the Responses API share it; they differ in how they write requests and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triton_llama_openai.chat_template import render_messages
+from triton_llama_openai.errors import check_count
+from triton_llama_openai.generation import Generation
+from triton_llama_openai.metrics import RequestRecord
+from triton_llama_openai.models import ServedModel
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.messages import text_of
+from triton_llama_openai.protocol.schema import JsonObject
+from triton_llama_openai.reasoning import Markers, ReasoningReader, close, is_open, is_open_in
+from triton_llama_openai.settings import Settings
+from triton_llama_openai.tool_calls import TextReader, ToolUse, tool_use
+
+Reader = Callable[[], TextReader | ReasoningReader]
+"""Makes the reader of one choice's text."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation that can be generated. prompt: the rendered messages. reader: of the parts of a choice's text."""
+
+    prompt: str
+    use: ToolUse
+    reader: Reader
+    generation: Generation
+
+
+def converse(
+    chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord, cache_salt: str | None
+) -> Conversation:
+    """Return the conversation of a request. cache_salt: the model's input. Raises ApiError."""
+    check_count("messages", chat.messages, settings.max_messages)
+    use = tool_use(chat, model.tool_form)
+    # A structural tag's text is free outside of its structures.
+    guided = use.guide is not None and use.guide.kind != "structural_tag"
+    prompt = render_messages(
+        model.checkpoint.template,
+        chat.messages,
+        use.template_tools,
+        add_generation_prompt=chat.add_generation_prompt is not False,
+        continue_final_message=bool(chat.continue_final_message),
+        template_kwargs=_template_kwargs(chat, guided=guided),
+        documents=chat.documents,
+    )
+    reader: Reader = use.reader
+    if model.markers is not None and guided:
+        prompt = close(model.markers, prompt)
+    elif model.markers is not None:
+        reader = _with_reasoning(chat, prompt, model.markers, use.reader)
+    generation = Generation(chat, [prompt], use.guide, model, settings, record, cache_salt)
+    return Conversation(prompt, use, reader, generation)
+
+
+def _template_kwargs(chat: ChatRequest, *, guided: bool) -> JsonObject:
+    """Return the request's variables of the template. guided: it has no place for reasoning."""
+    kwargs = chat.chat_template_kwargs or {}
+    return {"enable_thinking": False, **kwargs} if guided else kwargs
+
+
+def _with_reasoning(chat: ChatRequest, prompt: str, markers: Markers, reader: Callable[[], TextReader]) -> Reader:
+    """Return what makes the reader of a choice that may begin with reasoning, or within it."""
+    if chat.continue_final_message:
+        begun = is_open_in(markers, text_of(chat.messages[-1].content))
+    else:
+        begun = is_open(markers, prompt)
+    return lambda: ReasoningReader(markers, reader(), begun=begun)

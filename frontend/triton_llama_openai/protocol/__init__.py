@@ -1,0 +1,1 @@
+"""The requests as schemas: fields, types, bounds."""

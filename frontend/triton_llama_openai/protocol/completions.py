@@ -1,0 +1,90 @@
+"""The request of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self, cast
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from triton_llama_openai.errors import invalid, unsupported
+from triton_llama_openai.protocol.sampling import SamplingRequest
+from triton_llama_openai.protocol.schema import Items, TokenId, Unsupported, by_json_type, refused
+
+Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[Items[TokenId], Field(min_length=1)]
+
+
+def _prompt_kind(value: object) -> str | None:
+    """Return the tag of a prompt's form; a list's first element decides."""
+    if not isinstance(value, list):
+        return by_json_type(value) if isinstance(value, str) else None
+    match value[0] if value else None:
+        case str():
+            return "<texts>"
+        case list():
+            return "<token lists>"
+    return "<tokens>"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("<string>")]
+    | Annotated[Items[Text], Tag("<texts>")]
+    | Annotated[Tokens, Tag("<tokens>")]
+    | Annotated[Items[Tokens], Tag("<token lists>")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="union_type",
+        custom_error_message="Input should be a text, a list of texts, a list of tokens, or a list of such lists",
+    ),
+]
+
+
+class CompletionRequest(SamplingRequest):
+    """A request of /v1/completions."""
+
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        **SamplingRequest.ENGINE_FIELDS,
+        "text_input": "prompt",
+        "input_ids": "prompt",
+        "num_logprobs": "logprobs",
+    }
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    suffix: Annotated[object | None, refused("the models of this endpoint complete a prompt at its end")] = None
+    prompt_embeds: Unsupported = None
+    add_special_tokens: Annotated[object | None, refused("the server adds the BOS that the prompt lacks")] = None
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if not self.prompts:
+            raise invalid("prompt", [], "at least one prompt")
+        if self.best_of is not None and self.best_of != self.choices:
+            reason = f"every completion is returned, so it must be n, which is {self.choices}"
+            raise unsupported("best_of", reason)
+        if self.stream and self.echo and self.logprobs is not None:
+            raise unsupported("echo", "a stream has no place for the prompt's logprobs")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each generated token; None is no log probabilities."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives of each token of the prompt, which an echo with log probabilities has too."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt, as a text or as tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        # The form's validation has looked at every element of what may be millions.
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast("list[str | list[int]]", self.prompt)

@@ -1,0 +1,162 @@
+"""The fields that several paths share: OpenAI's, vLLM's extra ones, with their types and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from triton_llama_openai.errors import ApiError, unsupported
+from triton_llama_openai.protocol.formats import Choices, GuidedJson, ResponseFormat, StructuredOutputs
+from triton_llama_openai.protocol.schema import (
+    IGNORED,
+    MAX_TOKEN,
+    CacheSalt,
+    Items,
+    ModelName,
+    OnlyFalse,
+    OnlyTrue,
+    Schema,
+    TokenIds,
+    Unsupported,
+    Word,
+    Words,
+    refused,
+)
+
+
+class StreamOptions(Schema):
+    """Options of a stream. include_usage: a last chunk with the counts; continuous_usage_stats: in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = Field(None, json_schema_extra=IGNORED)
+
+
+SAME_NAMES = (
+    *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs", "receipt"),
+)
+"""Fields with the name of the model's input that they set."""
+
+
+class SamplingFields(Schema):
+    """The fields that chat, completions and responses share. Null is no value: a default applies."""
+
+    model: ModelName
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=r"^[0-9]{1,10}$")],
+                Annotated[float, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: Words | None = None
+    user: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
+
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    bad_words: Annotated[Items[Word], Field(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
+    truncate_max_tokens: bool | None = None
+    cache_salt: CacheSalt | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class SamplingRequest(SamplingFields):
+    """The fields that chat and completions share: the checkpoint's or the server's default applies for null."""
+
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        **{name: name for name in SAME_NAMES},
+        "stream": "stream",
+        "stop_words": "stop",
+        "cache_salt": "cache_salt",
+        "guided_decoding_guide": "response_format",
+        "guided_decoding_guide_type": "response_format",
+    }
+    """The field of this request for each input of the model."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    response_format: ResponseFormat | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    receipt: bool | None = None
+    guided_json: GuidedJson | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    length_penalty: float | None = Field(None, json_schema_extra=IGNORED)
+    skip_special_tokens: OnlyTrue = None
+    spaces_between_special_tokens: bool | None = Field(None, json_schema_extra=IGNORED)
+    include_stop_str_in_output: OnlyFalse = None
+    use_beam_search: OnlyFalse = None
+    truncate_prompt_tokens: Unsupported = None
+    guided_decoding_backend: Annotated[object | None, refused("the server chooses the library")] = None
+    guided_whitespace_pattern: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream to be true", "stream_options", "invalid_value")
+        if self.stream and self.prompt_logprobs is not None:
+            raise unsupported("prompt_logprobs", "a stream has no place for them")
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Completions of each prompt."""
+        return self.n or 1
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer is a stream of events."""
+        return bool(self.stream)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, none if the request has none."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The bound on the completion's tokens; None is the end of the context."""
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each generated token; None is no log probabilities."""
+        raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives of each token of the prompt; None is no log probabilities."""
+        return self.prompt_logprobs
+
+    def engine_fields(self) -> dict[str, str]:
+        """Return the field of this request for each input of the model, for the model's errors."""
+        return dict(self.ENGINE_FIELDS)
+
+    def ignored(self) -> list[str]:
+        """Return the fields that were sent and have no effect."""
+        nested = [] if self.stream_options is None else self.stream_options.ignored()
+        return super().ignored() + [f"stream_options.{name}" for name in nested]

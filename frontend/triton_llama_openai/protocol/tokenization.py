@@ -1,0 +1,38 @@
+"""The requests of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from triton_llama_openai.errors import ApiError
+from triton_llama_openai.protocol.messages import Message, TemplateKwargs, Tools
+from triton_llama_openai.protocol.schema import Items, ModelName, Schema, TokenId
+
+
+class TokenizeRequest(Schema):
+    """A prompt, or a conversation, which the chat template makes one."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            number = "neither" if self.prompt is None else "both"
+            raise ApiError(400, f"{number} of prompt and messages is given; it must be one", "prompt", "invalid_value")
+        return self
+
+
+class DetokenizeRequest(Schema):
+    """Tokens to turn into text."""
+
+    model: ModelName | None = None
+    tokens: Items[TokenId]

@@ -243,9 +243,13 @@ def test_reasoning_is_an_item_before_the_message(triton: FakeTriton, tmp_path: P
 
 def test_hints_without_effect_are_named_in_a_header(served: Endpoint) -> None:
     response = served.respond(
-        include=["reasoning.encrypted_content"], reasoning={"effort": "high"}, text={"verbosity": "low"}, user="me"
+        include=["reasoning.encrypted_content"],
+        reasoning={"effort": "high"},
+        text={"verbosity": "low"},
+        truncation="auto",
+        user="me",
     )
-    named = "reasoning, user, include.reasoning.encrypted_content, text.verbosity"
+    named = "reasoning, user, include.reasoning.encrypted_content, text.verbosity, truncation"
     assert response.headers["x-ignored-parameters"] == named
 
 
@@ -301,9 +305,9 @@ REFUSED: list[tuple[Json, str, str]] = [
     ),
     ({"include": ["web_search_call.results"]}, "include[0]", "message.output_text.logprobs"),
     ({"top_logprobs": 2}, "top_logprobs", "needs include"),
-    ({"truncation": "auto"}, "truncation", "not supported"),
-    ({"store": True}, "store", "it must be False"),
-    ({"background": True}, "background", "it must be False"),
+    ({"truncation": "old"}, "truncation", "'auto' or 'disabled'"),
+    ({"store": True}, "store", "nothing is stored; send false"),
+    ({"background": True}, "background", "not supported"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored"),
     ({"conversation": "conv_1"}, "conversation", "not stored"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "not stored"),

@@ -25,7 +25,7 @@ def _with_type(value: object) -> object:
     if not isinstance(item, dict):
         return item
     if item.get("type") == "item_reference":
-        reason = "it is an item_reference, and nothing is stored; send items whole (some clients do with store false)"
+        reason = "it is an item_reference, and nothing is stored; send items whole (clients' option store: false)"
         raise PydanticCustomError("unsupported_parameter", "{reason}", {"reason": reason})
     return {"type": "message", **item} if "role" in item else item
 

@@ -17,7 +17,6 @@ from triton_llama_openai.protocol.schema import (
     Items,
     JsonObject,
     Metadata,
-    OnlyFalse,
     Schema,
     Unsupported,
     by_json_type,
@@ -128,8 +127,8 @@ class ResponsesRequest(SamplingFields):
     prompt_cache_options: JsonObject | None = Field(None, json_schema_extra=IGNORED)
     stream_options: ResponseStreamOptions | None = Field(None, json_schema_extra=IGNORED)
 
-    store: OnlyFalse = None
-    background: OnlyFalse = None
+    store: bool | None = None
+    background: bool | None = None
     previous_response_id: Annotated[object | None, refused(_NOT_STORED)] = None
     conversation: Annotated[object | None, refused(_NOT_STORED)] = None
     prompt: Annotated[object | None, refused("prompts are not stored; send the text as instructions")] = None
@@ -138,8 +137,10 @@ class ResponsesRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        if self.truncation == "auto":
-            raise unsupported("truncation", "auto would leave out items; leave out the oldest of them yourself")
+        if self.store:
+            raise unsupported("store", "nothing is stored; send false")
+        if self.background:
+            raise unsupported("background", "an answer ends with its request; send false")
         if self.top_logprobs and not self.logprobs:
             message = f"top_logprobs is {self.top_logprobs}; it needs include to have {LOGPROBS}"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
@@ -162,4 +163,6 @@ class ResponsesRequest(SamplingFields):
             nested |= {f"text.{name}" for name in self.text.ignored()}
         if ENCRYPTED in (self.include or []):
             nested.add(f"include.{ENCRYPTED}")
+        if self.truncation == "auto":
+            nested.add("truncation")
         return super().ignored() + sorted(nested)

@@ -118,6 +118,21 @@ def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoin
     assert (error_of(response)["param"], error_of(response)["code"]) == ("prompt", "context_length_exceeded")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_refused_requests_leave_no_error_in_tritons_log(served: Endpoint, streaming: LocalTriton, stream: bool) -> None:
+    before = _error_lines(streaming)
+    for _ in range(10):
+        assert served.complete(max_tokens=3000, stream=stream).status_code == 400
+    # What Triton has logged about them is there once a later request is answered.
+    assert served.complete(max_tokens=2).status_code == 200
+    assert _error_lines(streaming) == before
+
+
+def _error_lines(server: LocalTriton) -> list[str]:
+    """Return Triton's own lines of the level error."""
+    return re.findall(r"^E\d{4} .*", server.log_text(), re.MULTILINE)
+
+
 def test_the_logprobs_of_a_chat_are_of_its_tokens(served: Endpoint) -> None:
     (choice,) = _chat(served, temperature=0, repetition_penalty=1, max_tokens=8, logprobs=True, top_logprobs=2)
     logprobs = choice["logprobs"]
@@ -174,6 +189,7 @@ def test_a_client_that_leaves_frees_its_slot(narrow_streaming: LocalTriton, stre
         assert stream
         next(response.iter_raw())
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
+    assert "HandleCancellation called even when" not in narrow_streaming.log_text()
 
 
 def test_receipts_of_every_answer_are_verified(served: Endpoint) -> None:

@@ -64,7 +64,7 @@ class _Choice:
         self.ids += chunk.output_ids
         parts = self._reader.read(chunk.text)
         if chunk.finish_reason:
-            parts = [*parts, *self._reader.end()]
+            parts = [*parts, *self._reader.end(cut=chunk.finish_reason == "length")]
         self._called = self._called or any(isinstance(part, ToolCall) for part in parts)
         return parts
 

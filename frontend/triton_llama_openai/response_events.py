@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.response_object import ResponseObject
-from triton_llama_openai.response_output import Added, CallItem, Delta, Done, Step, TextItem
+from triton_llama_openai.response_output import Added, CallItem, Delta, Done, OutputItem, Step, TextItem
 from triton_llama_openai.streaming import Events, Json, dumps
 
 
@@ -18,10 +18,8 @@ class ResponseEvents(Events):
 
     def begin(self) -> bytes:
         """Return the events before the first text."""
-        body = self._response.body("in_progress")
-        return self._event("response.created", {"response": body}) + self._event(
-            "response.in_progress", {"response": body}
-        )
+        response: Json = {"response": self._response.body("in_progress")}
+        return self._event("response.created", response) + self._event("response.in_progress", response)
 
     def add(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk, none if all its text is held back."""
@@ -34,46 +32,41 @@ class ResponseEvents(Events):
 
     def fail(self, error: ApiError) -> bytes:
         """Return the last event of a response that an error cut off."""
+        self._response.output.cut_off()
         return self._event("response.failed", {"response": self._response.body("failed", error)})
 
     def _step(self, step: Step) -> bytes:
         match step:
-            case Added(index, TextItem() as item):
-                added = self._event("response.output_item.added", {"output_index": index, "item": item.body()})
-                return added + self._part("response.content_part.added", index, item, {"part": item.part()})
-            case Added(index, CallItem() as item):
-                return self._event("response.output_item.added", {"output_index": index, "item": item.body()})
+            case Added(index, item):
+                added = self._item("added", index, item)
+                if isinstance(item, TextItem):
+                    added += self._content("response.content_part.added", index, item, {"part": item.part()})
+                return added
             case Delta(index, item, text, logprobs):
-                delta: Json = {"delta": text}
-                if item.kind == "output_text":
-                    delta["logprobs"] = _without_bytes(logprobs)
-                return self._part(f"response.{item.kind}.delta", index, item, delta)
+                return self._content(f"response.{item.kind}.delta", index, item, {"delta": text}, logprobs)
             case Done(index, TextItem() as item):
-                done: Json = {"text": item.text}
-                if item.kind == "output_text":
-                    done["logprobs"] = _without_bytes(item.logprobs)
-                return b"".join(
-                    [
-                        self._part(f"response.{item.kind}.done", index, item, done),
-                        self._part("response.content_part.done", index, item, {"part": item.part()}),
-                        self._event("response.output_item.done", {"output_index": index, "item": item.body()}),
-                    ]
-                )
+                text_done = self._content(f"response.{item.kind}.done", index, item, {"text": item.text}, item.logprobs)
+                part_done = self._content("response.content_part.done", index, item, {"part": item.part()})
+                return text_done + part_done + self._item("done", index, item)
             case Done(index, CallItem() as item):
                 place: Json = {"item_id": item.id, "output_index": index}
                 arguments = item.call.arguments
-                return b"".join(
-                    [
-                        self._event("response.function_call_arguments.delta", {**place, "delta": arguments}),
-                        self._event("response.function_call_arguments.done", {**place, "arguments": arguments}),
-                        self._event("response.output_item.done", {"output_index": index, "item": item.body()}),
-                    ]
-                )
+                delta = self._event("response.function_call_arguments.delta", {**place, "delta": arguments})
+                done = self._event("response.function_call_arguments.done", {**place, "arguments": arguments})
+                return delta + done + self._item("done", index, item)
         raise AssertionError(step)
 
-    def _part(self, kind: str, index: int, item: TextItem, fields: Json) -> bytes:
-        """Return an event of an item's only part."""
-        return self._event(kind, {"item_id": item.id, "output_index": index, "content_index": 0, **fields})
+    def _item(self, kind: str, index: int, item: OutputItem) -> bytes:
+        return self._event(f"response.output_item.{kind}", {"output_index": index, "item": item.body()})
+
+    def _content(
+        self, kind: str, index: int, item: TextItem, fields: Json, logprobs: list[Json] | None = None
+    ) -> bytes:
+        """Return an event of an item's only part. logprobs: of those that have them, for a message."""
+        place: Json = {"item_id": item.id, "output_index": index, "content_index": 0}
+        if logprobs is not None and item.kind == "output_text":
+            place["logprobs"] = _without_bytes(logprobs)
+        return self._event(kind, place | fields)
 
     def _event(self, kind: str, fields: Json) -> bytes:
         event = {"type": kind, "sequence_number": self._number, **fields}

@@ -32,7 +32,7 @@ class ResponseObject:
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None if error is None else {"code": "server_error", "message": error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": self.output.body() if ended else [],
+            "output": [item.body() for item in self.output.items] if ended else [],
             "usage": self._usage_body() if ended else None,
         }
 

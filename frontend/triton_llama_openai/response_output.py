@@ -132,11 +132,10 @@ class Output:
         """Return the text of the reasoning so far."""
         return "".join(item.text for item in self.items if isinstance(item, TextItem) and item.kind == "reasoning_text")
 
-    def body(self) -> list[Json]:
-        """Return the items; one that an error cut off is incomplete."""
-        for item in self.items[-1:]:
-            item.status = "incomplete" if item.status == "in_progress" else item.status
-        return [item.body() for item in self.items]
+    def cut_off(self) -> None:
+        """Note that an error has ended the output: an item in progress is incomplete."""
+        for _ in self._end("incomplete"):
+            pass
 
     def _add(self, part: Part | Reasoning) -> Iterator[Step]:
         if isinstance(part, ToolCall):

@@ -32,5 +32,5 @@ async def answer_response(
             return await stream_answer(request, generation, ResponseEvents(response))
         (chunk,) = await until_disconnect(request, generation.whole())
     for _ in output.read(chunk):
-        pass
+        pass  # The steps are a stream's.
     return Response(dumps(response.body(output.status)), media_type="application/json")

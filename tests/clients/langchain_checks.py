@@ -108,7 +108,7 @@ def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:
 
 
 def test_a_call_in_a_response_is_answered() -> None:
-    model = chat(use_responses_api=True, max_tokens=40)
+    model = chat(use_responses_api=True)
     called = model.bind_tools([Topic], tool_choice="Topic", strict=True).invoke(QUESTION)
     (call,) = called.tool_calls
     Topic.model_validate(call["args"])

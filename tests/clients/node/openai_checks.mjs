@@ -21,9 +21,10 @@ test("a response has a text and its usage", async () => {
 });
 
 test("a stream's events are in order and have the whole response's text", async () => {
-  const whole = await client.responses.create(request);
+  const short = { ...request, max_output_tokens: 12 };
+  const whole = await client.responses.create(short);
   const events = [];
-  for await (const event of await client.responses.create({ ...request, stream: true })) events.push(event);
+  for await (const event of await client.responses.create({ ...short, stream: true })) events.push(event);
   assert.deepEqual(events.map((event) => event.sequence_number), [...events.keys()]);
   const deltas = events.filter((event) => event.type === "response.output_text.delta");
   assert.ok(deltas.length > 1);
@@ -36,9 +37,9 @@ test("a stream's events are in order and have the whole response's text", async 
     "response.output_text.done",
     "response.content_part.done",
     "response.output_item.done",
-    "response.completed",
+    "response.incomplete",
   ]);
-  assert.equal(events.at(-1).response.usage.output_tokens, whole.usage.output_tokens);
+  assert.equal(events.at(-1).response.usage.output_tokens, 12);
 });
 
 test("a text is parsed into a zod type", async () => {

@@ -22,6 +22,11 @@ _NAMES = {
 """The field of a response for a chat's, where they differ."""
 
 
+def response_name(field: str) -> str:
+    """Return the field of a response for a chat's."""
+    return _NAMES.get(field, field)
+
+
 @contextmanager
 def renamed_errors() -> Iterator[None]:
     """Raise the errors of a chat as a response's, with the fields of its request."""
@@ -30,8 +35,8 @@ def renamed_errors() -> Iterator[None]:
     except ApiError as error:
         names = {"response_format"} | ({error.param} if error.param in _NAMES else set())
         pattern = rf"\b({'|'.join(map(re.escape, names))})\b"
-        message = re.sub(pattern, lambda found: _NAMES[found[0]], error.message, count=1)
-        param = _NAMES.get(error.param or "", error.param)
+        message = re.sub(pattern, lambda found: response_name(found[0]), error.message, count=1)
+        param = error.param and response_name(error.param)
         raise ApiError(error.status, message, param, error.code, error.retry_after) from error
 
 

@@ -117,7 +117,7 @@ class Output:
             yield from self._add(part)
         if chunk.finish_reason:
             self.finish_reason = chunk.finish_reason
-            for part in self._reader.end():
+            for part in self._reader.end(cut=self.finish_reason == "length"):
                 yield from self._add(part)
             if not self.items:
                 yield from self._begin(TextItem("output_text", new_id("msg")))

@@ -9,7 +9,7 @@ from triton_llama_openai.conversation import converse
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_events import ResponseEvents
-from triton_llama_openai.response_input import chat_request, renamed_errors
+from triton_llama_openai.response_input import chat_request, renamed_errors, response_name
 from triton_llama_openai.response_object import ResponseObject
 from triton_llama_openai.response_output import Output
 from triton_llama_openai.settings import Settings
@@ -24,7 +24,7 @@ async def answer_response(
     chat = chat_request(body, settings.max_messages)
     with renamed_errors():
         conversation = converse(chat, model, settings, request.state.record, cache_salt)
-        request.state.record.ignored = body.ignored()
+        request.state.record.ignored = [*body.ignored(), *map(response_name, conversation.use.ignored)]
         generation = conversation.generation
         output = Output(conversation, chat.num_logprobs)
         response = ResponseObject(body, model.name, model.checkpoint, output, generation.usage)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, error_of
 from frontend.fake_triton import FakeTriton
@@ -136,7 +135,7 @@ def test_a_stream_that_is_cut_off_ends_as_incomplete(served: Endpoint) -> None:
 
 
 def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.INTERNAL, "the server's log has the reason")
+    triton.failing = "the server's log has the reason"
     triton.after_tokens = 2
     events = read_events(served.respond(stream=True))
     response = _last(events)
@@ -149,6 +148,6 @@ def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: 
 
 
 def test_an_error_before_the_first_event_has_its_own_status(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+    triton.failing = "Exceeds maximum queue size"
     response = served.respond(stream=True)
     assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")

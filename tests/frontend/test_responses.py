@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import grpc
 import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
@@ -204,6 +203,14 @@ def test_a_forced_call_is_the_only_item(served: Endpoint, triton: FakeTriton) ->
     assert call.arguments == '{"a": 7}'
 
 
+def test_a_forced_call_wins_over_the_texts_format(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ['[{"name": "add", ', '"parameters": {"a": 7}}]']
+    text = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
+    response = served.respond(tools=[ADD], tool_choice="required", text=text)
+    assert [item.type for item in read_response(response.json()).output] == ["function_call"]
+    assert response.headers["x-ignored-parameters"] == "text.format"
+
+
 def test_a_forced_call_that_is_cut_off_is_an_empty_message(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ['{"a":', " 7}"]
     response = read_response(served.respond(tools=[ADD], tool_choice="required", max_output_tokens=1).json())
@@ -343,7 +350,7 @@ def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
 def test_an_error_of_the_model_names_the_responses_field(
     served: Endpoint, triton: FakeTriton, message: str, param: str, stream: bool
 ) -> None:
-    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, message)
+    triton.failing = message
     text = {"format": {"type": "json_object"}} if param == "text.format" else None
     response = served.respond(max_output_tokens=600, text=text, stream=stream)
     check_refusal(response, param, f"{param} is ")

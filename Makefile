@@ -77,7 +77,7 @@ test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU n
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
 	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients check
 
-test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.5 GB)
+test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 
 # Two threads that wait for each other on busy cores are slower than one.
 .room-%: export OMP_NUM_THREADS ?= 1

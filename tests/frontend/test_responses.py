@@ -286,6 +286,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"max_tokens": 5}, "max_tokens", "unknown"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
     ({"text": {"format": {"type": "json_schema", "name": "a b"}}}, "text.format.name", "pattern"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "missing"),
     (
         {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
         "structured_outputs",

@@ -34,6 +34,7 @@ class FlatJsonSchema(JsonSchema):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
 
 
 class TextOptions(Schema):

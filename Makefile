@@ -39,7 +39,7 @@ READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 # Programs that speak OpenAI's protocol, an environment each, for tests.
-CLIENTS := langchain litellm llama_index lm_eval
+CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # Folders of tests/, the longest first.
 ROOMS := server engine programs launcher perf frontend unit contract
@@ -77,7 +77,7 @@ test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU n
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
 	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients check
 
-test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
+test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 
 # Two threads that wait for each other on busy cores are slower than one.
 .room-%: export OMP_NUM_THREADS ?= 1
@@ -169,6 +169,14 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 .work/clients/%/.ready: tests/clients/requirements/%.txt | $(INSTALLED)
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
 	@$(BIN)/uv pip sync --quiet --python $(@D)/bin/python $<
+	@touch $@
+
+# In JavaScript.
+.work/clients/node/.ready: tests/clients/node/package.json tests/clients/node/package-lock.json
+	@for program in node npm; do command -v $$program > /dev/null \
+	  || { echo "$$program is missing: the clients' tests need Node.js 20 or later" >&2; exit 2; }; done
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(READY_ANALYZER): $(READY_PERF)

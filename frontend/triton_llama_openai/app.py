@@ -20,13 +20,15 @@ from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.cache_salts import CacheSalts
 from triton_llama_openai.chat import answer_chat
 from triton_llama_openai.completions import answer_completion
-from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
+from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.responses import answer_response
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
 from triton_llama_openai.verification import VerificationRequest, answer_verification
@@ -65,6 +67,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
     _handle_errors(app)
     authorized = [Depends(authorize)]
     app.include_router(_generation(settings, models), dependencies=authorized)
+    app.include_router(_stored_responses(), dependencies=authorized)
     app.include_router(_models(models), dependencies=authorized)
     app.include_router(_state(models, metrics))
     return app
@@ -94,6 +97,12 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
         salt = salts.salt(request.state.key_digest, completion.cache_salt)
         return await answer_completion(request, completion, models, settings, salt)
 
+    @router.post("/v1/responses", response_model=None)
+    async def responses(request: Request) -> Response:
+        body = await parse(request, ResponsesRequest)
+        salt = salts.salt(request.state.key_digest, body.cache_salt)
+        return await answer_response(request, body, models, settings, salt)
+
     @router.post("/v1/verify", response_model=None)
     async def verify(request: Request) -> Response:
         body = await parse(request, VerificationRequest)
@@ -115,6 +124,19 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
     async def detokenize_tokens(request: Request) -> Response:
         body = await parse(request, DetokenizeRequest)
         return JSONResponse(await asyncio.to_thread(detokenize, models.find(body.model).checkpoint, body))
+
+    return router
+
+
+def _stored_responses() -> APIRouter:
+    """Return the routes of responses that OpenAI's servers would have stored."""
+    router = APIRouter()
+
+    @router.get("/v1/responses/{name:path}", response_model=None)
+    @router.delete("/v1/responses/{name:path}", response_model=None)
+    @router.post("/v1/responses/{name}/cancel", response_model=None)
+    async def stored_response(name: str) -> Response:
+        raise ApiError(404, f"there is no response {shorten(name)}: answers are not stored", None, "response_not_found")
 
     return router
 

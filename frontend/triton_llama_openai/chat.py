@@ -15,7 +15,7 @@ from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
-    Events,
+    ChoiceEvents,
     Json,
     dumps,
     response_head,
@@ -64,7 +64,7 @@ class _Choice:
         self.ids += chunk.output_ids
         parts = self._reader.read(chunk.text)
         if chunk.finish_reason:
-            parts = [*parts, *self._reader.end()]
+            parts = [*parts, *self._reader.end(cut=chunk.finish_reason == "length")]
         self._called = self._called or any(isinstance(part, ToolCall) for part in parts)
         return parts
 
@@ -78,7 +78,7 @@ class _Choice:
         if not self._chat.logprobs:
             return None
         tokens, self.tokens = self.tokens, []
-        return {"content": _logprobs(tokens, self._chat.top_logprobs or 0), "refusal": None}
+        return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0), "refusal": None}
 
     def token_ids(self) -> Json:
         """Return and remove the ids, for a request with them."""
@@ -109,7 +109,7 @@ class _Choice:
         }
 
 
-class ChatEvents(Events):
+class ChatEvents(ChoiceEvents):
     """Makes the events of a streamed chat. ids: those of the prompt, for a request with them."""
 
     def __init__(self, conversation: Conversation, head: Json, ids: Json, chat: ChatRequest) -> None:
@@ -161,21 +161,21 @@ def _call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _logprobs(tokens: Iterable[TokenLogprobs], top: int) -> list[dict[str, object]]:
-    """Return the `content` of a chat choice's logprobs; `top`: alternatives of each token."""
-    content = []
+def logprobs_content(tokens: Iterable[TokenLogprobs], top: int, unknown_bytes: list[int] | None = None) -> list[Json]:
+    """Return the `content` of a choice's logprobs. top: alternatives of each token. unknown_bytes: stands for them."""
+    content: list[Json] = []
     for token in tokens:
         entries = text_and_logprob(token)
         if not entries:
             continue
         # The token itself is among the alternatives if it is one of the likeliest.
-        likeliest = sorted(entries, key=lambda entry: -entry[1])[:top]
-        content.append({**_logprob(entries[0]), "top_logprobs": [_logprob(entry) for entry in likeliest]})
+        likeliest = [_logprob(entry, unknown_bytes) for entry in sorted(entries, key=lambda entry: -entry[1])[:top]]
+        content.append({**_logprob(entries[0], unknown_bytes), "top_logprobs": likeliest})
     return content
 
 
-def _logprob(entry: tuple[str, float]) -> dict[str, object]:
+def _logprob(entry: tuple[str, float], unknown_bytes: list[int] | None) -> Json:
     text, logprob = entry
     # A token that is part of a character: its text doesn't say which bytes.
-    octets = None if "\ufffd" in text else list(text.encode())
+    octets = unknown_bytes if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": octets}

@@ -16,10 +16,9 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic_core import from_json
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import AssistantMessage, Message, ToolMessage, text_of
+from triton_llama_openai.protocol.messages import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 
 Turn = dict[str, object]
@@ -176,13 +175,9 @@ def _turn(message: Message, index: int, id_length: int | None) -> Turn:
 
 
 def _arguments(text: str, field: str) -> JsonObject:
-    """Return a call's arguments as the object that templates expect."""
-    try:
-        # Unlike json's, it refuses lone surrogates, which have no bytes, and deep nesting.
-        arguments = from_json(text or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    """Return a call's arguments. Raises ApiError, with the field, unless they are a JSON object."""
+    arguments = parse_arguments(text)
+    if arguments is None:
         raise ApiError(400, f"{field} is {text[:80]!r}; it must be a JSON object", field, "invalid_value")
     return arguments
 

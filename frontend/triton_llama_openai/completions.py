@@ -16,7 +16,7 @@ from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
-    Events,
+    ChoiceEvents,
     Json,
     dumps,
     response_head,
@@ -101,7 +101,7 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
     return body
 
 
-class CompletionEvents(Events):
+class CompletionEvents(ChoiceEvents):
     """Makes the events of a streamed completion.
 
     echoes: one for each choice. prompt_ids: the same, or none for a request without return_token_ids.

@@ -57,6 +57,7 @@ def converse(
     elif model.markers is not None:
         reader = _with_reasoning(chat, prompt, model.markers, use.reader)
     generation = Generation(chat, [prompt], use.guide, model, settings, record, cache_salt)
+    record.ignored += use.ignored
     return Conversation(prompt, use, reader, generation)
 
 

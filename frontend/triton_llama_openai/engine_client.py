@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import LlamaConnectionError, ServerError, from_stream_error, grpc_errors
-from triton_llama.grpc_transport import ERRORS_WITH_STATUS, open_channel
+from triton_llama.errors import (
+    LlamaConnectionError,
+    RejectedInputError,
+    ServerError,
+    TritonLlamaError,
+    from_stream_error,
+    grpc_errors,
+    one_line,
+)
+from triton_llama.grpc_transport import open_channel
 from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 CONNECT_TIMEOUT_S = 10.0
+_END_S = 1.0
+"""Seconds that a call has to end by itself after its error."""
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON doesn't have; vLLM's value."""
 
@@ -123,18 +134,20 @@ class EngineClient:
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
         """
-        unfinished, started = set(choices), False
+        unfinished = set(choices)
         with self._errors(timeout):
             message = _request(self.model, tensors, request_id)
-            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
+            # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
+            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout)
             try:
                 async for response in call:
                     self.last_heard = time.monotonic()
                     # A reader that takes its time isn't waiting for Triton.
                     self._awaited.pop(call, None)
                     if response.error_message:
-                        raise from_stream_error(response.error_message, started=started)
-                    started, self.last_response = True, self.last_heard
+                        await _end(call)
+                        raise _error(response.error_message, tensors)
+                    self.last_response = self.last_heard
                     chunks = read_chunks(response.infer_response, choices)
                     unfinished.difference_update(chunk.index for chunk in chunks if chunk.is_last)
                     yield chunks
@@ -200,6 +213,28 @@ class EngineClient:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
+
+
+async def _end(call: grpc.aio.Call) -> None:
+    """Read a call that has failed to its end, for a short time: cancelled, it would end in the middle of Triton's."""
+    with suppress(TimeoutError, grpc.RpcError):
+        async with asyncio.timeout(_END_S):
+            async for _ in call:
+                pass
+
+
+def _error(message: str, tensors: Sequence[Tensor]) -> TritonLlamaError:
+    """Return the error of a stream's message, which has no status.
+
+    The model's refusals begin with an input of the request. They may quote any text, that of a server that is lost too.
+    """
+    begin = _WORD.match(message)
+    if begin is not None and any(tensor.name == begin[0] for tensor in tensors):
+        return RejectedInputError(one_line(message))
+    return from_stream_error(message, started=True)
+
+
+_WORD = re.compile(r"\w+")
 
 
 def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:

@@ -119,6 +119,7 @@ def from_validation(error: ValidationError) -> ApiError:
     if kind == "unsupported_parameter":
         return ApiError(400, f"{param} is not supported: {first['msg']}", param, kind)
     bound = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "it must ", first["msg"])
+    bound = re.sub(r" after validation, not \d+$", "", bound)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     if not param:
         return ApiError(400, f"the body is {shorten(first['input'])}; {bound}", None, code)
@@ -134,7 +135,7 @@ def _tag_error(details: ErrorDetails, param: str) -> ApiError:
     return invalid(param, context["tag"], f"one of {context['expected_tags']}")
 
 
-_TAGGED = {"messages", "response_format"}
+_TAGGED = {"messages", "response_format", "input", "format"}
 """Fields whose values pydantic tells apart by a role or type, which is then the next part of an error's place."""
 
 
@@ -144,9 +145,11 @@ def _path(details: ErrorDetails) -> str:
     for part in details["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
+        elif (part.startswith("<") and part.endswith(">")) or part == "[key]":
+            continue
         elif follows_tagged:
             follows_tagged = False
-        elif not (part.startswith("<") and part.endswith(">")) and part != "[key]":
+        else:
             path += f".{part}" if path else part
             follows_tagged = part in _TAGGED
     return path

@@ -146,6 +146,11 @@ class Usage:
         """Tokens of all prompts."""
         return sum(self._prompts.values())
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of all prompts that were cached, None as long as the server doesn't say."""
+        return sum(self._cached.values()) if self._cached else None
+
     def body(self) -> dict[str, object]:
         """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
         counts: dict[str, object] = {
@@ -153,8 +158,8 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
-        if self._cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        if self.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         return counts
 
 

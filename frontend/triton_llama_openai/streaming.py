@@ -1,6 +1,6 @@
-"""What answers of both paths share: common fields, server-sent events, the end of a request whose client disconnects.
+"""What answers of all paths share: common fields, server-sent events, the end of a request whose client disconnects.
 
-Deltas are built in `chat` and `completions`.
+Deltas are built in `chat`, `completions` and `response_events`.
 """
 
 from __future__ import annotations
@@ -83,15 +83,7 @@ def _encode_head(head: Json) -> bytes:
 
 
 class Events(ABC):
-    """Makes the events of one streamed answer. Their common fields, `head`, are encoded once."""
-
-    def __init__(self, generation: Generation, head: Json) -> None:
-        options = generation.request.stream_options
-        self._head = _encode_head(head)
-        self._usage = generation.usage
-        self._ends_with_usage = bool(options and options.include_usage)
-        self._continuous_usage = bool(options and options.continuous_usage_stats)
-        self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
+    """Makes the events of one streamed answer."""
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -101,9 +93,33 @@ class Events(ABC):
     def add(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk, none if all its text is held back."""
 
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the events after the last text."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> bytes:
+        """Return the last event of an answer that an error cuts off."""
+
+
+class ChoiceEvents(Events):
+    """Makes events of choices. Their common fields, `head`, are encoded once."""
+
+    def __init__(self, generation: Generation, head: Json) -> None:
+        options = generation.request.stream_options
+        self._head = _encode_head(head)
+        self._usage = generation.usage
+        self._ends_with_usage = bool(options and options.include_usage)
+        self._continuous_usage = bool(options and options.continuous_usage_stats)
+        self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
+
     def end(self) -> bytes:
         """Return the events after the last text: the token counts, where the request asks for them."""
         return (self._head + self._counts() if self._ends_with_usage else b"") + b"data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the error."""
+        return b"data: " + dumps(error.body()) + b"\n\n"
 
     def _event(
         self,
@@ -164,7 +180,7 @@ class EventStream(StreamingResponse):
             yield events.end()
         except ApiError as error:
             self._record.status = error.status
-            yield b"data: " + dumps(error.body()) + b"\n\n"
+            yield events.fail(error)
 
     async def stream_response(self, send: Send) -> None:
         """Send the events as they come."""

@@ -62,8 +62,8 @@ class TextReader(Protocol):
     def read(self, text: str) -> list[Part]:
         """Return the parts that are certain after this text."""
 
-    def end(self) -> list[Part]:
-        """Return the rest; the text is complete."""
+    def end(self, *, cut: bool = False) -> list[Part]:
+        """Return the rest; no text follows. cut: max_tokens has ended it."""
 
 
 class PlainText:
@@ -73,13 +73,16 @@ class PlainText:
         """Return the text."""
         return [text] if text else []
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return nothing: nothing is held back."""
         return []
 
 
 class ForcedCalls:
-    """All text is JSON: the arguments of one call, or without a name a list of calls. Cut off, it is nothing."""
+    """All text is JSON: the arguments of one call, or without a name a list of calls.
+
+    Cut off, it is nothing: what parses may be the beginning of a longer number, and calls go together.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
@@ -90,8 +93,10 @@ class ForcedCalls:
         self._text += text
         return []
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return the calls."""
+        if cut:
+            return []
         try:
             value = json.loads(self._text)
         except (ValueError, RecursionError):
@@ -149,7 +154,7 @@ class HermesReader(_CallReader):
         content, self._held = self._held[:size], self._held[size:]
         return parts + self._content(content)
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return the rest: a call without its end tag, or text."""
         if self._held.startswith(OPEN):
             body = self._held.removeprefix(OPEN).lstrip()
@@ -178,7 +183,7 @@ class LlamaReader(_CallReader):
         content, self._held = self._held, ""
         return [content] if content else []
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return the calls, and the text after them."""
         parts: list[Part] = []
         while rest := self._held.lstrip(_SEPARATORS).removeprefix(PYTHON_TAG).lstrip():
@@ -230,12 +235,14 @@ class ToolUse:
 
     template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
     makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
+    ignored: fields without effect, because a forced call is the guide.
     """
 
     template_tools: list[Turn]
     guide: Guide | None
     reader: Callable[[], TextReader]
     finish_reason: str = "tool_calls"
+    ignored: Sequence[str] = ()
 
 
 def tool_use(request: ChatRequest, form: Form) -> ToolUse:
@@ -255,17 +262,16 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     if choice == "auto":
         reader = HermesReader if form == "hermes" else LlamaReader
         return ToolUse(template_tools, guide, partial(reader, names, single))
-    if guide is not None:
-        message = f"{guide.field} and a forced tool_choice are both given; it must be one of them"
-        raise ApiError(400, message, guide.field, "invalid_value")
+    # A forced call wins, as under vLLM.
+    ignored = () if guide is None else (guide.field,)
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in names:
             raise invalid("tool_choice.function.name", name, f"one of the tools: {', '.join(names)}")
         guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
-        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop")
+        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
     guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
-    return ToolUse(template_tools, guide, ForcedCalls)
+    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
 
 
 def template_tool(tool: Tool) -> Turn:

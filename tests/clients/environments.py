@@ -1,4 +1,4 @@
-"""The clients' virtual environments, `.work/clients/<name>`, from the pinned packages in `requirements/<name>.txt`.
+"""The clients' environments, `.work/clients/<name>`, from the pinned packages in `requirements/<name>.txt` and `node/`.
 
 One for each client, because their packages exclude each other's; `make test-clients` installs them.
 """
@@ -14,12 +14,12 @@ FOLDER = Path(__file__).resolve().parent
 _INSTALLED = FOLDER.parents[1] / ".work" / "clients"
 
 
-def program(client: str, name: str) -> Path:
-    """Return a program of a client's environment. The test fails where it isn't installed."""
+def installed(client: str) -> Path:
+    """Return the folder of a client's environment. The test fails where there is none."""
     # The marker is created last.
     if not (_INSTALLED / client / ".ready").exists():
         pytest.fail(f"the client {client} isn't installed: make test-clients does it, into .work/clients")
-    return _INSTALLED / client / "bin" / name
+    return _INSTALLED / client
 
 
 def environment(base_url: str, home: Path) -> dict[str, str]:

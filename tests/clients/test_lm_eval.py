@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clients.environments import FOLDER, environment, program
+from clients.environments import FOLDER, environment, installed
 from server.servers import EMBEDDED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,8 +24,9 @@ def test_lm_eval_scores_continuations_as_transformers_does(base_url: str, tmp_pa
     model = f"base_url={base_url}/completions,model=pydoc-llama"
     run = ["run", "--model", "local-completions", "--model_args", model, "--tasks", "two_lines"]
     out = tmp_path / "out"
+    program = installed("lm_eval") / "bin" / "lm_eval"
     ended = subprocess.run(
-        [program("lm_eval", "lm_eval"), *run, *options, "--include_path", task, "--log_samples", "--output_path", out],
+        [program, *run, *options, "--include_path", task, "--log_samples", "--output_path", out],
         env=environment(base_url, tmp_path),
         cwd=task,
         capture_output=True,

@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 from schemathesis import GenerationMode
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 DRAWN = settings(
@@ -30,6 +31,7 @@ MODEL = {"model": "pydoc-llama"}
 SCHEMAS: dict[str, tuple[type[BaseModel], Json]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
     "/v1/completions": (CompletionRequest, {"prompt": "a", "max_tokens": 4}),
+    "/v1/responses": (ResponsesRequest, {"input": [{"role": "user", "content": "a"}], "max_output_tokens": 4}),
     "/tokenize": (TokenizeRequest, {"messages": [{"role": "user", "content": "a"}]}),
     "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
@@ -103,14 +102,14 @@ def test_a_streamed_completion_echoes_its_prompt_first(served: Endpoint) -> None
 
 
 def test_a_stream_that_the_model_refuses_has_the_errors_own_status(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens is 600; it must be at most 507: the prompt has 5")
+    triton.failing = "max_tokens is 600; it must be at most 507: the prompt has 5"
     response = served.chat(stream=True, max_tokens=600)
     assert response.status_code == 400
     assert error_of(response)["param"] == "max_tokens"
 
 
 def test_an_error_within_a_stream_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.INTERNAL, "the request failed; the server's log has the reason")
+    triton.failing = "the request failed; the server's log has the reason"
     triton.after_tokens = 2
     response = served.chat(stream=True)
     assert response.status_code == 200

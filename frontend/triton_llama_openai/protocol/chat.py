@@ -10,7 +10,16 @@ from pydantic import Field, model_validator
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.messages import Message, TemplateKwargs, ToolChoice, Tools
 from triton_llama_openai.protocol.sampling import SamplingRequest
-from triton_llama_openai.protocol.schema import IGNORED, MAX_TOKEN, Items, JsonObject, OnlyFalse, Unsupported, refused
+from triton_llama_openai.protocol.schema import (
+    IGNORED,
+    MAX_TOKEN,
+    Items,
+    JsonObject,
+    Metadata,
+    OnlyFalse,
+    Unsupported,
+    refused,
+)
 
 _NOT_REASONING = "the models of this endpoint have no such setting"
 
@@ -33,12 +42,7 @@ class ChatRequest(SamplingRequest):
     parallel_tool_calls: bool | None = None
     modalities: Items[Literal["text"]] | None = None
 
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = Field(None, json_schema_extra=IGNORED)
+    metadata: Metadata | None = Field(None, json_schema_extra=IGNORED)
     store: bool | None = Field(None, json_schema_extra=IGNORED)
     service_tier: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
     safety_identifier: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)

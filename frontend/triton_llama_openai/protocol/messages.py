@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field, Tag
+from pydantic_core import from_json
 
 from triton_llama_openai.protocol.schema import IGNORED, Items, JsonObject, Schema, Unsupported, one_of, refused
 
@@ -46,6 +47,16 @@ class UserMessage(Schema):
     role: Literal["user"]
     content: Content
     name: str | None = None
+
+
+def parse_arguments(text: str) -> JsonObject | None:
+    """Return a call's arguments as the object that templates expect, None for any other text."""
+    try:
+        # Unlike json's, it refuses lone surrogates, which have no bytes, and deep nesting.
+        arguments = from_json(text or "{}")
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 class CalledFunction(Schema):

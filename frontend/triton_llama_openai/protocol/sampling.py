@@ -1,4 +1,4 @@
-"""The fields that chat and completions share: OpenAI's, vLLM's extra ones, with their types and bounds."""
+"""The fields that several paths share: OpenAI's, vLLM's extra ones, with their types and bounds."""
 
 from __future__ import annotations
 
@@ -48,23 +48,11 @@ SAME_NAMES = (
 """Fields with the name of the model's input that they set."""
 
 
-class SamplingRequest(Schema):
-    """The fields that both paths share. Null is no value: the checkpoint's or the server's default applies."""
-
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
-        **{name: name for name in SAME_NAMES},
-        "stream": "stream",
-        "stop_words": "stop",
-        "cache_salt": "cache_salt",
-        "guided_decoding_guide": "response_format",
-        "guided_decoding_guide_type": "response_format",
-    }
-    """The field of this request for each input of the model."""
+class SamplingFields(Schema):
+    """The fields that chat, completions and responses share. Null is no value: a default applies."""
 
     model: ModelName
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -81,8 +69,6 @@ class SamplingRequest(Schema):
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Words | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
-    response_format: ResponseFormat | None = None
     user: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
 
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN)] | None = None
@@ -96,6 +82,26 @@ class SamplingRequest(Schema):
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
     truncate_max_tokens: bool | None = None
     cache_salt: CacheSalt | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class SamplingRequest(SamplingFields):
+    """The fields that chat and completions share: the checkpoint's or the server's default applies for null."""
+
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        **{name: name for name in SAME_NAMES},
+        "stream": "stream",
+        "stop_words": "stop",
+        "cache_salt": "cache_salt",
+        "guided_decoding_guide": "response_format",
+        "guided_decoding_guide_type": "response_format",
+    }
+    """The field of this request for each input of the model."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    response_format: ResponseFormat | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     receipt: bool | None = None
@@ -103,7 +109,6 @@ class SamplingRequest(Schema):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_whitespace_pattern: WhitespacePattern | None = None
     length_penalty: float | None = Field(None, json_schema_extra=IGNORED)
     skip_special_tokens: OnlyTrue = None

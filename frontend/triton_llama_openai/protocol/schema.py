@@ -84,6 +84,9 @@ Words = Annotated[
 """One stop string, or a list of them."""
 
 JsonObject = dict[str, object]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 

@@ -1,0 +1,85 @@
+"""The response object: what the request asked for, the output, and what it cost."""
+
+from __future__ import annotations
+
+import time
+
+from triton_llama_openai.errors import ApiError
+from triton_llama_openai.generation import Usage
+from triton_llama_openai.protocol.responses import ResponsesRequest
+from triton_llama_openai.response_output import Output, new_id
+from triton_llama_openai.streaming import Json
+from triton_llama_openai.tokenizer import Checkpoint
+
+
+class ResponseObject:
+    """One response while it is generated and after. model: its name. output, usage: of its only choice."""
+
+    def __init__(
+        self, request: ResponsesRequest, model: str, checkpoint: Checkpoint, output: Output, usage: Usage
+    ) -> None:
+        self.output = output
+        self._usage = usage
+        self._checkpoint = checkpoint
+        self._fields: Json = {"id": new_id("resp"), "object": "response", "created_at": int(time.time())}
+        self._fields |= {"model": model, **_echo(request)}
+
+    def body(self, status: str, error: ApiError | None = None) -> Json:
+        """Return the object. status: OpenAI's; `in_progress` has neither output nor usage. error: of `failed`."""
+        ended = status != "in_progress"
+        return self._fields | {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [item.body() for item in self.output.items] if ended else [],
+            "usage": self._usage_body() if ended else None,
+        }
+
+    def _usage_body(self) -> Json:
+        usage, reasoning = self._usage, self.output.reasoning()
+        # As the tokenizer splits its text: the engine doesn't say which tokens were whose.
+        tokens = len(self._checkpoint.encode(reasoning, add_special_tokens=False)) if reasoning else 0
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(tokens, usage.completion_tokens)},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+def _echo(request: ResponsesRequest) -> Json:
+    """Return the request's fields that the object repeats; null is the checkpoint's or the server's default."""
+    reasoning = request.reasoning
+    text: Json = {"format": {"type": "text"}}
+    if request.text is not None and request.text.format is not None:
+        text["format"] = request.text.format.model_dump(by_alias=True)
+    if request.text is not None and request.text.verbosity is not None:
+        text["verbosity"] = request.text.verbosity
+    choice = request.tool_choice or "auto"
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "safety_identifier": request.safety_identifier,
+        "service_tier": None,
+        "store": False,
+        "temperature": request.temperature,
+        "text": text,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [vars(tool) for tool in request.tools or []],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }

@@ -90,7 +90,10 @@ class Events(ABC):
         self._head = _encode_head(head)
         self._usage = generation.usage
         self._ends_with_usage = bool(options and options.include_usage)
-        self._continuous_usage = bool(options and options.continuous_usage_stats)
+        # As under vLLM, include_usage false excludes both.
+        self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
+        self._begun = False
+        """Whether a chunk has come; without one the counts of the first response aren't any event's yet."""
         self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
 
     @abstractmethod
@@ -123,7 +126,7 @@ class Events(ABC):
         return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
 
     def _counts(self) -> bytes:
-        return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"
+        return b'],"usage":' + dumps(self._usage.body(before_text=not self._begun)) + b"}\n\n"
 
 
 async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import Message, TemplateKwargs, ToolChoice, Tools
+from triton_llama_openai.protocol.messages import Message, TemplateKwargs, ToolChoice, Tools, check_continuation
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.protocol.schema import IGNORED, MAX_TOKEN, Items, JsonObject, OnlyFalse, Unsupported, refused
 
@@ -64,15 +64,13 @@ class ChatRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
         names = self.max_tokens, self.max_completion_tokens
         if None not in names and names[0] != names[1]:
             message = f"max_tokens is {names[0]} and max_completion_tokens is {names[1]}; give one of them"
             raise ApiError(400, message, "max_tokens", "invalid_value")
-        if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message and add_generation_prompt are both true; one must be false"
-            raise ApiError(400, message, "continue_final_message", "invalid_value")
+        check_continuation(self.continue_final_message, self.add_generation_prompt)
         return self
 
     @property

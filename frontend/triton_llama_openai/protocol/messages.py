@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
+from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.schema import IGNORED, Items, JsonObject, Schema, Unsupported, one_of, refused
 
 TemplateKwargs = Annotated[JsonObject, Field(max_length=64)]
@@ -89,6 +90,13 @@ class ToolMessage(Schema):
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def check_continuation(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    """Raise ApiError if the last message is to be continued and a new one begun."""
+    if continue_final_message and add_generation_prompt:
+        message = "continue_final_message and add_generation_prompt are both true; one must be false"
+        raise ApiError(400, message, "continue_final_message", "invalid_value")
 
 
 class FunctionDefinition(Schema):

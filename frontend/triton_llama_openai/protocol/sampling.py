@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from triton_llama_openai.errors import ApiError, unsupported
 from triton_llama_openai.protocol.formats import Choices, GuidedJson, ResponseFormat, StructuredOutputs
@@ -40,6 +41,12 @@ SAME_NAMES = (
     *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs", "receipt"),
 )
 """Fields with the name of the model's input that they set."""
+
+
+def _not_zero(count: int) -> int:
+    if count == 0:
+        raise PydanticCustomError("not_zero", "Input should be -1 or at least 1")
+    return count
 
 
 class SamplingRequest(Schema):
@@ -89,6 +96,7 @@ class SamplingRequest(Schema):
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
     truncate_max_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN), AfterValidator(_not_zero)] | None = None
     cache_salt: CacheSalt | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
@@ -103,7 +111,6 @@ class SamplingRequest(Schema):
     spaces_between_special_tokens: bool | None = Field(None, json_schema_extra=IGNORED)
     include_stop_str_in_output: OnlyFalse = None
     use_beam_search: OnlyFalse = None
-    truncate_prompt_tokens: Unsupported = None
     guided_decoding_backend: Annotated[object | None, refused("the server chooses the library")] = None
     guided_whitespace_pattern: Unsupported = None
 

@@ -12,7 +12,7 @@ MAX_WORDS = 16
 MAX_WORD_BYTES = 1024
 MAX_TOKEN = 2**31 - 1
 
-IGNORED: JsonDict = {"ignored": True}
+IGNORED: JsonDict = {"x-ignored": True}
 """`json_schema_extra` of a field that is checked and has no effect; the answer's header names those that were sent."""
 
 
@@ -39,7 +39,7 @@ def refused(reason: str) -> BeforeValidator:
             raise PydanticCustomError("unsupported_parameter", "{reason}", {"reason": reason})
         return value
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, json_schema_input_type=None)
 
 
 Unsupported = Annotated[object | None, refused("this endpoint has no such feature")]

@@ -10,6 +10,7 @@ from typing import TypeVar
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
+from pydantic.config import ExtraValues
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -79,13 +80,17 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
     router = APIRouter(route_class=_limited_route(settings.max_requests))
     salts = CacheSalts(shared=settings.prefix_cache_shared == "on")
 
+    extra: ExtraValues = "allow" if settings.unknown_fields == "ignore" else "forbid"
+
     async def parse(request: Request, schema: type[S]) -> S:
         """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
-        body = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
+        text = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
         try:
-            return schema.model_validate_json(body)
+            body = schema.model_validate_json(text, extra=extra)
         except ValidationError as error:
             raise from_validation(error) from error
+        request.state.record.ignored = body.ignored()
+        return body
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:

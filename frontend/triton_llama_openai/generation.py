@@ -60,7 +60,6 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self.record.ignored = request.ignored()
         self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
         self._balancer = model.balancer
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
@@ -178,6 +177,7 @@ def _inputs(
     values = {name: getattr(request, name) for name in SAME_NAMES} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
+        "repetition_penalty": request.penalty,
         "num_logprobs": request.num_logprobs,
         "prompt_logprobs": request.num_prompt_logprobs,
         "stream_interval_ms": stream_interval_ms,

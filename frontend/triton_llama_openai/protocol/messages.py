@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.schema import IGNORED, Items, JsonObject, Schema, Unsupported, one_of, refused
+from triton_llama_openai.protocol.schema import (
+    IGNORED,
+    CacheControl,
+    Items,
+    JsonObject,
+    Schema,
+    Unsupported,
+    one_of,
+    refused,
+)
 
 TemplateKwargs = Annotated[JsonObject, Field(max_length=64)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -18,6 +27,7 @@ class TextPart(Schema):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
 
 
 Content = Annotated[
@@ -39,6 +49,7 @@ class SystemMessage(Schema):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
+    cache_control: CacheControl = None
 
 
 class UserMessage(Schema):
@@ -47,6 +58,7 @@ class UserMessage(Schema):
     role: Literal["user"]
     content: Content
     name: str | None = None
+    cache_control: CacheControl = None
 
 
 class CalledFunction(Schema):
@@ -72,6 +84,7 @@ class AssistantMessage(Schema):
     content: Content | None = None
     tool_calls: Items[ToolCall] | None = None
     name: str | None = None
+    cache_control: CacheControl = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = Field(None, json_schema_extra=IGNORED)
@@ -87,6 +100,7 @@ class ToolMessage(Schema):
     content: Content
     tool_call_id: Annotated[str, Field(max_length=256)]
     name: str | None = None
+    cache_control: CacheControl = None
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -109,6 +123,7 @@ class FunctionDefinition(Schema):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+    cache_control: CacheControl = None
 
 
 class Tool(Schema):
@@ -116,6 +131,7 @@ class Tool(Schema):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: CacheControl = None
 
 
 Tools = Annotated[Items[Tool], Field(max_length=128)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal, error_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import CONTEXT, FakeTriton
 from httpx import Response
 
 NO_ROOM = "max_tokens is 600; it must be at most 500: prompt and completion together may have 512"
@@ -28,7 +28,7 @@ CHATS: list[tuple[Json, str, str]] = [
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs to be true"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0; it must be -1 or at least 1"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "is -2; it must be greater than or equal to -1"),
-    ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens", "is 512; it must be -1, or 1 … 511"),
+    ({"truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens", f"it must be -1, or 1 … {CONTEXT - 1} (max_"),
     ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens", "a valid integer"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream to be true"),
     ({"messages": []}, "messages", "at least 1 item"),
@@ -67,7 +67,7 @@ COMPLETIONS: list[tuple[Json, str, str]] = [
     ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
     ({"suffix": "x"}, "suffix", "suffix is not supported"),
     ({"best_of": 2}, "best_of", "best_of is not supported"),
-    ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens", "is 512; it must be -1, or 1 … 511"),
+    ({"truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens", f"it must be -1, or 1 … {CONTEXT - 1} (max_"),
     ({"logprobs": True}, "logprobs", "a valid integer"),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from frontend.endpoints import Endpoint
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import CONTEXT, FakeTriton
 
 TEXT = "Return a list of all names"
 LONG = {"role": "user", "content": "word " * 2000}
@@ -44,12 +44,13 @@ def test_an_echo_is_what_is_left_of_the_prompt(served: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "left"), [({}, 511), ({"max_tokens": 12}, 500), ({"max_tokens": 511}, 1), ({"max_tokens": 2000}, 511)]
+    ("max_tokens", "left"),
+    [(None, CONTEXT - 1), (12, CONTEXT - 12), (CONTEXT - 1, 1), (CONTEXT, CONTEXT - 1), (5000, CONTEXT - 1)],
 )
 def test_minus_one_leaves_room_for_the_completion(
-    served: Endpoint, triton: FakeTriton, fields: dict[str, object], left: int
+    served: Endpoint, triton: FakeTriton, max_tokens: int | None, left: int
 ) -> None:
-    assert served.complete(prompt=[1] * 5000, truncate_prompt_tokens=-1, **fields).status_code == 200
+    served.complete(prompt=[1] * 5000, truncate_prompt_tokens=-1, max_tokens=max_tokens)
     assert len(triton.last.inputs["input_ids"]) == left
 
 

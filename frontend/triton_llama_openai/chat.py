@@ -31,7 +31,13 @@ async def answer_chat(
 ) -> Response:
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     model = models.find(chat.model)
-    conversation = converse(chat, model, settings, request.state.record, cache_salt)
+    arguments = chat, model, settings, request.state.record, cache_salt
+    if chat.truncate_prompt_tokens is None:
+        conversation = converse(*arguments)
+    else:
+        # A long text takes the tokenizer long.
+        conversation = await asyncio.to_thread(converse, *arguments)
+    request.state.record.ignored += conversation.use.ignored
     generation = conversation.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
@@ -41,10 +47,10 @@ async def answer_chat(
     if chat.streamed:
         return await stream_answer(request, generation, ChatEvents(conversation, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
-    body = head | ids | {"choices": [_Choice(chat, conversation).body(chunk) for chunk in chunks]}
-    if chat.prompt_logprobs is not None:
-        body["prompt_logprobs"] = chunks[0].prompt_logprobs
-    return Response(dumps(body | {"usage": generation.usage.body()}), media_type="application/json")
+    choices = [_Choice(chat, conversation).body(chunk) for chunk in chunks]
+    prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
+    answer = {"choices": choices, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
+    return Response(dumps(head | ids | answer), media_type="application/json")
 
 
 class _Choice:
@@ -125,6 +131,7 @@ class ChatEvents(ChoiceEvents):
 
     def add(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk."""
+        self._begun = True
         choice = self._choices[chunk.index]
         events = [
             self._event(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
 from triton_llama_openai.errors import check_count, prompt_too_long
-from triton_llama_openai.generation import Generation, Prompt
+from triton_llama_openai.generation import Generation, Prompt, truncate
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
@@ -35,6 +35,8 @@ async def answer_completion(
     prompts = completion.prompts
     check_count("prompt", prompts, settings.max_prompts)
     model = models.find(completion.model)
+    if completion.truncate_prompt_tokens is not None:
+        prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
     _check_lengths(prompts, model.checkpoint.context)
     guide = guide_of(completion)
     generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
@@ -93,9 +95,8 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
         "logprobs": logprobs,
         "finish_reason": chunk.finish_reason,
         "stop_reason": stop_reason(chunk, completion.stop_strings),
+        "prompt_logprobs": None if completion.prompt_logprobs is None else chunk.prompt_logprobs,
     }
-    if completion.prompt_logprobs is not None:
-        body["prompt_logprobs"] = chunk.prompt_logprobs
     if completion.receipt:
         body["receipt"] = chunk.receipt
     return body
@@ -119,19 +120,28 @@ class CompletionEvents(ChoiceEvents):
         # Those that no event has had yet.
         self._prompt_ids = dict(enumerate(prompt_ids))
         self._completion = completion
-        self._echoes = echoes
-        self._logprobs = [CompletionLogprobs() for _ in echoes]
+        # Of choices that have none yet.
+        self._echoes = {index: echo for index, echo in enumerate(echoes) if echo.text}
+        self._logprobs = [CompletionLogprobs(echo.first_token) for echo in echoes]
 
     def begin(self) -> bytes:
-        """Return the events that echo the prompts."""
-        return b"".join(
-            self._event(index, {"text": echo.text}, None, additions=self._token_ids(index))
-            for index, echo in enumerate(self._echoes)
-            if echo.text
-        )
+        """Return the events that echo the prompts; with log probabilities they come with each choice's first chunk."""
+        if self._completion.logprobs is not None:
+            return b""
+        return b"".join([self._echo(index, None) for index in list(self._echoes)])
 
     def add(self, chunk: Chunk) -> bytes:
-        """Return the event of a chunk."""
+        """Return the events of a chunk."""
+        echo = self._echo(chunk.index, chunk.prompt_logprobs or []) if chunk.index in self._echoes else b""
+        self._begun = True
+        return echo + self._text(chunk)
+
+    def _echo(self, index: int, tokens: list[TokenLogprobs | None] | None) -> bytes:
+        """Return the event of a choice's prompt. tokens: its log probabilities, for a request with them."""
+        logprobs = None if tokens is None else self._logprobs[index].add(tokens)
+        return self._event(index, {"text": self._echoes.pop(index).text}, logprobs, additions=self._token_ids(index))
+
+    def _text(self, chunk: Chunk) -> bytes:
         logprobs = None if self._completion.logprobs is None else self._logprobs[chunk.index].add(chunk.logprobs)
         additions = self._token_ids(chunk.index, chunk.output_ids)
         if chunk.finish_reason:

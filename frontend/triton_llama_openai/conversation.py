@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triton_llama_openai.chat_template import render_messages
 from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation
+from triton_llama_openai.generation import Generation, Prompt, truncate
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.chat import ChatRequest
@@ -26,9 +26,12 @@ Reader = Callable[[], TextReader | ReasoningReader]
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation that can be generated. prompt: the rendered messages. reader: of the parts of a choice's text."""
+    """A conversation that can be generated.
 
-    prompt: str
+    prompt: the rendered messages, or the last tokens of them. reader: of the parts of a choice's text.
+    """
+
+    prompt: Prompt
     use: ToolUse
     reader: Reader
     generation: Generation
@@ -37,7 +40,10 @@ class Conversation:
 def converse(
     chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord, cache_salt: str | None
 ) -> Conversation:
-    """Return the conversation of a request. cache_salt: the model's input. Raises ApiError."""
+    """Return the conversation of a request; with `truncate_prompt_tokens` it tokenizes. Raises ApiError.
+
+    cache_salt: the model's input.
+    """
     check_count("messages", chat.messages, settings.max_messages)
     use = tool_use(chat, model.tool_form)
     # A structural tag's text is free outside of its structures.
@@ -56,9 +62,9 @@ def converse(
         prompt = close(model.markers, prompt)
     elif model.markers is not None:
         reader = _with_reasoning(chat, prompt, model.markers, use.reader)
-    generation = Generation(chat, [prompt], use.guide, model, settings, record, cache_salt)
-    record.ignored += use.ignored
-    return Conversation(prompt, use, reader, generation)
+    prompts = truncate(chat, [prompt], model.checkpoint)
+    generation = Generation(chat, prompts, use.guide, model, settings, record, cache_salt)
+    return Conversation(prompts[0], use, reader, generation)
 
 
 def _template_kwargs(chat: ChatRequest, *, guided: bool) -> JsonObject:

@@ -22,6 +22,7 @@ from triton_llama_openai.resumption import EngineRequest, Resumption
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.stream_merge import merge
 from triton_llama_openai.structured_output import Guide
+from triton_llama_openai.tokenizer import Checkpoint
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
@@ -59,7 +60,6 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self.record.ignored = request.ignored()
         self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
         self._balancer = model.balancer
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
@@ -151,12 +151,16 @@ class Usage:
         """Tokens of all prompts that were cached, None as long as the server doesn't say."""
         return sum(self._cached.values()) if self._cached else None
 
-    def body(self) -> dict[str, object]:
-        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
+    def body(self, *, before_text: bool = False) -> dict[str, object]:
+        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached.
+
+        before_text: of an event that no token has had yet.
+        """
+        completion_tokens = 0 if before_text else self.completion_tokens
         counts: dict[str, object] = {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
         if self.cached_tokens is not None:
             counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
@@ -178,6 +182,7 @@ def _inputs(
     values = {name: getattr(request, name) for name in SAME_NAMES} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
+        "repetition_penalty": request.penalty,
         "num_logprobs": request.num_logprobs,
         "prompt_logprobs": request.num_prompt_logprobs,
         "stream_interval_ms": stream_interval_ms,
@@ -203,6 +208,31 @@ def _inputs(
         if elements and value is not None:
             tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
     return tensors
+
+
+def truncate(request: SamplingRequest, prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Prompt]:
+    """Return the prompts, of longer ones the last tokens, as `truncate_prompt_tokens` says. It tokenizes texts.
+
+    As under vLLM, a BOS that is cut off isn't added again.
+
+    Raises:
+        ApiError: the request keeps more tokens than the context has room for.
+    """
+    count, room = request.truncate_prompt_tokens, checkpoint.context - 1
+    if count is None:
+        return list(prompts)
+    if count > room:
+        raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
+    if count < 0:
+        new_tokens = request.max_new_tokens or 1
+        # With more new tokens than the context has, max_tokens is refused or reduced.
+        count = checkpoint.context - new_tokens if new_tokens < checkpoint.context else room
+    return [_last_tokens(prompt, count, checkpoint) for prompt in prompts]
+
+
+def _last_tokens(prompt: Prompt, count: int, checkpoint: Checkpoint) -> Prompt:
+    tokens = checkpoint.prompt_ids(prompt)
+    return tokens[-count:] if len(tokens) > count else prompt
 
 
 def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], context: int) -> None:

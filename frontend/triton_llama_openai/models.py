@@ -67,7 +67,7 @@ class ServedModel:
         if len(set(configs)) > 1 and not self._differ:
             self._differ = True
             LOG.warning("%s: the model's configs differ between its Tritons; an interrupted answer may, too", self.name)
-        digest = hashlib.sha256(self.checkpoint.digest + configs[0] + _package_version().encode())
+        digest = hashlib.sha256(self.checkpoint.digest + configs[0] + package_version().encode())
         self._known_fingerprint = f"fp_{digest.hexdigest()[:16]}"
         return self._known_fingerprint
 
@@ -77,12 +77,14 @@ class ServedModel:
         return None if None in reasons else "; ".join(filter(None, reasons))
 
     def body(self) -> dict[str, object]:
-        """Return the model as /v1/models lists it; max_model_len is vLLM's addition."""
+        """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "triton-llama",
+            "root": self.checkpoint.name,
+            "parent": None,
             "max_model_len": self.checkpoint.context,
         }
 
@@ -190,7 +192,8 @@ def reasoning_markers(checkpoint: Checkpoint) -> Markers | None:
     return find_markers(checkpoint.template.source, lambda text: tokenizer.token_to_id(text) is not None)
 
 
-def _package_version() -> str:
+def package_version() -> str:
+    """Return this package's version."""
     try:
         return version("triton-llama")
     except PackageNotFoundError:

@@ -11,6 +11,8 @@ from triton_llama_openai.response_output import Output, new_id
 from triton_llama_openai.streaming import Json
 from triton_llama_openai.tokenizer import Checkpoint
 
+_TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
+
 
 class ResponseObject:
     """One response while it is generated and after. model: its name. output, usage: of its only choice."""
@@ -77,7 +79,7 @@ def _echo(request: ResponsesRequest) -> Json:
         "temperature": request.temperature,
         "text": text,
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [vars(tool) for tool in request.tools or []],
+        "tools": [tool.model_dump(include=_TOOL_FIELDS) for tool in request.tools or []],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": "disabled",

@@ -24,7 +24,7 @@ async def answer_response(
     chat = chat_request(body, settings.max_messages)
     with renamed_errors():
         conversation = converse(chat, model, settings, request.state.record, cache_salt)
-        request.state.record.ignored = [*body.ignored(), *map(response_name, conversation.use.ignored)]
+        request.state.record.ignored += map(response_name, conversation.use.ignored)
         generation = conversation.generation
         output = Output(conversation, chat.num_logprobs)
         response = ResponseObject(body, model.name, model.checkpoint, output, generation.usage)

@@ -110,7 +110,10 @@ class ChoiceEvents(Events):
         self._head = _encode_head(head)
         self._usage = generation.usage
         self._ends_with_usage = bool(options and options.include_usage)
-        self._continuous_usage = bool(options and options.continuous_usage_stats)
+        # As under vLLM, include_usage false excludes both.
+        self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
+        self._begun = False
+        """Whether a chunk has come; without one the counts of the first response aren't any event's yet."""
         self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
 
     def end(self) -> bytes:
@@ -139,7 +142,7 @@ class ChoiceEvents(Events):
         return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
 
     def _counts(self) -> bytes:
-        return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"
+        return b'],"usage":' + dumps(self._usage.body(before_text=not self._begun)) + b"}\n\n"
 
 
 async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:

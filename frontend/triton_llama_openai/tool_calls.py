@@ -276,7 +276,8 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
 
 def template_tool(tool: Tool) -> Turn:
     """Return a tool as templates read it, without the fields that it doesn't have."""
-    function = {name: value for name, value in vars(tool.function).items() if value is not None}
+    definition = vars(tool.function)
+    function = {name: value for name, value in definition.items() if value is not None and name != "cache_control"}
     return {"type": "function", "function": function}
 
 

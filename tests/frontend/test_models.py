@@ -51,6 +51,7 @@ def test_the_models_are_listed_with_their_context(served: Endpoint) -> None:
     (model,) = served.http.get("/v1/models").json()["data"]
     assert model["id"] == "pydoc-llama"
     assert model["max_model_len"] == 512
+    assert (model["root"], model["parent"]) == ("pydoc-llama", None)
     assert served.http.get("/v1/models/pydoc-llama").json() == model
     assert error_of(served.http.get("/v1/models/other"))["code"] == "model_not_found"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal, error_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import CONTEXT, FakeTriton
 from httpx import Response
 
 NO_ROOM = "max_tokens is 600; it must be at most 500: prompt and completion together may have 512"
@@ -26,6 +26,10 @@ CHATS: list[tuple[Json, str, str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias.x", "logit_bias.x is 'x'"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs to be true"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0; it must be -1 or at least 1"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "is -2; it must be greater than or equal to -1"),
+    ({"truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens", f"it must be -1, or 1 … {CONTEXT - 1} (max_"),
+    ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens", "a valid integer"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream to be true"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'robot'; it must be one of 'system'"),
@@ -63,8 +67,8 @@ COMPLETIONS: list[tuple[Json, str, str]] = [
     ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
     ({"suffix": "x"}, "suffix", "suffix is not supported"),
     ({"best_of": 2}, "best_of", "best_of is not supported"),
+    ({"truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens", f"it must be -1, or 1 … {CONTEXT - 1} (max_"),
     ({"logprobs": True}, "logprobs", "a valid integer"),
-    ({"echo": True, "logprobs": 1, "stream": True}, "echo", "not supported"),
 ]
 
 

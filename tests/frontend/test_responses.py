@@ -256,7 +256,7 @@ def test_hints_without_effect_are_named_in_a_header(served: Endpoint) -> None:
         truncation="auto",
         user="me",
     )
-    named = "reasoning, user, include.reasoning.encrypted_content, text.verbosity, truncation"
+    named = "include.reasoning.encrypted_content, reasoning, text.verbosity, truncation, user"
     assert response.headers["x-ignored-parameters"] == named
 
 

@@ -65,6 +65,7 @@ def test_what_is_no_object_is_the_models_to_refuse(text: str) -> None:
         {"guided_json": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
         {"structured_outputs": {"json": OPEN}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": OPEN}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": OPEN}}},
     ],
 )
 def test_every_field_with_a_schema_closes_it(served: Endpoint, triton: FakeTriton, fields: Json) -> None:

@@ -118,6 +118,20 @@ def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoin
     assert (error_of(response)["param"], error_of(response)["code"]) == ("prompt", "context_length_exceeded")
 
 
+def test_a_streamed_echo_has_the_logprobs_of_the_whole_answer(served: Endpoint) -> None:
+    fields: Json = {"prompt": [PROMPT, "word " * 600], "truncate_prompt_tokens": 20, "echo": True, "logprobs": 1}
+    fields |= {"n": 2, "temperature": 0, "repetition_penalty": 1, "max_tokens": 6}
+    expected = served.complete(**fields).json()
+    assert expected["usage"]["prompt_tokens"] == 20 + len(expected["choices"][0]["logprobs"]["tokens"]) - 6
+    events = events_of(served.complete(stream=True, **fields))
+    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
+    for whole in expected["choices"]:
+        own = [choice for choice in choices if choice["index"] == whole["index"]]
+        assert "".join(choice["text"] for choice in own) == whole["text"]
+        for name, values in whole["logprobs"].items():
+            assert [value for choice in own for value in choice["logprobs"][name]] == values
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_refused_requests_leave_no_error_in_tritons_log(served: Endpoint, streaming: LocalTriton, stream: bool) -> None:
     before = _error_lines(streaming)

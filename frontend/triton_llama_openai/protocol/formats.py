@@ -26,7 +26,7 @@ class JsonObjectFormat(Schema):
 class JsonSchema(Schema):
     """A schema that the text satisfies; it is enforced whatever `strict` is."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None

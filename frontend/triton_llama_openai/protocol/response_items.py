@@ -60,17 +60,12 @@ def text_of(content: str | list[ContentPart]) -> str:
 class MessageItem(Schema):
     """A message; those of the assistant are earlier answers."""
 
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: ItemContent
     id: Id | None = Field(None, json_schema_extra=IGNORED)
     status: Status | None = Field(None, json_schema_extra=IGNORED)
     phase: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
-
-    def ignored(self) -> list[str]:
-        """Return the fields that were sent and have no effect, those of parts included."""
-        parts = [] if isinstance(self.content, str) else self.content
-        return super().ignored() + [f"content.{name}" for part in parts for name in part.ignored()]
 
 
 class FunctionCallItem(Schema):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -157,13 +158,9 @@ class ResponsesRequest(SamplingFields):
         """Whether the answer has log probabilities."""
         return LOGPROBS in (self.include or [])
 
-    def ignored(self) -> list[str]:
-        """Return the fields that were sent and have no effect, those of items included."""
-        nested = {f"input.{name}" for item in self.items for name in item.ignored()}
-        if self.text is not None:
-            nested |= {f"text.{name}" for name in self.text.ignored()}
+    def _without_effect(self) -> Iterator[str]:
+        yield from super()._without_effect()
         if ENCRYPTED in (self.include or []):
-            nested.add(f"include.{ENCRYPTED}")
+            yield f"include.{ENCRYPTED}"
         if self.truncation == "auto":
-            nested.add("truncation")
-        return super().ignored() + sorted(nested)
+            yield "truncation"

@@ -23,8 +23,9 @@ MODEL_LEN = 128
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def short(request: pytest.FixtureRequest) -> Checkpoint:
-    """With so few positions that a small pool holds a sequence of them; one for all tests, as `alone` knows it by."""
-    return replace(request.getfixturevalue(request.param), max_model_len=MODEL_LEN)
+    """With so few positions that a small pool holds a sequence of them; the same in all tests, for `alone`."""
+    checkpoint: Checkpoint = request.getfixturevalue(request.param)
+    return replace(checkpoint, max_model_len=MODEL_LEN)
 
 
 def _engine(checkpoint: Checkpoint, slots: int, tokens: int = MODEL_LEN + 32, **parameters: str) -> Engine:

@@ -20,7 +20,6 @@ from triton_local.server import LocalTriton
 
 MODEL = "pydoc-llama"
 PROMPT = "Return a list of"
-CONTEXT = 512
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["list", "dict"]}, "size": {"enum": [1, 22]}},

@@ -81,7 +81,7 @@ def test_a_completion_is_the_models_own_streamed_or_not(served: Endpoint, stream
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoint) -> None:
-    response = served.complete(prompt="word " * 600)
+    response = served.complete(prompt="word " * 3000)
     assert response.status_code == 400
     assert (error_of(response)["param"], error_of(response)["code"]) == ("prompt", "context_length_exceeded")
 

@@ -97,7 +97,7 @@ def test_a_completion_and_its_stream_have_the_same_text() -> None:
 
 def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
     with pytest.raises(ContextOverflowError):
-        chat().invoke("word " * 600)
+        chat().invoke("word " * 3000)
 
 
 def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:

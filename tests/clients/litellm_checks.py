@@ -51,19 +51,19 @@ def test_an_asyncio_stream_has_the_same_text() -> None:
     assert asyncio.run(stream()) == litellm.completion(max_tokens=12, **CHAT).choices[0].message.content
 
 
-def test_2000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
-    with pytest.raises(litellm.ContextWindowExceededError, match="max_tokens is 2000; it must be at most"):
-        litellm.completion(max_tokens=2000, **CHAT)
+def test_3000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
+    with pytest.raises(litellm.ContextWindowExceededError, match="max_tokens is 3000; it must be at most"):
+        litellm.completion(max_tokens=3000, **CHAT)
 
 
-def test_2000_max_tokens_are_cut_to_the_context_where_the_request_says_so() -> None:
-    answer = litellm.completion(max_tokens=2000, extra_body={"truncate_max_tokens": True}, **CHAT)
+def test_3000_max_tokens_are_cut_to_the_context_where_the_request_says_so() -> None:
+    answer = litellm.completion(max_tokens=3000, extra_body={"truncate_max_tokens": True}, **CHAT)
     assert answer.choices[0].finish_reason == "stop"
 
 
 def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
     with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(**{**CHAT, "messages": [{"role": "user", "content": "word " * 600}]})
+        litellm.completion(**{**CHAT, "messages": [{"role": "user", "content": "word " * 3000}]})
 
 
 def test_a_pydantic_model_is_the_form_of_an_answer() -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 HOST = "127.0.0.1"
-CONTEXT = 512
+CONTEXT = 2048
 FIRST_ID = 100
 """The id of an answer's first token; the others count on."""
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}

@@ -53,10 +53,10 @@ def test_the_prompt_is_the_checkpoints_chat_template(served: Endpoint, triton: F
 
 
 def test_without_max_tokens_the_answer_may_fill_the_context(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = [" a"] * 1000
+    triton.tokens = [" a"] * 4000
     answer = served.chat().json()
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] == 512
+    assert answer["usage"]["total_tokens"] == 2048
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])

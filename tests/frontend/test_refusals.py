@@ -41,7 +41,6 @@ CHATS: list[tuple[Json, str, str]] = [
         "messages[0].content[0].type",
         "'image_url'",
     ),
-    ({"messages": [MESSAGE, MESSAGE]}, "messages", "the chat template says: Conversation roles must alternate"),
     ({"temprature": 1}, "temprature", "temprature is unknown"),
     ({"functions": []}, "functions", "functions is not supported: use tools"),
     ({"audio": {"voice": "x"}}, "audio", "audio is not supported"),

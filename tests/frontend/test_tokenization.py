@@ -14,7 +14,7 @@ def test_tokens_are_those_of_the_tokenizer(served: Endpoint, text: str, special:
     expected = AutoTokenizer.from_pretrained(EMBEDDED)(text, add_special_tokens=special)["input_ids"]
     assert answer["tokens"] == expected
     assert answer["count"] == len(expected)
-    assert answer["max_model_len"] == 512
+    assert answer["max_model_len"] == 2048
     back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
     assert back == ("<s>" if special else "") + text
 
@@ -24,7 +24,7 @@ def test_the_tokenizer_is_described_as_vllm_does(served: Endpoint) -> None:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     assert (info["bos_token"], info["eos_token"]) == (tokenizer.bos_token, tokenizer.eos_token)
     assert info["chat_template"] == tokenizer.chat_template
-    assert info["max_model_len"] == 512
+    assert info["max_model_len"] == 2048
     assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert error_of(served.http.get("/tokenizer_info?model=other"))["param"] == "model"
 

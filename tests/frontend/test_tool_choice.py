@@ -192,12 +192,13 @@ def test_results_of_calls_are_user_turns_for_a_template_without_tools(served: En
         {"role": "assistant", "content": None, "tool_calls": [call(1), call(2)]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "tool", "tool_call_id": "c2", "content": "3"},
+        QUESTION,
     ]
     response = served.chat(messages=messages, tools=[ADD])
     assert response.status_code == 200, response.text
     prompt = str(triton.last.value("text_input"))
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>' in prompt
-    assert "[INST] <tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response> [/INST]" in prompt
+    assert "[INST] <tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>\n\na? [/INST]" in prompt
 
 
 def test_the_choice_none_hides_the_tools(served: Endpoint, triton: FakeTriton) -> None:

@@ -22,7 +22,6 @@ from triton_local.server import LocalTriton
 
 MODEL = "pydoc-llama"
 PROMPT = "Return a list of"
-CONTEXT = 512
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["list", "dict"]}, "size": {"enum": [1, 22]}},
@@ -113,7 +112,7 @@ def test_a_response_is_one_forced_call(served: Endpoint) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoint) -> None:
-    response = served.complete(prompt="word " * 600)
+    response = served.complete(prompt="word " * 3000)
     assert response.status_code == 400
     assert (error_of(response)["param"], error_of(response)["code"]) == ("prompt", "context_length_exceeded")
 

@@ -151,7 +151,7 @@ TOOL: Json = {"type": "function", "function": {"name": "a"}}
         {"guided_regex": "a"},
         {"structured_outputs": {"choice": ["a"]}},
         {"response_format": {"type": "text"}},
-        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL]},
     ],
 )
 def test_a_whitespace_pattern_without_a_json_guide_is_refused(served: Endpoint, fields: Json) -> None:

@@ -39,6 +39,7 @@ async def answer_completion(
     if completion.truncate_prompt_tokens is not None:
         prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
     _check_lengths(prompts, model.checkpoint.context)
+    request.state.record.prompt = completion.prompt
     guide = guide_of(completion)
     generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
     echoes = [Echo()] * len(prompts)

@@ -63,6 +63,7 @@ def converse(
         prompt = close(model.markers, prompt)
     elif model.markers is not None:
         reader = _with_reasoning(chat, prompt, model.markers, use.reader)
+    record.prompt = prompt
     prompts = truncate(chat, [prompt], model.checkpoint)
     generation = Generation(chat, prompts, use.guide, model, settings, record, cache_salt)
     return Conversation(prompts[0], use, reader, generation)

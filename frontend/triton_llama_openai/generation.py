@@ -59,7 +59,6 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
         self._balancer = model.balancer
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [

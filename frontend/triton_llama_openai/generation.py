@@ -152,7 +152,7 @@ class Usage:
     def body(self, *, before_text: bool = False) -> dict[str, object]:
         """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached.
 
-        before_text: of an event that no token has had yet.
+        before_text: True for events sent before the first token; reports 0 completion tokens.
         """
         completion_tokens = 0 if before_text else self.completion_tokens
         counts: dict[str, object] = {

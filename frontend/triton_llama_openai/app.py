@@ -74,7 +74,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
     app.include_router(_models(models), dependencies=authorized)
     app.include_router(_state(models, metrics))
     if settings.openapi == "on":
-        app.include_router(_description(app.routes), dependencies=authorized)
+        app.include_router(_description(app.routes, settings), dependencies=authorized)
     return app
 
 
@@ -169,10 +169,10 @@ def _models(models: Models) -> APIRouter:
     return router
 
 
-def _description(routes: Sequence[BaseRoute]) -> APIRouter:
+def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
     """Return the route of the document about these."""
     router = APIRouter()
-    document = openapi_document(routes)
+    document = openapi_document(routes, ignores_unknown=settings.unknown_fields == "ignore")
 
     @router.get("/openapi.json", response_model=None)
     async def describe() -> Response:

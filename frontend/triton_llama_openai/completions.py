@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
 from triton_llama_openai.errors import check_count, prompt_too_long
-from triton_llama_openai.generation import Generation, Prompt, truncate
+from triton_llama_openai.generation import Generation, Prompt
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
@@ -26,6 +26,7 @@ from triton_llama_openai.streaming import (
 )
 from triton_llama_openai.structured_output import guide_of
 from triton_llama_openai.tokenizer import Checkpoint
+from triton_llama_openai.truncation import truncate
 
 
 async def answer_completion(
@@ -38,6 +39,7 @@ async def answer_completion(
     if completion.truncate_prompt_tokens is not None:
         prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
     _check_lengths(prompts, model.checkpoint.context)
+    request.state.record.prompt = completion.prompt
     guide = guide_of(completion)
     generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
     echoes = [Echo()] * len(prompts)

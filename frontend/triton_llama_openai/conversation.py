@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triton_llama_openai.chat_template import render_messages
 from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation, Prompt, truncate
+from triton_llama_openai.generation import Generation, Prompt
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.chat import ChatRequest
@@ -19,6 +19,7 @@ from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.reasoning import Markers, ReasoningReader, close, is_open, is_open_in
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tool_calls import TextReader, ToolUse, tool_use
+from triton_llama_openai.truncation import truncate
 
 Reader = Callable[[], TextReader | ReasoningReader]
 """Makes the reader of one choice's text."""
@@ -62,6 +63,7 @@ def converse(
         prompt = close(model.markers, prompt)
     elif model.markers is not None:
         reader = _with_reasoning(chat, prompt, model.markers, use.reader)
+    record.prompt = prompt
     prompts = truncate(chat, [prompt], model.checkpoint)
     generation = Generation(chat, prompts, use.guide, model, settings, record, cache_salt)
     return Conversation(prompts[0], use, reader, generation)

@@ -27,6 +27,7 @@ from triton_llama.errors import (
     one_line,
 )
 from triton_llama.grpc_transport import open_channel
+from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -146,7 +147,7 @@ class EngineClient:
                     self._awaited.pop(call, None)
                     if response.error_message:
                         await _end(call)
-                        raise _error(response.error_message, tensors)
+                        raise _error(response.error_message)
                     self.last_response = self.last_heard
                     chunks = read_chunks(response.infer_response, choices)
                     unfinished.difference_update(chunk.index for chunk in chunks if chunk.is_last)
@@ -223,18 +224,20 @@ async def _end(call: grpc.aio.Call) -> None:
                 pass
 
 
-def _error(message: str, tensors: Sequence[Tensor]) -> TritonLlamaError:
+def _error(message: str) -> TritonLlamaError:
     """Return the error of a stream's message, which has no status.
 
-    The model's refusals begin with an input of the request. They may quote any text, that of a server that is lost too.
+    A refusal may quote user text that looks like a connection error, so the first word decides: one of the model's
+    inputs, also one that the request leaves to the checkpoint.
     """
     begin = _WORD.match(message)
-    if begin is not None and any(tensor.name == begin[0] for tensor in tensors):
+    if begin is not None and begin[0] in _INPUTS:
         return RejectedInputError(one_line(message))
     return from_stream_error(message, started=True)
 
 
 _WORD = re.compile(r"\w+")
+_INPUTS = {"text_input", "input_ids", "resume_ids", "verify_receipt", "stream", *INPUTS}
 
 
 def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:

@@ -22,7 +22,6 @@ from triton_llama_openai.resumption import EngineRequest, Resumption
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.stream_merge import merge
 from triton_llama_openai.structured_output import Guide
-from triton_llama_openai.tokenizer import Checkpoint
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
@@ -60,7 +59,6 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
         self._balancer = model.balancer
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
@@ -154,7 +152,7 @@ class Usage:
     def body(self, *, before_text: bool = False) -> dict[str, object]:
         """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached.
 
-        before_text: of an event that no token has had yet.
+        before_text: True for events sent before the first token; reports 0 completion tokens.
         """
         completion_tokens = 0 if before_text else self.completion_tokens
         counts: dict[str, object] = {
@@ -208,31 +206,6 @@ def _inputs(
         if elements and value is not None:
             tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
     return tensors
-
-
-def truncate(request: SamplingRequest, prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Prompt]:
-    """Return the prompts, of longer ones the last tokens, as `truncate_prompt_tokens` says. It tokenizes texts.
-
-    As under vLLM, a BOS that is cut off isn't added again.
-
-    Raises:
-        ApiError: the request keeps more tokens than the context has room for.
-    """
-    count, room = request.truncate_prompt_tokens, checkpoint.context - 1
-    if count is None:
-        return list(prompts)
-    if count > room:
-        raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
-    if count < 0:
-        new_tokens = request.max_new_tokens or 1
-        # With more new tokens than the context has, max_tokens is refused or reduced.
-        count = checkpoint.context - new_tokens if new_tokens < checkpoint.context else room
-    return [_last_tokens(prompt, count, checkpoint) for prompt in prompts]
-
-
-def _last_tokens(prompt: Prompt, count: int, checkpoint: Checkpoint) -> Prompt:
-    tokens = checkpoint.prompt_ids(prompt)
-    return tokens[-count:] if len(tokens) > count else prompt
 
 
 def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], context: int) -> None:

@@ -72,7 +72,7 @@ class Metrics:
 class RequestRecord:
     """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
 
-    resumptions: by outcome.
+    resumptions: by outcome. prompt: as it came, or a chat's text.
     """
 
     id: str

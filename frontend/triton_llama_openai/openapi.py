@@ -42,13 +42,16 @@ _ERROR = {
 }
 
 
-def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """Return the document of these routes, OpenAPI 3.1."""
+def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> dict[str, Any]:
+    """Return the document of these routes, OpenAPI 3.1. ignores_unknown: bodies may have other fields, too."""
     document = get_openapi(title="triton-llama-openai", version=package_version(), routes=routes)
     mode: JsonSchemaMode = "validation"
     names, definitions = models_json_schema(
         [(schema, mode) for schema in BODIES.values()], ref_template=f"{_COMPONENTS}{{model}}"
     )
+    if ignores_unknown:
+        for definition in definitions["$defs"].values():
+            definition.pop("additionalProperties", None)
     document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR}}
     for path, schema in BODIES.items():
         content = {"application/json": {"schema": names[schema, mode]}}

@@ -113,7 +113,7 @@ class ChoiceEvents(Events):
         # As under vLLM, include_usage false excludes both.
         self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
         self._begun = False
-        """Whether a chunk has come; without one the counts of the first response aren't any event's yet."""
+        """False until the first chunk is written."""
         self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
 
     def end(self) -> bytes:

@@ -39,26 +39,41 @@ class Guide:
 
 def guide_of(request: SamplingRequest) -> Guide | None:
     """Return a request's guide, None for free text. Raises ApiError for two, or for malformed ones."""
+    guide, pattern = _guide(request), _whitespace_pattern(request)
+    return guide if pattern is None else _with_whitespace(guide, *pattern)
+
+
+def guide_fields(request: SamplingRequest) -> list[str]:
+    """Return the fields of a request's guide and of its whitespace pattern. Raises ApiError for two of either."""
+    guide, pattern = _guide(request), _whitespace_pattern(request)
+    return ([] if guide is None else [guide.field]) + ([] if pattern is None else [pattern[0]])
+
+
+def _guide(request: SamplingRequest) -> Guide | None:
     guides = [guide for guide in (_response_format(request), *_vllm_fields(request)) if guide is not None]
     if len(guides) > 1:
         raise _both_given(guides[0].field, guides[1].field)
-    guide = guides[0] if guides else None
+    return guides[0] if guides else None
+
+
+def _whitespace_pattern(request: SamplingRequest) -> tuple[str, str] | None:
+    """Return the field of a request's whitespace pattern, and the pattern."""
     outputs = request.structured_outputs
     patterns = {
         "guided_whitespace_pattern": request.guided_whitespace_pattern,
         "structured_outputs.whitespace_pattern": None if outputs is None else outputs.whitespace_pattern,
     }
-    fields = [field for field, pattern in patterns.items() if pattern is not None]
-    if len(fields) > 1:
-        raise _both_given(*fields)
-    return _with_whitespace(guide, fields[0], patterns[fields[0]]) if fields else guide
+    given = [(field, pattern) for field, pattern in patterns.items() if pattern is not None]
+    if len(given) > 1:
+        raise _both_given(*patterns)
+    return given[0] if given else None
 
 
 def _both_given(first: str, second: str) -> ApiError:
     return ApiError(400, f"{first} and {second} are both given; it must be one of them", second, "invalid_value")
 
 
-def _with_whitespace(guide: Guide | None, field: str, pattern: str | None) -> Guide:
+def _with_whitespace(guide: Guide | None, field: str, pattern: str) -> Guide:
     """Return the guide with this pattern, the value of `field`, of the gaps in its JSON."""
     if guide is None or guide.kind not in ("json", "json_schema"):
         reason = "response_format of JSON, guided_json, or structured_outputs with json or json_object"

@@ -27,7 +27,7 @@ from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import NamedToolChoice, Tool
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.structured_output import Guide, guide_of, json_guide
+from triton_llama_openai.structured_output import Guide, guide_fields, guide_of, json_guide
 
 Form = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -249,9 +249,8 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     """Return how a request uses its tools. Raises ApiError if tools, tool_choice and guides don't agree."""
     tools = request.tools or []
     choice = request.tool_choice or ("auto" if tools else "none")
-    guide = guide_of(request)
     if choice == "none":
-        return ToolUse([], guide, PlainText)
+        return ToolUse([], guide_of(request), PlainText)
     if not tools:
         raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
     template_tools = [template_tool(tool) for tool in tools]
@@ -261,9 +260,9 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     single = request.parallel_tool_calls is False
     if choice == "auto":
         reader = HermesReader if form == "hermes" else LlamaReader
-        return ToolUse(template_tools, guide, partial(reader, names, single))
+        return ToolUse(template_tools, guide_of(request), partial(reader, names, single))
     # A forced call wins, as under vLLM.
-    ignored = () if guide is None else (guide.field,)
+    ignored = guide_fields(request)
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in names:

@@ -62,6 +62,12 @@ def test_what_an_answer_has_is_named_when_it_is_sent_back(served: Endpoint) -> N
     assert response.headers[HEADER] == "messages.refusal, messages.tool_calls.index"
 
 
+def test_the_search_for_ignored_fields_ends_at_a_number_of_objects(served: Endpoint) -> None:
+    messages = [{"role": "user", "content": "a"}] * 10_000
+    response = served.chat(messages=[*messages, {"role": "assistant", "content": "b", "refusal": "no"}], user="me")
+    assert (response.status_code, response.headers[HEADER]) == (400, "user")
+
+
 @pytest.mark.parametrize("ask", ASKS)
 def test_repeat_penalty_is_the_repetition_penalty(
     served: Endpoint, triton: FakeTriton, ask: Callable[..., Response]

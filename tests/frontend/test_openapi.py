@@ -57,15 +57,26 @@ def test_every_path_with_a_body_has_its_schema(served: Endpoint) -> None:
     assert without == ["/v1/embeddings", "/v1/responses/{name}/cancel"]
 
 
-@pytest.mark.parametrize(("path", "body", "good"), [*((*row, True) for row in GOOD), *((*row, False) for row in BAD)])
-def test_the_document_takes_the_bodies_that_the_endpoint_takes(
-    served: Endpoint, path: str, body: Json, good: bool
-) -> None:
+def _check(served: Endpoint, path: str, body: Json, *, good: bool) -> None:
+    """Assert that the document and the endpoint take a body, or that neither does."""
     document = _document(served)
     operation = document["paths"][path]["post"]  # type: ignore[index]  # JSON
     reference = operation["requestBody"]["content"]["application/json"]["schema"]
     assert Draft202012Validator({**document, **reference}).is_valid(body) is good
     assert served.http.post(path, json=body).status_code == (200 if good else 400)
+
+
+@pytest.mark.parametrize(("path", "body", "good"), [*((*row, True) for row in GOOD), *((*row, False) for row in BAD)])
+def test_the_document_takes_the_bodies_that_the_endpoint_takes(
+    served: Endpoint, path: str, body: Json, good: bool
+) -> None:
+    _check(served, path, body, good=good)
+
+
+def test_the_document_takes_unknown_fields_where_the_endpoint_does(triton: FakeTriton) -> None:
+    with endpoint(triton.port, unknown_fields="ignore") as served:
+        _check(served, "/v1/chat/completions", {**CHAT, "messages": [{**MESSAGES[0], "a": 1}], "b": 1}, good=True)
+        _check(served, "/v1/chat/completions", {**CHAT, "functions": [], "b": 1}, good=False)
 
 
 def test_a_fields_mark_says_that_it_is_ignored(served: Endpoint) -> None:

@@ -131,7 +131,7 @@ def test_a_malformed_schema_with_a_whitespace_pattern_is_the_models_to_refuse(
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a", " {", "*", "[^ ]", "\\", r"\\s", r"\b", "(?= )", " {2,1}", " {99999999999}", " " * 257, 1]
+    "pattern", ["(", "a", " {", "*", "[^ ]", "\\", r"\\s", r"\b", "(?= )", " {8}", " {0,99999999999}", " " * 65, 1]
 )
 def test_a_whitespace_pattern_of_anything_else_is_refused_by_name(served: Endpoint, pattern: object) -> None:
     error = error_of(served.chat(guided_json=OPEN, guided_whitespace_pattern=pattern))
@@ -151,7 +151,7 @@ TOOL: Json = {"type": "function", "function": {"name": "a"}}
         {"guided_regex": "a"},
         {"structured_outputs": {"choice": ["a"]}},
         {"response_format": {"type": "text"}},
-        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL]},
     ],
 )
 def test_a_whitespace_pattern_without_a_json_guide_is_refused(served: Endpoint, fields: Json) -> None:

@@ -132,6 +132,12 @@ def test_without_parallel_calls_a_required_choice_is_one_call(served: Endpoint, 
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a"}, "guided_regex"),
         ({"structured_outputs": {"choice": ["a"]}, "user": "b"}, "user, structured_outputs"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_json, guided_whitespace_pattern"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs, structured_outputs.whitespace_pattern",
+        ),
     ],
 )
 def test_a_forced_call_wins_over_another_guide(

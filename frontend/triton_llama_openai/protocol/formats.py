@@ -58,7 +58,8 @@ GuidedJson = Annotated[
 Choices = Annotated[Items[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
 _BLANK = r"(?:[ \t\n\r]|\\[tnrs])"
-_OF_BLANKS = re.compile(rf"(?:{_BLANK}|\[{_BLANK}+\]|\((?:\?:)?|[)|?*+]|\{{[0-9]+(?:,[0-9]*)?\}})*")
+# Repetitions begin at 0 or 1: an answer whose gaps must have many blanks would not end.
+_OF_BLANKS = re.compile(rf"(?:{_BLANK}|\[{_BLANK}+\]|\((?:\?:)?|[)|?*+]|\{{[01],[0-9]*\}})*")
 
 
 def _pattern_of_blanks(pattern: str) -> str:
@@ -69,13 +70,14 @@ def _pattern_of_blanks(pattern: str) -> str:
         valid = None
     if not valid:
         raise PydanticCustomError(
-            "whitespace_pattern", r"Input should be a regular expression of spaces, tabs and line ends, such as [ \n]?"
+            "whitespace_pattern",
+            r"Input should be a regular expression of spaces, tabs and line ends, such as [ \n]? or [ \n]{0,9}",
         )
     # The model's regular expressions have Unicode's whitespace, and classes within classes.
     return pattern.replace(r"\s", r"[ \t\n\r]")
 
 
-WhitespacePattern = Annotated[str, Field(max_length=256), AfterValidator(_pattern_of_blanks)]
+WhitespacePattern = Annotated[str, Field(max_length=64), AfterValidator(_pattern_of_blanks)]
 """The whitespace of a gap between two tokens of JSON."""
 
 

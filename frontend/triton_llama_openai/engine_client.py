@@ -32,14 +32,14 @@ from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from triton_llama_openai.logprobs import TokenLogprobs
+
 CONNECT_TIMEOUT_S = 10.0
 CONFIG_S = 60.0
 """Seconds after which the model's config is read again."""
 CONFIG_TIMEOUT_S = 2.0
 _END_S = 1.0
 """Seconds that a call has to end by itself after its error."""
-MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON doesn't have; vLLM's value."""
 
 OUTPUTS = (
     "text_output",
@@ -57,22 +57,6 @@ OUTPUTS = (
     "verification",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
-
-TokenLogprobs = dict[str, dict[str, object]]
-"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
-
-
-def text_and_logprob(token: TokenLogprobs) -> list[tuple[str, float]]:
-    """Return text and logprob of a token, then of its alternatives, likeliest first.
-
-    MIN_LOGPROB stands for a missing or lower logprob.
-    """
-    entries = []
-    for entry in token.values():
-        logprob = entry.get("logprob")
-        finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
-        entries.append((str(entry.get("decoded_token") or ""), finite))
-    return entries
 
 
 @dataclass(frozen=True, slots=True)

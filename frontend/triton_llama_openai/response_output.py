@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triton_llama_openai.chat import logprobs_content
 from triton_llama_openai.conversation import Conversation
-from triton_llama_openai.engine_client import Chunk, TokenLogprobs
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.logprobs import TokenLogprobs, logprobs_content
 from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.streaming import Json
 from triton_llama_openai.tool_calls import Part, ToolCall

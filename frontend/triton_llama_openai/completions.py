@@ -118,10 +118,10 @@ class CompletionEvents(ChoiceEvents):
         prompt_ids: list[list[int]],
     ) -> None:
         super().__init__(generation, head)
-        # Those that no event has had yet.
+        # Prompt ids not sent yet.
         self._prompt_ids = dict(enumerate(prompt_ids))
         self._completion = completion
-        # Of choices that have none yet.
+        # Echoes not sent yet.
         self._echoes = {index: echo for index, echo in enumerate(echoes) if echo.text}
         self._logprobs = [CompletionLogprobs(echo.first_token) for echo in echoes]
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem, text_of
+from triton_llama_openai.protocol.messages import text_of
+from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem
 from triton_llama_openai.protocol.responses import AllowedTools, FlatJsonSchema, FunctionByName, ResponsesRequest
 from triton_llama_openai.protocol.sampling import SamplingFields
 from triton_llama_openai.protocol.schema import JsonObject, Schema
@@ -111,6 +112,8 @@ def _tools(body: ResponsesRequest) -> JsonObject:
     """Return the tools and the choice; `auto` without tools is no choice."""
     tools, choice = body.tools or [], body.tool_choice
     if isinstance(choice, AllowedTools):
+        if not tools:
+            raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
         known = [tool.name for tool in tools]
         for index, allowed in enumerate(choice.tools):
             if allowed.name not in known:
@@ -124,10 +127,10 @@ def _tools(body: ResponsesRequest) -> JsonObject:
 
 
 def _response_format(body: ResponsesRequest) -> object:
-    wanted = body.text.format if body.text is not None else None
-    if not isinstance(wanted, FlatJsonSchema):
-        return wanted
-    definition = _without_type(wanted)
+    text_format = body.text.format if body.text is not None else None
+    if not isinstance(text_format, FlatJsonSchema):
+        return text_format
+    definition = _without_type(text_format)
     definition["schema"] = definition.pop("schema_")
     return {"type": "json_schema", "json_schema": definition}
 

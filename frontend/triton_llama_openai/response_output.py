@@ -13,11 +13,10 @@ from typing import Literal
 from triton_llama_openai.conversation import Conversation
 from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.logprobs import TokenLogprobs, logprobs_content
+from triton_llama_openai.protocol.response_items import Status
 from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.streaming import Json
 from triton_llama_openai.tool_calls import Part, ToolCall
-
-Status = Literal["in_progress", "completed", "incomplete"]
 
 
 def new_id(prefix: str) -> str:

@@ -296,6 +296,11 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type", "'custom'"),
     ({"tools": [ADD, ADD]}, "tools", "different names"),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}},
+        "tool_choice",
+        "tool_choice is given without tools",
+    ),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "'function'"),
     ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "one of the tools: add"),
     (

@@ -34,7 +34,7 @@ async def answer_completion(
 ) -> Response:
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     prompts = completion.prompts
-    check_count("prompt", prompts, settings.max_prompts)
+    check_count("prompt", prompts, settings.max_prompts, "prompts")
     model = models.find(completion.model)
     if completion.truncate_prompt_tokens is not None:
         prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)

@@ -32,7 +32,7 @@ class ResponseObject:
         return self._fields | {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "error": None if error is None else _error(error),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [item.body() for item in self.output.items] if ended else [],
             "usage": self._usage_body() if ended else None,
@@ -49,6 +49,11 @@ class ResponseObject:
             "output_tokens_details": {"reasoning_tokens": min(tokens, usage.completion_tokens)},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
+
+
+def _error(error: ApiError) -> Json:
+    # The response's stream has begun, so 400 is about what the model makes of the prompt.
+    return {"code": "invalid_prompt" if error.status == 400 else "server_error", "message": error.message}
 
 
 def _echo(request: ResponsesRequest) -> Json:

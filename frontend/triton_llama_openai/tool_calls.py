@@ -267,7 +267,8 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in names:
-            raise invalid("tool_choice.function.name", name, f"one of the tools: {', '.join(names)}")
+            field = request.client_field("tool_choice.function.name")
+            raise invalid(field, name, f"one of the tools: {', '.join(names)}")
         guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
         return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
     guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))

@@ -147,6 +147,7 @@ def test_an_unknown_path_or_method_is_refused_in_openais_form(
         ("stop_words is the server is stopping; it must be good", 400, "stop", "invalid_value"),
         ("stop_words is stub process; it must be good", 400, "stop", "invalid_value"),
         ("guided_decoding_guide is no schema; it must be one", 400, "response_format", "invalid_value"),
+        ("guided_decoding_guide_type, stop_words allow no token", 400, "response_format", "invalid_value"),
         ("Something that names no input", 500, None, "internal_error"),
         ("Exceeds maximum queue size", 503, None, "overloaded"),
         ("the server's log has the reason", 500, None, "internal_error"),

@@ -302,6 +302,11 @@ REFUSED: list[tuple[Json, str, str]] = [
         "tool_choice is given without tools",
     ),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "'function'"),
+    (
+        {"tools": [ADD | {"name": "response_format"}] * 2},
+        "tools",
+        "['response_format', 'response_format']; it must be a list",
+    ),
     ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "one of the tools: add"),
     (
         {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [CLOCK | {"name": "b"}]}},

@@ -73,6 +73,9 @@ class _Choice:
         if chunk.finish_reason:
             parts = [*parts, *self._reader.end(cut=chunk.finish_reason == "length")]
         self._called = self._called or any(isinstance(part, ToolCall) for part in parts)
+        if chunk.finish_reason and self._use.forced and not self._called:
+            # They are the text of a call that was cut off, which the answer doesn't have.
+            self.tokens = []
         return parts
 
     def finish_reason(self, chunk: Chunk) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +15,7 @@ from triton_llama_openai.response_input import chat_request
 from triton_llama_openai.response_object import ResponseObject
 from triton_llama_openai.response_output import Output
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import dumps, stream_answer, until_disconnect
+from triton_llama_openai.streaming import stream_answer, until_disconnect
 
 
 async def answer_response(
@@ -30,6 +32,5 @@ async def answer_response(
     if body.stream:
         return await stream_answer(request, generation, ResponseEvents(response))
     (chunk,) = await until_disconnect(request, generation.whole())
-    for _ in output.read(chunk):
-        pass  # The steps are a stream's.
-    return Response(dumps(response.body(output.status)), media_type="application/json")
+    # In a thread: log probabilities are megabytes, and the reasoning is tokenized.
+    return Response(await asyncio.to_thread(response.whole, chunk), media_type="application/json")

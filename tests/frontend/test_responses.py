@@ -218,6 +218,14 @@ def test_a_forced_call_that_is_cut_off_is_an_empty_message(served: Endpoint, tri
     assert [item.type for item in response.output] == ["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.tokens = ['{"apples":', " 7}"]
+    response = served.respond(tools=[ADD], tool_choice="required", max_output_tokens=1, include=LOGPROBS, stream=stream)
+    assert '"status":"incomplete"' in response.text
+    assert "apples" not in response.text
+
+
 def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
     response = served.respond(tools=[ADD, CLOCK], tool_choice=choice)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from triton_llama_openai.conversation import Conversation, converse
-from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.logprobs import TokenLogprobs, logprobs_content
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.reasoning import Reasoning
@@ -72,6 +73,9 @@ class _Choice:
         if chunk.finish_reason:
             parts = [*parts, *self._reader.end(cut=chunk.finish_reason == "length")]
         self._called = self._called or any(isinstance(part, ToolCall) for part in parts)
+        if chunk.finish_reason and self._use.forced and not self._called:
+            # They are the text of a call that was cut off, which the answer doesn't have.
+            self.tokens = []
         return parts
 
     def finish_reason(self, chunk: Chunk) -> str:
@@ -166,23 +170,3 @@ def _reasoning(text: str) -> Json:
 
 def _call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def logprobs_content(tokens: Iterable[TokenLogprobs], top: int, unknown_bytes: list[int] | None = None) -> list[Json]:
-    """Return the `content` of a choice's logprobs. top: alternatives of each token. unknown_bytes: stands for them."""
-    content: list[Json] = []
-    for token in tokens:
-        entries = text_and_logprob(token)
-        if not entries:
-            continue
-        # The token itself is among the alternatives if it is one of the likeliest.
-        likeliest = [_logprob(entry, unknown_bytes) for entry in sorted(entries, key=lambda entry: -entry[1])[:top]]
-        content.append({**_logprob(entries[0], unknown_bytes), "top_logprobs": likeliest})
-    return content
-
-
-def _logprob(entry: tuple[str, float], unknown_bytes: list[int] | None) -> Json:
-    text, logprob = entry
-    # A token that is part of a character: its text doesn't say which bytes.
-    octets = unknown_bytes if "\ufffd" in text else list(text.encode())
-    return {"token": text, "logprob": logprob, "bytes": octets}

@@ -83,8 +83,9 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        field: str = "messages",
     ) -> str:
-        """Return the prompt. variables: more of the template's own, from the request.
+        """Return the prompt. variables: more of the template's own, from the request. field: of the messages there.
 
         Raises:
             ApiError: the template refuses these messages, or has a fault that they bring out.
@@ -100,8 +101,8 @@ class ChatTemplate:
                 }
             )
         except _RENDERING_ERRORS as error:
-            message = f"messages can't be rendered: the chat template says: {_first_line(error)}"
-            raise ApiError(400, message, "messages", "invalid_value") from error
+            message = f"{field} can't be rendered: the chat template says: {_first_line(error)}"
+            raise ApiError(400, message, field, "invalid_value") from error
 
     def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
         """Return the prompt that ends with the last message's content, for the model to continue it.
@@ -127,8 +128,9 @@ def render_messages(
     continue_final_message: bool = False,
     template_kwargs: JsonObject | None = None,
     documents: Sequence[JsonObject] | None = None,
+    field: str = "messages",
 ) -> str:
-    """Return the prompt of a conversation.
+    """Return the prompt of a conversation. field: of the messages in the request, for errors.
 
     Raises:
         ApiError: the checkpoint has no template, or it refuses the messages.
@@ -146,7 +148,7 @@ def render_messages(
         turns, tools = _tools_as_text(turns, tools), []
     if continue_final_message:
         return template.render_open(turns, tools, variables)
-    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables)
+    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
 
 
 def _turn(message: Message, index: int, id_length: int | None) -> Turn:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
+from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import check_count, prompt_too_long
 from triton_llama_openai.generation import Generation, Prompt
+from triton_llama_openai.logprobs import CompletionLogprobs, TokenLogprobs
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
@@ -34,7 +35,7 @@ async def answer_completion(
 ) -> Response:
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     prompts = completion.prompts
-    check_count("prompt", prompts, settings.max_prompts)
+    check_count("prompt", prompts, settings.max_prompts, "prompts")
     model = models.find(completion.model)
     if completion.truncate_prompt_tokens is not None:
         prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
@@ -119,10 +120,10 @@ class CompletionEvents(ChoiceEvents):
         prompt_ids: list[list[int]],
     ) -> None:
         super().__init__(generation, head)
-        # Those that no event has had yet.
+        # Prompt ids not sent yet.
         self._prompt_ids = dict(enumerate(prompt_ids))
         self._completion = completion
-        # Of choices that have none yet.
+        # Echoes not sent yet.
         self._echoes = {index: echo for index, echo in enumerate(echoes) if echo.text}
         self._logprobs = [CompletionLogprobs(echo.first_token) for echo in echoes]
 
@@ -157,38 +158,3 @@ class CompletionEvents(ChoiceEvents):
             return {}
         prompt = {"prompt_token_ids": self._prompt_ids.pop(index)} if index in self._prompt_ids else {}
         return {"token_ids": ids, **prompt}
-
-
-class CompletionLogprobs:
-    """The logprobs of a completion's choice, as four lists; it counts the characters of the text before.
-
-    first_token: the text of the prompt's first token, which has no log probability.
-    """
-
-    def __init__(self, first_token: str = "") -> None:
-        self._first_token = first_token
-        self._offset = 0
-
-    def add(self, tokens: Iterable[TokenLogprobs | None]) -> dict[str, object]:
-        """Return the lists of these tokens; None is the prompt's first token, which has no probability."""
-        texts: list[str] = []
-        logprobs: list[float | None] = []
-        top: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        for token in tokens:
-            entries = text_and_logprob(token) if token else []
-            text = entries[0][0] if entries else self._first_token
-            texts.append(text)
-            logprobs.append(entries[0][1] if entries else None)
-            top.append(_by_text(entries) if entries else None)
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
-
-
-def _by_text(entries: list[tuple[str, float]]) -> dict[str, float]:
-    """Return texts with their logprobs; of two tokens with the same text, the likelier one's."""
-    likeliest: dict[str, float] = {}
-    for text, logprob in sorted(entries, key=lambda entry: -entry[1]):
-        likeliest.setdefault(text, logprob)
-    return likeliest

@@ -45,7 +45,8 @@ def converse(
 
     cache_salt: the model's input.
     """
-    check_count("messages", chat.messages, settings.max_messages)
+    field = chat.client_field("messages")
+    check_count(field, chat.messages, settings.max_messages, "messages")
     use = tool_use(chat, model.tool_form)
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
@@ -57,6 +58,7 @@ def converse(
         continue_final_message=bool(chat.continue_final_message),
         template_kwargs=_template_kwargs(chat, guided=guided),
         documents=chat.documents,
+        field=field,
     )
     reader: Reader = use.reader
     if model.markers is not None and guided:

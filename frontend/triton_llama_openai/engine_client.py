@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import struct
 import time
@@ -32,11 +33,14 @@ from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from triton_llama_openai.logprobs import TokenLogprobs
+
 CONNECT_TIMEOUT_S = 10.0
+CONFIG_S = 60.0
+"""Seconds after which the model's config is read again."""
+CONFIG_TIMEOUT_S = 2.0
 _END_S = 1.0
 """Seconds that a call has to end by itself after its error."""
-MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON doesn't have; vLLM's value."""
 
 OUTPUTS = (
     "text_output",
@@ -54,22 +58,6 @@ OUTPUTS = (
     "verification",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
-
-TokenLogprobs = dict[str, dict[str, object]]
-"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
-
-
-def text_and_logprob(token: TokenLogprobs) -> list[tuple[str, float]]:
-    """Return text and logprob of a token, then of its alternatives, likeliest first.
-
-    MIN_LOGPROB stands for a missing or lower logprob.
-    """
-    entries = []
-    for entry in token.values():
-        logprob = entry.get("logprob")
-        finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
-        entries.append((str(entry.get("decoded_token") or ""), finite))
-    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +101,13 @@ class EngineClient:
         self.model = model
         self.last_heard = 0.0
         """Monotonic time of Triton's last response to a stream or a probe."""
-        self.decoupled = True
-        """Whether the model can stream, as its config says once it has been read."""
         self.last_response = 0.0
         """Monotonic time of the model's last response without an error."""
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
         self._closed = False
+        self._decoupled = True
+        self._config_time = -math.inf
         self._end_reason = "the endpoint is stopping"
         # For each stream that has begun and is being read: the time since when its next response is awaited.
         self._awaited: dict[grpc.aio.Call, float] = {}
@@ -179,8 +167,16 @@ class EngineClient:
         with self._errors(timeout):
             request = messages.ModelConfigRequest(name=self.model)
             response = await self._stub().ModelConfig(request, timeout=timeout)
-        self.decoupled = response.config.model_transaction_policy.decoupled
+        self._decoupled = response.config.model_transaction_policy.decoupled
+        self._config_time = time.monotonic()
         return bytes(response.config.SerializeToString(deterministic=True))
+
+    async def can_stream(self) -> bool:
+        """Return whether the model can stream: its config says so, or couldn't be read yet."""
+        if time.monotonic() - self._config_time >= CONFIG_S:
+            with suppress(TritonLlamaError):
+                await self.config(CONFIG_TIMEOUT_S)
+        return self._decoupled
 
     async def disconnect(self, reason: str) -> None:
         """Close the channel; streams that run end with a LlamaConnectionError. The next request connects again."""

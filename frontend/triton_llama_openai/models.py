@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 
-from triton_llama_openai.engine_client import EngineClient
+from triton_llama_openai.engine_client import CONFIG_S, CONFIG_TIMEOUT_S, EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
 from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.reasoning import Markers, find_markers
@@ -24,7 +24,6 @@ from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.tool_calls import Form
 
 LOG = logging.getLogger("triton_llama_openai")
-_FINGERPRINT_S = 60.0
 _PROBE_S = 2.0
 
 
@@ -48,7 +47,7 @@ class ServedModel:
 
         It changes with the checkpoint's tokenizer and template, the model's config in Triton and this version.
         """
-        if self._fingerprint is None or time.monotonic() - self._fingerprint_time >= _FINGERPRINT_S:
+        if self._fingerprint is None or time.monotonic() - self._fingerprint_time >= CONFIG_S:
             self._fingerprint_time = time.monotonic()
             self._fingerprint = asyncio.create_task(self._read_fingerprint())
         # Requests share the task: none of them may cancel it.
@@ -57,7 +56,7 @@ class ServedModel:
     async def _read_fingerprint(self) -> str | None:
         working = [replica for replica in self.balancer.replicas if replica.error is None] or self.balancer.replicas
         results = await asyncio.gather(
-            *(replica.engine.config(_PROBE_S) for replica in working), return_exceptions=True
+            *(replica.engine.config(CONFIG_TIMEOUT_S) for replica in working), return_exceptions=True
         )
         configs = [result for result in results if isinstance(result, bytes)]
         if not configs:

@@ -1,49 +1,37 @@
-"""A response's request as a chat's: its items as messages, its fields under a chat's names, and errors renamed back."""
+"""A response's request as a chat's: its items as messages, its fields under a chat's names."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from triton_llama_openai.errors import ApiError, invalid
+from triton_llama_openai.errors import ApiError, check_count, invalid
 from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem, text_of
+from triton_llama_openai.protocol.messages import text_of
+from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem
 from triton_llama_openai.protocol.responses import AllowedTools, FlatJsonSchema, FunctionByName, ResponsesRequest
 from triton_llama_openai.protocol.sampling import SamplingFields
 from triton_llama_openai.protocol.schema import JsonObject, Schema
 
-_NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "tool_choice.function.name": "tool_choice.name",
-}
-"""The field of a response for a chat's, where they differ."""
+
+class ResponseChat(ChatRequest):
+    """The chat of a response; errors name the response's fields."""
+
+    CLIENT_FIELDS: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "tool_choice.function.name": "tool_choice.name",
+    }
+
+    def engine_fields(self) -> dict[str, str]:
+        """Return the response's field for each input of the model, for the model's errors."""
+        return {name: self.client_field(field) for name, field in super().engine_fields().items()}
 
 
-def response_name(field: str) -> str:
-    """Return the field of a response for a chat's."""
-    return _NAMES.get(field, field)
-
-
-@contextmanager
-def renamed_errors() -> Iterator[None]:
-    """Raise the errors of a chat as a response's, with the fields of its request."""
-    try:
-        yield
-    except ApiError as error:
-        names = {"response_format"} | ({error.param} if error.param in _NAMES else set())
-        pattern = rf"\b({'|'.join(map(re.escape, names))})\b"
-        message = re.sub(pattern, lambda found: response_name(found[0]), error.message, count=1)
-        param = error.param and response_name(error.param)
-        raise ApiError(error.status, message, param, error.code, error.retry_after) from error
-
-
-def chat_request(body: ResponsesRequest, max_items: int) -> ChatRequest:
+def chat_request(body: ResponsesRequest, max_items: int) -> ResponseChat:
     """Return the chat of a request. Raises ApiError."""
-    if len(body.items) > max_items:
-        raise invalid("input", f"{len(body.items)} items", f"at most {max_items}")
+    check_count("input", body.items, max_items, "items")
     values: JsonObject = {name: getattr(body, name) for name in SamplingFields.model_fields}
     values |= {
         "messages": _messages(body),
@@ -56,7 +44,7 @@ def chat_request(body: ResponsesRequest, max_items: int) -> ChatRequest:
         **_tools(body),
     }
     # Texts and schemas are taken as they are; only the objects around them are new.
-    return ChatRequest.model_validate(values)
+    return ResponseChat.model_validate(values)
 
 
 def _messages(body: ResponsesRequest) -> list[JsonObject]:
@@ -111,6 +99,8 @@ def _tools(body: ResponsesRequest) -> JsonObject:
     """Return the tools and the choice; `auto` without tools is no choice."""
     tools, choice = body.tools or [], body.tool_choice
     if isinstance(choice, AllowedTools):
+        if not tools:
+            raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
         known = [tool.name for tool in tools]
         for index, allowed in enumerate(choice.tools):
             if allowed.name not in known:
@@ -124,10 +114,10 @@ def _tools(body: ResponsesRequest) -> JsonObject:
 
 
 def _response_format(body: ResponsesRequest) -> object:
-    wanted = body.text.format if body.text is not None else None
-    if not isinstance(wanted, FlatJsonSchema):
-        return wanted
-    definition = _without_type(wanted)
+    text_format = body.text.format if body.text is not None else None
+    if not isinstance(text_format, FlatJsonSchema):
+        return text_format
+    definition = _without_type(text_format)
     definition["schema"] = definition.pop("schema_")
     return {"type": "json_schema", "json_schema": definition}
 

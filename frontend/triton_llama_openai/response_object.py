@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.generation import Usage
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_output import Output, new_id
-from triton_llama_openai.streaming import Json
+from triton_llama_openai.streaming import Json, dumps_with, join_array
 from triton_llama_openai.tokenizer import Checkpoint
 
 _TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
@@ -26,17 +27,26 @@ class ResponseObject:
         self._fields: Json = {"id": new_id("resp"), "object": "response", "created_at": int(time.time())}
         self._fields |= {"model": model, **_echo(request)}
 
-    def body(self, status: str, error: ApiError | None = None) -> Json:
-        """Return the object. status: OpenAI's; `in_progress` has neither output nor usage. error: of `failed`."""
+    def whole(self, chunk: Chunk) -> bytes:
+        """Return the object of an answer that isn't streamed, as JSON."""
+        self.output.read(chunk)
+        return self.body(self.output.status)
+
+    def body(self, status: str, error: ApiError | None = None) -> bytes:
+        """Return the object as JSON. status: `in_progress` has neither output nor usage. error: of `failed`.
+
+        It tokenizes the reasoning: milliseconds for thousands of tokens.
+        """
         ended = status != "in_progress"
-        return self._fields | {
+        fields = self._fields | {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "error": None if error is None else _error(error),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [item.body() for item in self.output.items] if ended else [],
             "usage": self._usage_body() if ended else None,
         }
+        items = self.output.items if ended else []
+        return dumps_with(fields, {"output": join_array(item.body() for item in items)})
 
     def _usage_body(self) -> Json:
         usage, reasoning = self._usage, self.output.reasoning()
@@ -49,6 +59,11 @@ class ResponseObject:
             "output_tokens_details": {"reasoning_tokens": min(tokens, usage.completion_tokens)},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
+
+
+def _error(error: ApiError) -> Json:
+    # The response's stream has begun, so 400 is about what the model makes of the prompt.
+    return {"code": "invalid_prompt" if error.status == 400 else "server_error", "message": error.message}
 
 
 def _echo(request: ResponsesRequest) -> Json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,11 +11,11 @@ from triton_llama_openai.conversation import converse
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_events import ResponseEvents
-from triton_llama_openai.response_input import chat_request, renamed_errors, response_name
+from triton_llama_openai.response_input import chat_request
 from triton_llama_openai.response_object import ResponseObject
 from triton_llama_openai.response_output import Output
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import dumps, stream_answer, until_disconnect
+from triton_llama_openai.streaming import stream_answer, until_disconnect
 
 
 async def answer_response(
@@ -22,15 +24,13 @@ async def answer_response(
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     model = models.find(body.model)
     chat = chat_request(body, settings.max_messages)
-    with renamed_errors():
-        conversation = converse(chat, model, settings, request.state.record, cache_salt)
-        request.state.record.ignored += map(response_name, conversation.use.ignored)
-        generation = conversation.generation
-        output = Output(conversation, chat.num_logprobs)
-        response = ResponseObject(body, model.name, model.checkpoint, output, generation.usage)
-        if body.stream:
-            return await stream_answer(request, generation, ResponseEvents(response))
-        (chunk,) = await until_disconnect(request, generation.whole())
-    for _ in output.read(chunk):
-        pass  # The steps are a stream's.
-    return Response(dumps(response.body(output.status)), media_type="application/json")
+    conversation = converse(chat, model, settings, request.state.record, cache_salt)
+    request.state.record.ignored += conversation.use.ignored
+    generation = conversation.generation
+    output = Output(conversation, chat.num_logprobs)
+    response = ResponseObject(body, model.name, model.checkpoint, output, generation.usage)
+    if body.stream:
+        return await stream_answer(request, generation, ResponseEvents(response))
+    (chunk,) = await until_disconnect(request, generation.whole())
+    # In a thread: log probabilities are megabytes, and the reasoning is tokenized.
+    return Response(await asyncio.to_thread(response.whole, chunk), media_type="application/json")

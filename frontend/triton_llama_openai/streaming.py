@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -54,6 +54,17 @@ def dumps(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
+def dumps_with(fields: Json, encoded: Mapping[str, bytes]) -> bytes:
+    """Return an object as JSON in UTF-8. fields: at least one. encoded: more of them, whose values are JSON already."""
+    more = [dumps(name) + b":" + value for name, value in encoded.items()]
+    return b",".join([dumps(fields)[:-1], *more]) + b"}"
+
+
+def join_array(elements: Iterable[bytes]) -> bytes:
+    """Return an array of elements that are JSON already."""
+    return b"[" + b",".join(elements) + b"]"
+
+
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Return the work's result; cancel it when the client disconnects.
 
@@ -94,11 +105,11 @@ class Events(ABC):
         """Return the events of a chunk, none if all its text is held back."""
 
     @abstractmethod
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         """Return the events after the last text."""
 
     @abstractmethod
-    def fail(self, error: ApiError) -> bytes:
+    async def fail(self, error: ApiError) -> bytes:
         """Return the last event of an answer that an error cuts off."""
 
 
@@ -116,11 +127,11 @@ class ChoiceEvents(Events):
         """False until the first chunk is written."""
         self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         """Return the events after the last text: the token counts, where the request asks for them."""
         return (self._head + self._counts() if self._ends_with_usage else b"") + b"data: [DONE]\n\n"
 
-    def fail(self, error: ApiError) -> bytes:
+    async def fail(self, error: ApiError) -> bytes:
         """Return the error."""
         return b"data: " + dumps(error.body()) + b"\n\n"
 
@@ -180,10 +191,10 @@ class EventStream(StreamingResponse):
             async for response in self._chunks:
                 if event := b"".join(map(events.add, response)):
                     yield event
-            yield events.end()
+            yield await events.end()
         except ApiError as error:
             self._record.status = error.status
-            yield events.fail(error)
+            yield await events.fail(error)
 
     async def stream_response(self, send: Send) -> None:
         """Send the events as they come."""

@@ -76,8 +76,8 @@ def _both_given(first: str, second: str) -> ApiError:
 def _with_whitespace(guide: Guide | None, field: str, pattern: str) -> Guide:
     """Return the guide with this pattern, the value of `field`, of the gaps in its JSON."""
     if guide is None or guide.kind not in ("json", "json_schema"):
-        reason = "response_format of JSON, guided_json, or structured_outputs with json or json_object"
-        raise ApiError(400, f"{field} needs a JSON guide: {reason}", field, "invalid_value")
+        message = f"{field} needs a JSON guide, such as structured_outputs with json or json_object"
+        raise ApiError(400, message, field, "invalid_value")
     schema = {"type": "object"} if guide.kind == "json" else _parsed(guide.guide)
     options = {} if schema is None else schema.get("x-guidance", {})
     if schema is None or not isinstance(options, dict):
@@ -108,16 +108,17 @@ def _parsed(schema: str) -> JsonObject | None:
 
 
 def _response_format(request: SamplingRequest) -> Guide | None:
+    field = request.client_field("response_format")
     match request.response_format:
         case JsonObjectFormat():
-            return Guide("response_format", "json")
+            return Guide(field, "json")
         case JsonSchemaFormat(json_schema=definition):
             if definition.schema_ is None:
-                return Guide("response_format", "json")
-            return json_guide("response_format", definition.schema_)
+                return Guide(field, "json")
+            return json_guide(field, definition.schema_)
         case StructuralTagFormat() as tags:
             fields = {name: value for name, value in vars(tags).items() if value is not None}
-            return Guide("response_format", "structural_tag", _dumps(fields))
+            return Guide(field, "structural_tag", _dumps(fields))
     return None
 
 

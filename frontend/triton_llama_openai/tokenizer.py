@@ -98,7 +98,7 @@ def load_checkpoint(
 
 def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
     """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
-    check_count("messages", request.messages or [], max_messages)
+    check_count("messages", request.messages or [], max_messages, "messages")
     if request.messages is None:
         text, special = request.prompt or "", request.add_special_tokens is not False
     else:

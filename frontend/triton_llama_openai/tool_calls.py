@@ -235,7 +235,7 @@ class ToolUse:
 
     template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
     makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
-    ignored: fields without effect, because a forced call is the guide.
+    ignored: fields without effect, because a forced call is the guide. forced: the text is calls, or nothing.
     """
 
     template_tools: list[Turn]
@@ -243,6 +243,7 @@ class ToolUse:
     reader: Callable[[], TextReader]
     finish_reason: str = "tool_calls"
     ignored: Sequence[str] = ()
+    forced: bool = False
 
 
 def tool_use(request: ChatRequest, form: Form) -> ToolUse:
@@ -266,11 +267,12 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in names:
-            raise invalid("tool_choice.function.name", name, f"one of the tools: {', '.join(names)}")
+            field = request.client_field("tool_choice.function.name")
+            raise invalid(field, name, f"one of the tools: {', '.join(names)}")
         guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
-        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
+        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored, forced=True)
     guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
-    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
+    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored, forced=True)
 
 
 def template_tool(tool: Tool) -> Turn:

@@ -147,6 +147,16 @@ def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: 
     triton.wait_for(lambda _: line in served.http.get("/metrics").text)
 
 
+def test_a_refusal_within_a_response_names_its_field(served: Endpoint, triton: FakeTriton) -> None:
+    triton.failing = "guided_decoding_guide_type, allowed_token_ids together allow no token after 1 tokens"
+    triton.after_tokens = 1
+    fields: Json = {"text": {"format": {"type": "json_object"}}, "allowed_token_ids": [5]}
+    error = _last(read_events(served.respond(stream=True, **fields))).error
+    assert error is not None
+    assert error.code == "invalid_prompt"
+    assert error.message == "text.format, allowed_token_ids together allow no token after 1 tokens"
+
+
 def test_an_error_before_the_first_event_has_its_own_status(served: Endpoint, triton: FakeTriton) -> None:
     triton.failing = "Exceeds maximum queue size"
     response = served.respond(stream=True)

@@ -218,6 +218,14 @@ def test_a_forced_call_that_is_cut_off_is_an_empty_message(served: Endpoint, tri
     assert [item.type for item in response.output] == ["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.tokens = ['{"apples":', " 7}"]
+    response = served.respond(tools=[ADD], tool_choice="required", max_output_tokens=1, include=LOGPROBS, stream=stream)
+    assert '"status":"incomplete"' in response.text
+    assert "apples" not in response.text
+
+
 def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
     response = served.respond(tools=[ADD, CLOCK], tool_choice=choice)
@@ -296,7 +304,17 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type", "'custom'"),
     ({"tools": [ADD, ADD]}, "tools", "different names"),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}},
+        "tool_choice",
+        "tool_choice is given without tools",
+    ),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "'function'"),
+    (
+        {"tools": [ADD | {"name": "response_format"}] * 2},
+        "tools",
+        "['response_format', 'response_format']; it must be a list",
+    ),
     ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "one of the tools: add"),
     (
         {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [CLOCK | {"name": "b"}]}},

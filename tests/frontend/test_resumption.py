@@ -389,11 +389,13 @@ def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(
         assert len(triton.requests) == 1
 
 
-def test_a_model_that_cannot_stream_answers_at_once(pair: Pair) -> None:
+@pytest.mark.parametrize("path", ["complete", "chat", "respond"])
+def test_a_model_that_cannot_stream_answers_at_once(pair: Pair, path: str) -> None:
     triton, _ = pair
     triton.decoupled = False
     with in_front_of(triton) as served:
-        assert _text(served.complete()) == " Hello, world."
+        response: Response = getattr(served, path)()
+        assert " Hello, world." in response.text
         assert not triton.last.inputs.keys() & {"stream", "stream_interval_ms"}
 
 

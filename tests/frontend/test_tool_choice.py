@@ -181,6 +181,14 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(
         assert answer["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.tokens = ['{"apples":', " 1}"]
+    response = served.chat(tools=[ADD], tool_choice=NAMED, max_tokens=1, logprobs=True, stream=stream)
+    assert '"finish_reason":"length"' in response.text
+    assert "apples" not in response.text
+
+
 def test_a_template_without_tools_gets_them_in_the_system_message(served: Endpoint, triton: FakeTriton) -> None:
     messages = [{"role": "system", "content": "Be short."}, QUESTION]
     assert served.chat(messages=messages, tools=[ADD]).status_code == 200

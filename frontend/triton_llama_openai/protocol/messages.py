@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, Tag
 from pydantic_core import from_json
@@ -37,7 +38,15 @@ Content = Annotated[
 ]
 
 
-def text_of(content: str | list[TextPart] | None) -> str:
+class HasText(Protocol):
+    """A part of a content, on any path."""
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+
+
+def text_of(content: str | Sequence[HasText] | None) -> str:
     """Return a content as one text; parts are joined with line ends, as vLLM does."""
     if content is None:
         return ""

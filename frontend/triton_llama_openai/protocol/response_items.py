@@ -52,11 +52,6 @@ ItemContent = Annotated[
 ]
 
 
-def text_of(content: str | list[ContentPart]) -> str:
-    """Return a content as one text; parts are joined with line ends, as a chat's are."""
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
 class MessageItem(Schema):
     """A message; those of the assistant are earlier answers."""
 

@@ -60,7 +60,7 @@ FunctionTools = Annotated[Items[Annotated[FunctionTool, BeforeValidator(without_
 
 
 class AllowedTools(Schema):
-    """Leaves these of the tools; the others are as if they were not sent."""
+    """Restricts the calls to these tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -73,7 +73,7 @@ def _choice_kind(value: object) -> str | None:
     return "<allowed tools>" if allowed else by_json_type(value)
 
 
-ToolChoice = Annotated[
+ResponseToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<string>")]
     | Annotated[FunctionByName, Tag("<object>")]
     | Annotated[AllowedTools, Tag("<allowed tools>")],
@@ -112,7 +112,7 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
     text: TextOptions | None = None
     tools: FunctionTools | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include: Items[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

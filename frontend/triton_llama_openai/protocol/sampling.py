@@ -119,6 +119,9 @@ class SamplingRequest(SamplingFields):
     }
     """The field of this request for each input of the model."""
 
+    CLIENT_FIELDS: ClassVar[Mapping[str, str]] = {}
+    """The client's name of each field that its path names otherwise."""
+
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
@@ -187,6 +190,10 @@ class SamplingRequest(SamplingFields):
     def num_prompt_logprobs(self) -> int | None:
         """Alternatives of each token of the prompt; None is no log probabilities."""
         return self.prompt_logprobs
+
+    def client_field(self, field: str) -> str:
+        """Return the name that the client has for a field, for errors."""
+        return self.CLIENT_FIELDS.get(field, field)
 
     def engine_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""

@@ -289,7 +289,6 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"input": [USER, _result("1", "2"), _call("1")]}, "input[1].call_id", "a function_call before it"),
     ({"input": [USER, _call("1"), _result("1", [{"type": "input_file"}])]}, "input[2].output[0].type", "'input_file'"),
     ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least one message"),
-    ({"input": [USER, USER]}, "input", "input can't be rendered: the chat template says"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"max_tokens": 5}, "max_tokens", "unknown"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
@@ -373,6 +372,13 @@ def test_an_error_of_the_model_names_the_responses_field(
     text = {"format": {"type": "json_object"}} if param == "text.format" else None
     response = served.respond(max_output_tokens=600, text=text, stream=stream)
     check_refusal(response, param, f"{param} is ")
+
+
+def test_a_refusal_of_the_template_names_the_input(triton: FakeTriton, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('no') }}")
+    with endpoint(triton.port, chat_template=template) as served:
+        check_refusal(served.respond(), "input", "input can't be rendered: the chat template says: no")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class ModelSettings(BaseModel):
     tool_form: Literal["auto", "hermes", "llama3_json"] = "auto"
     """how the model writes tool calls; auto reads it off the chat template"""
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
-    """the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context, at most 4096"""
+    """the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context"""
 
 
 class Settings(ModelSettings):

@@ -22,8 +22,6 @@ EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
 _DEFAULT_CLASS = "PreTrainedTokenizerFast"
-MAX_DEFAULT_CONTEXT = 4096
-"""Tokens; the server caps its default for `max_model_len` at this too."""
 
 
 @dataclass(frozen=True)
@@ -232,4 +230,4 @@ def _context(files: _Files, tokenizer_config: dict[str, object]) -> int:
     context = files.json("config.json").get("max_position_embeddings", tokenizer_config.get("model_max_length"))
     if not isinstance(context, int) or context < 1:
         raise InvalidSettingsError(f"tokenizer {files.source!r} doesn't say how long its context is; set max_model_len")
-    return min(context, MAX_DEFAULT_CONTEXT)
+    return context

@@ -176,13 +176,13 @@ def test_a_hub_id_that_the_cache_lacks_is_refused_without_the_hub(cached: str) -
         load_checkpoint(cached, None, None, "v2")
 
 
-def test_the_context_is_the_checkpoints_at_most_the_servers_default(tmp_path: Path) -> None:
+def test_the_context_is_the_checkpoints_unless_it_is_set(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
     with pytest.raises(InvalidSettingsError, match="set max_model_len"):
         load_checkpoint(str(tmp_path), None, None)
     assert load_checkpoint(str(tmp_path), None, 77).context == 77
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 131072}')
-    assert load_checkpoint(str(tmp_path), None, None).context == 4096
+    assert load_checkpoint(str(tmp_path), None, None).context == 131072
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 # Programs that speak OpenAI's protocol, an environment each, for tests.
-CLIENTS := langchain litellm llama_index lm_eval
+CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # Folders of tests/, the longest first.
 ROOMS := server engine programs launcher perf frontend unit contract
@@ -72,17 +72,22 @@ inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why 
 	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
-	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.room-%) MARKED='not long')
+	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients check
+	@$(SIDE_BY_SIDE) --jobs=3 .long-engine .room-compose $(subst .room-engine,.short-engine,$(ROOMS:%=.room-%)) .room-clients check
 
-test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
+test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 
 # Two threads that wait for each other on busy cores are slower than one.
-.room-%: export OMP_NUM_THREADS ?= 1
+.room-% .short-% .long-%: export OMP_NUM_THREADS ?= 1
 .room-%:
-	@exec $(BIN)/python -m pytest tests/$* $(if $(MARKED),-m '$(MARKED)')
+	@exec $(BIN)/python -m pytest tests/$*
+# A room in two parts: the engine's, whole, would end alone on one core.
+.short-%:
+	@exec $(BIN)/python -m pytest tests/$* -m 'not long'
+.long-%:
+	@exec $(BIN)/python -m pytest tests/$* -m long
 
 .room-clients: $(READY_CLIENTS)
 
@@ -169,6 +174,14 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 .work/clients/%/.ready: tests/clients/requirements/%.txt | $(INSTALLED)
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
 	@$(BIN)/uv pip sync --quiet --python $(@D)/bin/python $<
+	@touch $@
+
+# In JavaScript.
+.work/clients/node/.ready: tests/clients/node/package.json tests/clients/node/package-lock.json
+	@for program in node npm; do command -v $$program > /dev/null \
+	  || { echo "$$program is missing: the clients' tests need Node.js 20 or later" >&2; exit 2; }; done
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(READY_ANALYZER): $(READY_PERF)

@@ -25,6 +25,8 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import LlamaFileType, TokenType
 from numpy.typing import NDArray
 from safetensors import safe_open
+from transformers import LlamaConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -63,6 +65,8 @@ def write(source: Path, name: str, target: Path) -> Path:
         title = _title(key)
         kind = _kind(title, TYPES[name][0], config) if tensor.ndim > 1 else Kind.F32
         writer.add_tensor(title, quantized(tensor, kind), raw_dtype=kind)
+    if config["rope_parameters"]["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_divisors(LlamaConfig(**config)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -85,6 +89,14 @@ def _add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any], file_type: L
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
+
+
+def rope_divisors(config: PreTrainedConfig) -> Floats:
+    """Return what Llama 3's scaling divides the frequencies by, as `generate_extra_tensors` of the converter does."""
+    dim, theta = config.head_dim, config.rope_parameters["rope_theta"]
+    plain = theta ** (-torch.arange(0, dim, 2).float() / dim)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    return torch.round(plain / frequencies, decimals=4).numpy()
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, config: Mapping[str, Any], source: Path) -> None:

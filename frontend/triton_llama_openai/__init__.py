@@ -1,4 +1,4 @@
-"""An endpoint that speaks OpenAI's protocol in front of Triton: chat, completions, models, tokens.
+"""An endpoint that speaks OpenAI's protocol in front of Triton: chat, responses, completions, models, tokens.
 
     HTTP request → schemas → chat template, guide → engine's inputs → one gRPC stream → deltas → answer or events
 

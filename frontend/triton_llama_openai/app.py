@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
+from pydantic.config import ExtraValues
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.cache_salts import CacheSalts
 from triton_llama_openai.chat import answer_chat
 from triton_llama_openai.completions import answer_completion
-from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
+from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
 from triton_llama_openai.models import Models
+from triton_llama_openai.openapi import openapi_document
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.responses import answer_response
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
 from triton_llama_openai.verification import VerificationRequest, answer_verification
@@ -55,7 +60,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
     async def authorize(request: Request) -> None:
         request.state.key_digest = b"" if keys is None else keys.check(request.headers.get("authorization"))
 
-    # Without pages that describe the fields: docs/openai.md does, and they load scripts from elsewhere.
+    # Without FastAPI's own pages: they load scripts from elsewhere, and its document asks for no key.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(_HeaderLimit)
     if settings.allowed_origins is not None:
@@ -65,8 +70,11 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
     _handle_errors(app)
     authorized = [Depends(authorize)]
     app.include_router(_generation(settings, models), dependencies=authorized)
+    app.include_router(_stored_responses(), dependencies=authorized)
     app.include_router(_models(models), dependencies=authorized)
     app.include_router(_state(models, metrics))
+    if settings.openapi == "on":
+        app.include_router(_description(app.routes, settings), dependencies=authorized)
     return app
 
 
@@ -75,13 +83,17 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
     router = APIRouter(route_class=_limited_route(settings.max_requests))
     salts = CacheSalts(shared=settings.prefix_cache_shared == "on")
 
+    extra: ExtraValues = "allow" if settings.unknown_fields == "ignore" else "forbid"
+
     async def parse(request: Request, schema: type[S]) -> S:
         """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
-        body = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
+        text = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
         try:
-            return schema.model_validate_json(body)
+            body = schema.model_validate_json(text, extra=extra)
         except ValidationError as error:
             raise from_validation(error) from error
+        request.state.record.ignored = body.ignored()
+        return body
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
@@ -93,6 +105,12 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
         completion = await parse(request, CompletionRequest)
         salt = salts.salt(request.state.key_digest, completion.cache_salt)
         return await answer_completion(request, completion, models, settings, salt)
+
+    @router.post("/v1/responses", response_model=None)
+    async def responses(request: Request) -> Response:
+        body = await parse(request, ResponsesRequest)
+        salt = salts.salt(request.state.key_digest, body.cache_salt)
+        return await answer_response(request, body, models, settings, salt)
 
     @router.post("/v1/verify", response_model=None)
     async def verify(request: Request) -> Response:
@@ -119,6 +137,19 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
     return router
 
 
+def _stored_responses() -> APIRouter:
+    """Return the routes of responses that OpenAI's servers would have stored."""
+    router = APIRouter()
+
+    @router.get("/v1/responses/{name:path}", response_model=None)
+    @router.delete("/v1/responses/{name:path}", response_model=None)
+    @router.post("/v1/responses/{name}/cancel", response_model=None)
+    async def stored_response(name: str) -> Response:
+        raise ApiError(404, f"there is no response {shorten(name)}: answers are not stored", None, "response_not_found")
+
+    return router
+
+
 def _models(models: Models) -> APIRouter:
     router = APIRouter()
 
@@ -134,6 +165,18 @@ def _models(models: Models) -> APIRouter:
     @router.get("/v1/models/{name:path}", response_model=None)
     async def model(name: str) -> Response:
         return JSONResponse(models.find(name).body())
+
+    return router
+
+
+def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
+    """Return the route of the document about these."""
+    router = APIRouter()
+    document = openapi_document(routes, ignores_unknown=settings.unknown_fields == "ignore")
+
+    @router.get("/openapi.json", response_model=None)
+    async def describe() -> Response:
+        return JSONResponse(document)
 
     return router
 

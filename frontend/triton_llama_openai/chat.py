@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from triton_llama_openai.conversation import Conversation, converse
-from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.logprobs import TokenLogprobs, logprobs_content
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
-    Events,
+    ChoiceEvents,
     Json,
     dumps,
     response_head,
@@ -31,7 +32,13 @@ async def answer_chat(
 ) -> Response:
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     model = models.find(chat.model)
-    conversation = converse(chat, model, settings, request.state.record, cache_salt)
+    arguments = chat, model, settings, request.state.record, cache_salt
+    if chat.truncate_prompt_tokens is None:
+        conversation = converse(*arguments)
+    else:
+        # A long text takes the tokenizer long.
+        conversation = await asyncio.to_thread(converse, *arguments)
+    request.state.record.ignored += conversation.use.ignored
     generation = conversation.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
@@ -41,10 +48,10 @@ async def answer_chat(
     if chat.streamed:
         return await stream_answer(request, generation, ChatEvents(conversation, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
-    body = head | ids | {"choices": [_Choice(chat, conversation).body(chunk) for chunk in chunks]}
-    if chat.prompt_logprobs is not None:
-        body["prompt_logprobs"] = chunks[0].prompt_logprobs
-    return Response(dumps(body | {"usage": generation.usage.body()}), media_type="application/json")
+    choices = [_Choice(chat, conversation).body(chunk) for chunk in chunks]
+    prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
+    answer = {"choices": choices, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
+    return Response(dumps(head | ids | answer), media_type="application/json")
 
 
 class _Choice:
@@ -64,8 +71,11 @@ class _Choice:
         self.ids += chunk.output_ids
         parts = self._reader.read(chunk.text)
         if chunk.finish_reason:
-            parts = [*parts, *self._reader.end()]
+            parts = [*parts, *self._reader.end(cut=chunk.finish_reason == "length")]
         self._called = self._called or any(isinstance(part, ToolCall) for part in parts)
+        if chunk.finish_reason and self._use.forced and not self._called:
+            # They are the text of a call that was cut off, which the answer doesn't have.
+            self.tokens = []
         return parts
 
     def finish_reason(self, chunk: Chunk) -> str:
@@ -78,7 +88,7 @@ class _Choice:
         if not self._chat.logprobs:
             return None
         tokens, self.tokens = self.tokens, []
-        return {"content": _logprobs(tokens, self._chat.top_logprobs or 0), "refusal": None}
+        return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0), "refusal": None}
 
     def token_ids(self) -> Json:
         """Return and remove the ids, for a request with them."""
@@ -109,7 +119,7 @@ class _Choice:
         }
 
 
-class ChatEvents(Events):
+class ChatEvents(ChoiceEvents):
     """Makes the events of a streamed chat. ids: those of the prompt, for a request with them."""
 
     def __init__(self, conversation: Conversation, head: Json, ids: Json, chat: ChatRequest) -> None:
@@ -125,6 +135,7 @@ class ChatEvents(Events):
 
     def add(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk."""
+        self._begun = True
         choice = self._choices[chunk.index]
         events = [
             self._event(
@@ -159,23 +170,3 @@ def _reasoning(text: str) -> Json:
 
 def _call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _logprobs(tokens: Iterable[TokenLogprobs], top: int) -> list[dict[str, object]]:
-    """Return the `content` of a chat choice's logprobs; `top`: alternatives of each token."""
-    content = []
-    for token in tokens:
-        entries = text_and_logprob(token)
-        if not entries:
-            continue
-        # The token itself is among the alternatives if it is one of the likeliest.
-        likeliest = sorted(entries, key=lambda entry: -entry[1])[:top]
-        content.append({**_logprob(entries[0]), "top_logprobs": [_logprob(entry) for entry in likeliest]})
-    return content
-
-
-def _logprob(entry: tuple[str, float]) -> dict[str, object]:
-    text, logprob = entry
-    # A token that is part of a character: its text doesn't say which bytes.
-    octets = None if "\ufffd" in text else list(text.encode())
-    return {"token": text, "logprob": logprob, "bytes": octets}

@@ -16,10 +16,9 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic_core import from_json
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import AssistantMessage, Message, ToolMessage, text_of
+from triton_llama_openai.protocol.messages import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 
 Turn = dict[str, object]
@@ -84,8 +83,9 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        field: str = "messages",
     ) -> str:
-        """Return the prompt. variables: more of the template's own, from the request.
+        """Return the prompt. variables: more of the template's own, from the request. field: of the messages there.
 
         Raises:
             ApiError: the template refuses these messages, or has a fault that they bring out.
@@ -101,8 +101,8 @@ class ChatTemplate:
                 }
             )
         except _RENDERING_ERRORS as error:
-            message = f"messages can't be rendered: the chat template says: {_first_line(error)}"
-            raise ApiError(400, message, "messages", "invalid_value") from error
+            message = f"{field} can't be rendered: the chat template says: {_first_line(error)}"
+            raise ApiError(400, message, field, "invalid_value") from error
 
     def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
         """Return the prompt that ends with the last message's content, for the model to continue it.
@@ -128,8 +128,9 @@ def render_messages(
     continue_final_message: bool = False,
     template_kwargs: JsonObject | None = None,
     documents: Sequence[JsonObject] | None = None,
+    field: str = "messages",
 ) -> str:
-    """Return the prompt of a conversation.
+    """Return the prompt of a conversation. field: of the messages in the request, for errors.
 
     Raises:
         ApiError: the checkpoint has no template, or it refuses the messages.
@@ -147,7 +148,7 @@ def render_messages(
         turns, tools = _tools_as_text(turns, tools), []
     if continue_final_message:
         return template.render_open(turns, tools, variables)
-    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables)
+    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
 
 
 def _turn(message: Message, index: int, id_length: int | None) -> Turn:
@@ -176,13 +177,9 @@ def _turn(message: Message, index: int, id_length: int | None) -> Turn:
 
 
 def _arguments(text: str, field: str) -> JsonObject:
-    """Return a call's arguments as the object that templates expect."""
-    try:
-        # Unlike json's, it refuses lone surrogates, which have no bytes, and deep nesting.
-        arguments = from_json(text or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    """Return a call's arguments. Raises ApiError, with the field, unless they are a JSON object."""
+    arguments = parse_arguments(text)
+    if arguments is None:
         raise ApiError(400, f"{field} is {text[:80]!r}; it must be a JSON object", field, "invalid_value")
     return arguments
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
+from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import check_count, prompt_too_long
 from triton_llama_openai.generation import Generation, Prompt
+from triton_llama_openai.logprobs import CompletionLogprobs, TokenLogprobs
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import (
-    Events,
+    ChoiceEvents,
     Json,
     dumps,
     response_head,
@@ -26,6 +27,7 @@ from triton_llama_openai.streaming import (
 )
 from triton_llama_openai.structured_output import guide_of
 from triton_llama_openai.tokenizer import Checkpoint
+from triton_llama_openai.truncation import truncate
 
 
 async def answer_completion(
@@ -33,9 +35,12 @@ async def answer_completion(
 ) -> Response:
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     prompts = completion.prompts
-    check_count("prompt", prompts, settings.max_prompts)
+    check_count("prompt", prompts, settings.max_prompts, "prompts")
     model = models.find(completion.model)
+    if completion.truncate_prompt_tokens is not None:
+        prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
     _check_lengths(prompts, model.checkpoint.context)
+    request.state.record.prompt = completion.prompt
     guide = guide_of(completion)
     generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
     echoes = [Echo()] * len(prompts)
@@ -93,15 +98,14 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
         "logprobs": logprobs,
         "finish_reason": chunk.finish_reason,
         "stop_reason": stop_reason(chunk, completion.stop_strings),
+        "prompt_logprobs": None if completion.prompt_logprobs is None else chunk.prompt_logprobs,
     }
-    if completion.prompt_logprobs is not None:
-        body["prompt_logprobs"] = chunk.prompt_logprobs
     if completion.receipt:
         body["receipt"] = chunk.receipt
     return body
 
 
-class CompletionEvents(Events):
+class CompletionEvents(ChoiceEvents):
     """Makes the events of a streamed completion.
 
     echoes: one for each choice. prompt_ids: the same, or none for a request without return_token_ids.
@@ -116,22 +120,31 @@ class CompletionEvents(Events):
         prompt_ids: list[list[int]],
     ) -> None:
         super().__init__(generation, head)
-        # Those that no event has had yet.
+        # Prompt ids not sent yet.
         self._prompt_ids = dict(enumerate(prompt_ids))
         self._completion = completion
-        self._echoes = echoes
-        self._logprobs = [CompletionLogprobs() for _ in echoes]
+        # Echoes not sent yet.
+        self._echoes = {index: echo for index, echo in enumerate(echoes) if echo.text}
+        self._logprobs = [CompletionLogprobs(echo.first_token) for echo in echoes]
 
     def begin(self) -> bytes:
-        """Return the events that echo the prompts."""
-        return b"".join(
-            self._event(index, {"text": echo.text}, None, additions=self._token_ids(index))
-            for index, echo in enumerate(self._echoes)
-            if echo.text
-        )
+        """Return the events that echo the prompts; with log probabilities they come with each choice's first chunk."""
+        if self._completion.logprobs is not None:
+            return b""
+        return b"".join([self._echo(index, None) for index in list(self._echoes)])
 
     def add(self, chunk: Chunk) -> bytes:
-        """Return the event of a chunk."""
+        """Return the events of a chunk."""
+        echo = self._echo(chunk.index, chunk.prompt_logprobs or []) if chunk.index in self._echoes else b""
+        self._begun = True
+        return echo + self._text(chunk)
+
+    def _echo(self, index: int, tokens: list[TokenLogprobs | None] | None) -> bytes:
+        """Return the event of a choice's prompt. tokens: its log probabilities, for a request with them."""
+        logprobs = None if tokens is None else self._logprobs[index].add(tokens)
+        return self._event(index, {"text": self._echoes.pop(index).text}, logprobs, additions=self._token_ids(index))
+
+    def _text(self, chunk: Chunk) -> bytes:
         logprobs = None if self._completion.logprobs is None else self._logprobs[chunk.index].add(chunk.logprobs)
         additions = self._token_ids(chunk.index, chunk.output_ids)
         if chunk.finish_reason:
@@ -145,38 +158,3 @@ class CompletionEvents(Events):
             return {}
         prompt = {"prompt_token_ids": self._prompt_ids.pop(index)} if index in self._prompt_ids else {}
         return {"token_ids": ids, **prompt}
-
-
-class CompletionLogprobs:
-    """The logprobs of a completion's choice, as four lists; it counts the characters of the text before.
-
-    first_token: the text of the prompt's first token, which has no log probability.
-    """
-
-    def __init__(self, first_token: str = "") -> None:
-        self._first_token = first_token
-        self._offset = 0
-
-    def add(self, tokens: Iterable[TokenLogprobs | None]) -> dict[str, object]:
-        """Return the lists of these tokens; None is the prompt's first token, which has no probability."""
-        texts: list[str] = []
-        logprobs: list[float | None] = []
-        top: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        for token in tokens:
-            entries = text_and_logprob(token) if token else []
-            text = entries[0][0] if entries else self._first_token
-            texts.append(text)
-            logprobs.append(entries[0][1] if entries else None)
-            top.append(_by_text(entries) if entries else None)
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
-
-
-def _by_text(entries: list[tuple[str, float]]) -> dict[str, float]:
-    """Return texts with their logprobs; of two tokens with the same text, the likelier one's."""
-    likeliest: dict[str, float] = {}
-    for text, logprob in sorted(entries, key=lambda entry: -entry[1]):
-        likeliest.setdefault(text, logprob)
-    return likeliest

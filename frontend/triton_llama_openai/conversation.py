@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triton_llama_openai.chat_template import render_messages
 from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation
+from triton_llama_openai.generation import Generation, Prompt
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.chat import ChatRequest
@@ -19,6 +19,7 @@ from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.reasoning import Markers, ReasoningReader, close, is_open, is_open_in
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tool_calls import TextReader, ToolUse, tool_use
+from triton_llama_openai.truncation import truncate
 
 Reader = Callable[[], TextReader | ReasoningReader]
 """Makes the reader of one choice's text."""
@@ -26,9 +27,12 @@ Reader = Callable[[], TextReader | ReasoningReader]
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation that can be generated. prompt: the rendered messages. reader: of the parts of a choice's text."""
+    """A conversation that can be generated.
 
-    prompt: str
+    prompt: the rendered messages, or the last tokens of them. reader: of the parts of a choice's text.
+    """
+
+    prompt: Prompt
     use: ToolUse
     reader: Reader
     generation: Generation
@@ -37,8 +41,12 @@ class Conversation:
 def converse(
     chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord, cache_salt: str | None
 ) -> Conversation:
-    """Return the conversation of a request. cache_salt: the model's input. Raises ApiError."""
-    check_count("messages", chat.messages, settings.max_messages)
+    """Return the conversation of a request; with `truncate_prompt_tokens` it tokenizes. Raises ApiError.
+
+    cache_salt: the model's input.
+    """
+    field = chat.client_field("messages")
+    check_count(field, chat.messages, settings.max_messages, "messages")
     use = tool_use(chat, model.tool_form)
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
@@ -50,14 +58,17 @@ def converse(
         continue_final_message=bool(chat.continue_final_message),
         template_kwargs=_template_kwargs(chat, guided=guided),
         documents=chat.documents,
+        field=field,
     )
     reader: Reader = use.reader
     if model.markers is not None and guided:
         prompt = close(model.markers, prompt)
     elif model.markers is not None:
         reader = _with_reasoning(chat, prompt, model.markers, use.reader)
-    generation = Generation(chat, [prompt], use.guide, model, settings, record, cache_salt)
-    return Conversation(prompt, use, reader, generation)
+    record.prompt = prompt
+    prompts = truncate(chat, [prompt], model.checkpoint)
+    generation = Generation(chat, prompts, use.guide, model, settings, record, cache_salt)
+    return Conversation(prompts[0], use, reader, generation)
 
 
 def _template_kwargs(chat: ChatRequest, *, guided: bool) -> JsonObject:

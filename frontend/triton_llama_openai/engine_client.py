@@ -8,23 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import LlamaConnectionError, ServerError, from_stream_error, grpc_errors
-from triton_llama.grpc_transport import ERRORS_WITH_STATUS, open_channel
+from triton_llama.errors import (
+    LlamaConnectionError,
+    RejectedInputError,
+    ServerError,
+    TritonLlamaError,
+    from_stream_error,
+    grpc_errors,
+    one_line,
+)
+from triton_llama.grpc_transport import open_channel
+from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from triton_llama_openai.logprobs import TokenLogprobs
+
 CONNECT_TIMEOUT_S = 10.0
-MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON doesn't have; vLLM's value."""
+CONFIG_S = 60.0
+"""Seconds after which the model's config is read again."""
+CONFIG_TIMEOUT_S = 2.0
+_END_S = 1.0
+"""Seconds that a call has to end by itself after its error."""
 
 OUTPUTS = (
     "text_output",
@@ -42,22 +58,6 @@ OUTPUTS = (
     "verification",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
-
-TokenLogprobs = dict[str, dict[str, object]]
-"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
-
-
-def text_and_logprob(token: TokenLogprobs) -> list[tuple[str, float]]:
-    """Return text and logprob of a token, then of its alternatives, likeliest first.
-
-    MIN_LOGPROB stands for a missing or lower logprob.
-    """
-    entries = []
-    for entry in token.values():
-        logprob = entry.get("logprob")
-        finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
-        entries.append((str(entry.get("decoded_token") or ""), finite))
-    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ class EngineClient:
         self.model = model
         self.last_heard = 0.0
         """Monotonic time of Triton's last response to a stream or a probe."""
-        self.decoupled = True
-        """Whether the model can stream, as its config says once it has been read."""
         self.last_response = 0.0
         """Monotonic time of the model's last response without an error."""
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
         self._closed = False
+        self._decoupled = True
+        self._config_time = -math.inf
         self._end_reason = "the endpoint is stopping"
         # For each stream that has begun and is being read: the time since when its next response is awaited.
         self._awaited: dict[grpc.aio.Call, float] = {}
@@ -123,18 +123,20 @@ class EngineClient:
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
         """
-        unfinished, started = set(choices), False
+        unfinished = set(choices)
         with self._errors(timeout):
             message = _request(self.model, tensors, request_id)
-            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
+            # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
+            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout)
             try:
                 async for response in call:
                     self.last_heard = time.monotonic()
                     # A reader that takes its time isn't waiting for Triton.
                     self._awaited.pop(call, None)
                     if response.error_message:
-                        raise from_stream_error(response.error_message, started=started)
-                    started, self.last_response = True, self.last_heard
+                        await _end(call)
+                        raise _error(response.error_message)
+                    self.last_response = self.last_heard
                     chunks = read_chunks(response.infer_response, choices)
                     unfinished.difference_update(chunk.index for chunk in chunks if chunk.is_last)
                     yield chunks
@@ -165,8 +167,16 @@ class EngineClient:
         with self._errors(timeout):
             request = messages.ModelConfigRequest(name=self.model)
             response = await self._stub().ModelConfig(request, timeout=timeout)
-        self.decoupled = response.config.model_transaction_policy.decoupled
+        self._decoupled = response.config.model_transaction_policy.decoupled
+        self._config_time = time.monotonic()
         return bytes(response.config.SerializeToString(deterministic=True))
+
+    async def can_stream(self) -> bool:
+        """Return whether the model can stream: its config says so, or couldn't be read yet."""
+        if time.monotonic() - self._config_time >= CONFIG_S:
+            with suppress(TritonLlamaError):
+                await self.config(CONFIG_TIMEOUT_S)
+        return self._decoupled
 
     async def disconnect(self, reason: str) -> None:
         """Close the channel; streams that run end with a LlamaConnectionError. The next request connects again."""
@@ -200,6 +210,30 @@ class EngineClient:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
+
+
+async def _end(call: grpc.aio.Call) -> None:
+    """Read a call that has failed to its end, for a short time: cancelled, it would end in the middle of Triton's."""
+    with suppress(TimeoutError, grpc.RpcError):
+        async with asyncio.timeout(_END_S):
+            async for _ in call:
+                pass
+
+
+def _error(message: str) -> TritonLlamaError:
+    """Return the error of a stream's message, which has no status.
+
+    A refusal may quote user text that looks like a connection error, so the first word decides: one of the model's
+    inputs, also one that the request leaves to the checkpoint.
+    """
+    begin = _WORD.match(message)
+    if begin is not None and begin[0] in _INPUTS:
+        return RejectedInputError(one_line(message))
+    return from_stream_error(message, started=True)
+
+
+_WORD = re.compile(r"\w+")
+_INPUTS = {"text_input", "input_ids", "resume_ids", "verify_receipt", "stream", *INPUTS}
 
 
 def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:

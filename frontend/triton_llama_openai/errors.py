@@ -71,10 +71,10 @@ def invalid(param: str, value: object, bound: str) -> ApiError:
     return ApiError(400, f"{param} is {shorten(value)}; it must be {bound}", param, "invalid_value")
 
 
-def check_count(param: str, values: Sized, bound: int) -> None:
-    """Raise ApiError if a list has more elements than the bound."""
+def check_count(param: str, values: Sized, bound: int, elements: str) -> None:
+    """Raise ApiError if a list has more elements than the bound. elements: what they are, such as `messages`."""
     if len(values) > bound:
-        raise invalid(param, f"{len(values)} {param.removesuffix('s')}s", f"at most {bound}")
+        raise invalid(param, f"{len(values)} {elements}", f"at most {bound}")
 
 
 def unsupported(param: str, reason: str) -> ApiError:
@@ -119,6 +119,7 @@ def from_validation(error: ValidationError) -> ApiError:
     if kind == "unsupported_parameter":
         return ApiError(400, f"{param} is not supported: {first['msg']}", param, kind)
     bound = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "it must ", first["msg"])
+    bound = re.sub(r" after validation, not \d+$", "", bound)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     if not param:
         return ApiError(400, f"the body is {shorten(first['input'])}; {bound}", None, code)
@@ -134,7 +135,7 @@ def _tag_error(details: ErrorDetails, param: str) -> ApiError:
     return invalid(param, context["tag"], f"one of {context['expected_tags']}")
 
 
-_TAGGED = {"messages", "response_format"}
+_TAGGED = {"messages", "response_format", "input", "format"}
 """Fields whose values pydantic tells apart by a role or type, which is then the next part of an error's place."""
 
 
@@ -144,15 +145,17 @@ def _path(details: ErrorDetails) -> str:
     for part in details["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
+        elif (part.startswith("<") and part.endswith(">")) or part == "[key]":
+            continue
         elif follows_tagged:
             follows_tagged = False
-        elif not (part.startswith("<") and part.endswith(">")) and part != "[key]":
+        else:
             path += f".{part}" if path else part
             follows_tagged = part in _TAGGED
     return path
 
 
-_ENGINE_INPUT = re.compile(r"(?:row \d+: )?(\w+):? ")
+_ENGINE_INPUTS = re.compile(r"(?:row \d+: )?(\w+(?:, \w+)*):? ")
 _NO_ROOM = re.compile(r"at most (?P<prompt>\d+) tokens \(max_model_len - 1\)|together may have (?P<context>\d+)")
 
 
@@ -160,15 +163,17 @@ def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
     """Return what a client gets for an error of Triton or the model.
 
     fields: the request's field for each input of the model, such as `stop` for `stop_words`. A message of the model
-    begins with the input.
+    begins with the input, or with several.
     """
     message = str(error)
     if isinstance(error, RejectedInputError):
-        field = _ENGINE_INPUT.match(message)
-        if field is None or field[1] not in fields:
+        inputs = _ENGINE_INPUTS.match(message)
+        names = [] if inputs is None else inputs[1].split(", ")
+        if inputs is None or not all(name in fields for name in names):
             return ApiError(400, message, None, "invalid_value")
-        param = fields[field[1]]
-        message = f"{param} {message[field.end() :]}"
+        params = [fields[name] for name in names]
+        param = params[0]
+        message = f"{', '.join(params)} {message[inputs.end() :]}"
         no_room = _NO_ROOM.search(message)
         if no_room is not None:
             return ApiError(400, f"{message}; {_phrases(no_room)}", param, "context_length_exceeded")

@@ -59,8 +59,6 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self.record.ignored = request.ignored()
-        self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
         self._balancer = model.balancer
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
@@ -146,15 +144,24 @@ class Usage:
         """Tokens of all prompts."""
         return sum(self._prompts.values())
 
-    def body(self) -> dict[str, object]:
-        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of all prompts that were cached, None as long as the server doesn't say."""
+        return sum(self._cached.values()) if self._cached else None
+
+    def body(self, *, before_text: bool = False) -> dict[str, object]:
+        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached.
+
+        before_text: True for events sent before the first token; reports 0 completion tokens.
+        """
+        completion_tokens = 0 if before_text else self.completion_tokens
         counts: dict[str, object] = {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
-        if self._cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        if self.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         return counts
 
 
@@ -173,6 +180,7 @@ def _inputs(
     values = {name: getattr(request, name) for name in SAME_NAMES} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
+        "repetition_penalty": request.penalty,
         "num_logprobs": request.num_logprobs,
         "prompt_logprobs": request.num_prompt_logprobs,
         "stream_interval_ms": stream_interval_ms,

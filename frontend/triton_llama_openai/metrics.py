@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections import Counter as Counts
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOG = logging.getLogger("triton_llama_openai")
 CLIENT_LEFT = 499
 """nginx's status for a client that left before its answer."""
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_MAX_NAME, _MAX_NAMES = 64, 1024
+"""Characters of one field, and of all fields, in a header."""
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,7 +72,7 @@ class Metrics:
 class RequestRecord:
     """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
 
-    resumptions: by outcome.
+    resumptions: by outcome. prompt: as it came, or a chat's text.
     """
 
     id: str
@@ -108,7 +113,7 @@ class RecordRequests:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = record.id
                 if record.ignored:
-                    headers["x-ignored-parameters"] = ", ".join(record.ignored)
+                    headers["x-ignored-parameters"] = _header_of(record.ignored)
             await send(message)
 
         self._metrics.in_flight.inc()
@@ -137,6 +142,13 @@ class RecordRequests:
             has_prompt = self._log_requests == "prompts" and record.prompt is not None
             prompt = f", prompt {record.prompt!r}" if has_prompt else ""
             LOG.info("%s %s: %s, %.3f s, %s%s", record.id, route, record.status, seconds, counts, prompt)
+
+
+def _header_of(names: Sequence[str]) -> str:
+    """Return names as a header's value; of unknown fields, they can have any text."""
+    shown = [_NOT_IN_NAMES.sub("?", name[:_MAX_NAME]) for name in names]
+    value = ", ".join(shown)
+    return value if len(value) <= _MAX_NAMES else value[:_MAX_NAMES].rpartition(", ")[0] + ", ..."
 
 
 def _request_id(headers: Headers) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 
-from triton_llama_openai.engine_client import EngineClient
+from triton_llama_openai.engine_client import CONFIG_S, CONFIG_TIMEOUT_S, EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
 from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.reasoning import Markers, find_markers
@@ -24,7 +24,6 @@ from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.tool_calls import Form
 
 LOG = logging.getLogger("triton_llama_openai")
-_FINGERPRINT_S = 60.0
 _PROBE_S = 2.0
 
 
@@ -48,7 +47,7 @@ class ServedModel:
 
         It changes with the checkpoint's tokenizer and template, the model's config in Triton and this version.
         """
-        if self._fingerprint is None or time.monotonic() - self._fingerprint_time >= _FINGERPRINT_S:
+        if self._fingerprint is None or time.monotonic() - self._fingerprint_time >= CONFIG_S:
             self._fingerprint_time = time.monotonic()
             self._fingerprint = asyncio.create_task(self._read_fingerprint())
         # Requests share the task: none of them may cancel it.
@@ -57,7 +56,7 @@ class ServedModel:
     async def _read_fingerprint(self) -> str | None:
         working = [replica for replica in self.balancer.replicas if replica.error is None] or self.balancer.replicas
         results = await asyncio.gather(
-            *(replica.engine.config(_PROBE_S) for replica in working), return_exceptions=True
+            *(replica.engine.config(CONFIG_TIMEOUT_S) for replica in working), return_exceptions=True
         )
         configs = [result for result in results if isinstance(result, bytes)]
         if not configs:
@@ -67,7 +66,7 @@ class ServedModel:
         if len(set(configs)) > 1 and not self._differ:
             self._differ = True
             LOG.warning("%s: the model's configs differ between its Tritons; an interrupted answer may, too", self.name)
-        digest = hashlib.sha256(self.checkpoint.digest + configs[0] + _package_version().encode())
+        digest = hashlib.sha256(self.checkpoint.digest + configs[0] + package_version().encode())
         self._known_fingerprint = f"fp_{digest.hexdigest()[:16]}"
         return self._known_fingerprint
 
@@ -77,12 +76,14 @@ class ServedModel:
         return None if None in reasons else "; ".join(filter(None, reasons))
 
     def body(self) -> dict[str, object]:
-        """Return the model as /v1/models lists it; max_model_len is vLLM's addition."""
+        """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "triton-llama",
+            "root": self.checkpoint.name,
+            "parent": None,
             "max_model_len": self.checkpoint.context,
         }
 
@@ -190,7 +191,8 @@ def reasoning_markers(checkpoint: Checkpoint) -> Markers | None:
     return find_markers(checkpoint.template.source, lambda text: tokenizer.token_to_id(text) is not None)
 
 
-def _package_version() -> str:
+def package_version() -> str:
+    """Return this package's version."""
     try:
         return version("triton-llama")
     except PackageNotFoundError:

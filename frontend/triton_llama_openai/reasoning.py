@@ -104,9 +104,9 @@ class ReasoningReader:
             self._position += 1
         return parts + self._part(self._held)
 
-    def end(self) -> list[Part | Reasoning]:
-        """Return the rest; the text is complete. Reasoning without its end is reasoning."""
-        return [*self._part(self._held), *self._rest.end()]
+    def end(self, *, cut: bool = False) -> list[Part | Reasoning]:
+        """Return the rest; no text follows. Reasoning without its end is reasoning. cut: max_tokens has ended it."""
+        return [*self._part(self._held), *self._rest.end(cut=cut)]
 
     def _part(self, text: str) -> list[Part | Reasoning]:
         """Return the beginning of the held text as a part, and remove it."""

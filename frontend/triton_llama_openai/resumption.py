@@ -94,7 +94,7 @@ class Resumption:
             replica = await self._replica()
             try:
                 with replica.request():
-                    async with aclosing(merge(self._streams(replica))) as responses:
+                    async with aclosing(merge(await self._streams(replica))) as responses:
                         async for chunks in responses:
                             self._add(chunks)
                             yield chunks
@@ -105,9 +105,10 @@ class Resumption:
     def _is_finished(self) -> bool:
         return all(choice.finished for choice in self._choices.values())
 
-    def _streams(self, replica: Replica) -> list[ChunkStream]:
+    async def _streams(self, replica: Replica) -> list[ChunkStream]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
         request, stream = self._request, replica.engine.stream
+        as_stream = request.streamed or await replica.engine.can_stream()
         timeout = self._deadline - time.monotonic()
         begun = {index: choice for index, choice in self._choices.items() if choice.ids}
         streams = [
@@ -116,7 +117,6 @@ class Resumption:
             if not choice.finished
         ]
         if not begun:
-            as_stream = replica.engine.decoupled or request.streamed
             tensors = request.tensors if as_stream else _in_one_response(request.tensors)
             return [stream(tensors, request.id, request.choices, timeout)]
         if missing := len(self._choices) - len(begun):

@@ -56,7 +56,7 @@ class ModelSettings(BaseModel):
     tool_form: Literal["auto", "hermes", "llama3_json"] = "auto"
     """how the model writes tool calls; auto reads it off the chat template"""
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
-    """the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context, at most 4096"""
+    """the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context"""
 
 
 class Settings(ModelSettings):
@@ -75,6 +75,10 @@ class Settings(ModelSettings):
     """on: requests of all API keys share cached prefixes; off: only those of the same key"""
     allowed_origins: Text | None = None
     """origins of browser pages that may call, with commas between; * is any (CORS)"""
+    openapi: Literal["off", "on"] = "on"
+    """on: GET /openapi.json describes paths and fields, to the holders of a key where there are keys"""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """ignore: fields that no request has are left out and named in the header x-ignored-parameters"""
     stream_interval_ms: Annotated[int, Field(ge=0, le=1000)] = 20
     """minimum milliseconds between two chunks of a stream; tokens of that time share one"""
     request_timeout: Annotated[int, Field(ge=1, le=86400)] = 600

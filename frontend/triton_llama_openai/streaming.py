@@ -1,6 +1,6 @@
-"""What answers of both paths share: common fields, server-sent events, the end of a request whose client disconnects.
+"""What answers of all paths share: common fields, server-sent events, the end of a request whose client disconnects.
 
-Deltas are built in `chat` and `completions`.
+Deltas are built in `chat`, `completions` and `response_events`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -54,6 +54,17 @@ def dumps(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
+def dumps_with(fields: Json, encoded: Mapping[str, bytes]) -> bytes:
+    """Return an object as JSON in UTF-8. fields: at least one. encoded: more of them, whose values are JSON already."""
+    more = [dumps(name) + b":" + value for name, value in encoded.items()]
+    return b",".join([dumps(fields)[:-1], *more]) + b"}"
+
+
+def join_array(elements: Iterable[bytes]) -> bytes:
+    """Return an array of elements that are JSON already."""
+    return b"[" + b",".join(elements) + b"]"
+
+
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Return the work's result; cancel it when the client disconnects.
 
@@ -83,15 +94,7 @@ def _encode_head(head: Json) -> bytes:
 
 
 class Events(ABC):
-    """Makes the events of one streamed answer. Their common fields, `head`, are encoded once."""
-
-    def __init__(self, generation: Generation, head: Json) -> None:
-        options = generation.request.stream_options
-        self._head = _encode_head(head)
-        self._usage = generation.usage
-        self._ends_with_usage = bool(options and options.include_usage)
-        self._continuous_usage = bool(options and options.continuous_usage_stats)
-        self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
+    """Makes the events of one streamed answer."""
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -101,9 +104,36 @@ class Events(ABC):
     def add(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk, none if all its text is held back."""
 
-    def end(self) -> bytes:
+    @abstractmethod
+    async def end(self) -> bytes:
+        """Return the events after the last text."""
+
+    @abstractmethod
+    async def fail(self, error: ApiError) -> bytes:
+        """Return the last event of an answer that an error cuts off."""
+
+
+class ChoiceEvents(Events):
+    """Makes events of choices. Their common fields, `head`, are encoded once."""
+
+    def __init__(self, generation: Generation, head: Json) -> None:
+        options = generation.request.stream_options
+        self._head = _encode_head(head)
+        self._usage = generation.usage
+        self._ends_with_usage = bool(options and options.include_usage)
+        # As under vLLM, include_usage false excludes both.
+        self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
+        self._begun = False
+        """False until the first chunk is written."""
+        self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
+
+    async def end(self) -> bytes:
         """Return the events after the last text: the token counts, where the request asks for them."""
         return (self._head + self._counts() if self._ends_with_usage else b"") + b"data: [DONE]\n\n"
+
+    async def fail(self, error: ApiError) -> bytes:
+        """Return the error."""
+        return b"data: " + dumps(error.body()) + b"\n\n"
 
     def _event(
         self,
@@ -123,7 +153,7 @@ class Events(ABC):
         return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
 
     def _counts(self) -> bytes:
-        return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"
+        return b'],"usage":' + dumps(self._usage.body(before_text=not self._begun)) + b"}\n\n"
 
 
 async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:
@@ -161,10 +191,10 @@ class EventStream(StreamingResponse):
             async for response in self._chunks:
                 if event := b"".join(map(events.add, response)):
                     yield event
-            yield events.end()
+            yield await events.end()
         except ApiError as error:
             self._record.status = error.status
-            yield b"data: " + dumps(error.body()) + b"\n\n"
+            yield await events.fail(error)
 
     async def stream_response(self, send: Send) -> None:
         """Send the events as they come."""

@@ -39,38 +39,86 @@ class Guide:
 
 def guide_of(request: SamplingRequest) -> Guide | None:
     """Return a request's guide, None for free text. Raises ApiError for two, or for malformed ones."""
+    guide, pattern = _guide(request), _whitespace_pattern(request)
+    return guide if pattern is None else _with_whitespace(guide, *pattern)
+
+
+def guide_fields(request: SamplingRequest) -> list[str]:
+    """Return the fields of a request's guide and of its whitespace pattern. Raises ApiError for two of either."""
+    guide, pattern = _guide(request), _whitespace_pattern(request)
+    return ([] if guide is None else [guide.field]) + ([] if pattern is None else [pattern[0]])
+
+
+def _guide(request: SamplingRequest) -> Guide | None:
     guides = [guide for guide in (_response_format(request), *_vllm_fields(request)) if guide is not None]
     if len(guides) > 1:
-        names = f"{guides[0].field} and {guides[1].field}"
-        raise ApiError(400, f"{names} are both given; it must be one of them", guides[1].field, "invalid_value")
+        raise _both_given(guides[0].field, guides[1].field)
     return guides[0] if guides else None
+
+
+def _whitespace_pattern(request: SamplingRequest) -> tuple[str, str] | None:
+    """Return the field of a request's whitespace pattern, and the pattern."""
+    outputs = request.structured_outputs
+    patterns = {
+        "guided_whitespace_pattern": request.guided_whitespace_pattern,
+        "structured_outputs.whitespace_pattern": None if outputs is None else outputs.whitespace_pattern,
+    }
+    given = [(field, pattern) for field, pattern in patterns.items() if pattern is not None]
+    if len(given) > 1:
+        raise _both_given(*patterns)
+    return given[0] if given else None
+
+
+def _both_given(first: str, second: str) -> ApiError:
+    return ApiError(400, f"{first} and {second} are both given; it must be one of them", second, "invalid_value")
+
+
+def _with_whitespace(guide: Guide | None, field: str, pattern: str) -> Guide:
+    """Return the guide with this pattern, the value of `field`, of the gaps in its JSON."""
+    if guide is None or guide.kind not in ("json", "json_schema"):
+        message = f"{field} needs a JSON guide, such as structured_outputs with json or json_object"
+        raise ApiError(400, message, field, "invalid_value")
+    schema = {"type": "object"} if guide.kind == "json" else _parsed(guide.guide)
+    options = {} if schema is None else schema.get("x-guidance", {})
+    if schema is None or not isinstance(options, dict):
+        # The model says what is wrong with it.
+        return guide
+    schema = {**schema, "x-guidance": {**options, "whitespace_pattern": pattern}}
+    return Guide(guide.field, "json_schema", _dumps(schema))
 
 
 def json_guide(field: str, schema: JsonObject | str) -> Guide:
     """Return the guide of a JSON schema, its objects closed."""
-    if isinstance(schema, str):
-        try:
-            parsed = from_json(schema)
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            # The model says what is wrong with it.
-            return Guide(field, "json_schema", schema)
-        schema = parsed
-    return Guide(field, "json_schema", _dumps(close_objects(schema)))
+    parsed = _parsed(schema) if isinstance(schema, str) else schema
+    if parsed is None:
+        # The model says what is wrong with it.
+        return Guide(field, "json_schema", str(schema))
+    return Guide(field, "json_schema", _dumps(close_objects(parsed)))
+
+
+def _parsed(schema: str) -> JsonObject | None:
+    """Return a schema from its JSON, with {} for true; None if it is no object."""
+    try:
+        parsed = from_json(schema)
+    except ValueError:
+        return None
+    if parsed is True:
+        return {}
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _response_format(request: SamplingRequest) -> Guide | None:
+    field = request.client_field("response_format")
     match request.response_format:
         case JsonObjectFormat():
-            return Guide("response_format", "json")
+            return Guide(field, "json")
         case JsonSchemaFormat(json_schema=definition):
             if definition.schema_ is None:
-                return Guide("response_format", "json")
-            return json_guide("response_format", definition.schema_)
+                return Guide(field, "json")
+            return json_guide(field, definition.schema_)
         case StructuralTagFormat() as tags:
             fields = {name: value for name, value in vars(tags).items() if value is not None}
-            return Guide("response_format", "structural_tag", _dumps(fields))
+            return Guide(field, "structural_tag", _dumps(fields))
     return None
 
 

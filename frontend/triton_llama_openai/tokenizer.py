@@ -21,8 +21,7 @@ EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 """The embedded checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
-MAX_DEFAULT_CONTEXT = 4096
-"""Tokens; the server caps its default for `max_model_len` at this too."""
+_DEFAULT_CLASS = "PreTrainedTokenizerFast"
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Checkpoint:
     """A checkpoint's tokenizer side.
 
     context: tokens of prompt and completion. special_tokens: bos_token … pad_token, empty where there is none.
-    digest: of the files that were read.
+    digest: of the files that were read. tokenizer_class: transformers' name of the tokenizer's class.
     """
 
     name: str
@@ -39,6 +38,7 @@ class Checkpoint:
     context: int
     special_tokens: dict[str, str]
     digest: bytes
+    tokenizer_class: str = _DEFAULT_CLASS
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return a text's tokens. With special tokens, a BOS in the text is doubled, which the server undoes."""
@@ -89,21 +89,21 @@ def load_checkpoint(
     except InvalidTemplateError as error:
         raise InvalidSettingsError(f"chat template of {files.source!r} can't be compiled: {error}") from error
     digest = hashlib.sha256(tokenizer_file + (template_source or "").encode()).digest()
-    return Checkpoint(files.name, tokenizer, template, max_model_len or _context(files, config), special, digest)
+    context = max_model_len or _context(files, config)
+    tokenizer_class = str(config.get("tokenizer_class") or _DEFAULT_CLASS)
+    return Checkpoint(files.name, tokenizer, template, context, special, digest, tokenizer_class)
 
 
 def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
     """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
-    check_count("messages", request.messages or [], max_messages)
+    check_count("messages", request.messages or [], max_messages, "messages")
     if request.messages is None:
         text, special = request.prompt or "", request.add_special_tokens is not False
     else:
         text, special = _prompt(checkpoint, request), bool(request.add_special_tokens)
     tokens = checkpoint.encode(text, special)
-    body: JsonObject = {"count": len(tokens), "max_model_len": checkpoint.context, "tokens": tokens}
-    if request.return_token_strs:
-        body["token_strs"] = checkpoint.token_strings(tokens)
-    return body
+    strings = checkpoint.token_strings(tokens) if request.return_token_strs else None
+    return {"count": len(tokens), "max_model_len": checkpoint.context, "tokens": tokens, "token_strs": strings}
 
 
 def detokenize(checkpoint: Checkpoint, request: DetokenizeRequest) -> JsonObject:
@@ -116,10 +116,14 @@ def detokenize(checkpoint: Checkpoint, request: DetokenizeRequest) -> JsonObject
 
 
 def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
-    """Return the special tokens' texts and the chat template, null where the checkpoint has none, and max_model_len."""
+    """Return what lm_eval asks for; special tokens and the chat template are null where the checkpoint has none."""
     special: JsonObject = {name: text or None for name, text in checkpoint.special_tokens.items()}
     template = None if checkpoint.template is None else checkpoint.template.source
-    return special | {"chat_template": template, "max_model_len": checkpoint.context}
+    return special | {
+        "tokenizer_class": checkpoint.tokenizer_class,
+        "chat_template": template,
+        "max_model_len": checkpoint.context,
+    }
 
 
 def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
@@ -128,6 +132,7 @@ def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
         request.messages or [],
         [template_tool(tool) for tool in request.tools or []],
         add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs,
     )
 
@@ -225,4 +230,4 @@ def _context(files: _Files, tokenizer_config: dict[str, object]) -> int:
     context = files.json("config.json").get("max_position_embeddings", tokenizer_config.get("model_max_length"))
     if not isinstance(context, int) or context < 1:
         raise InvalidSettingsError(f"tokenizer {files.source!r} doesn't say how long its context is; set max_model_len")
-    return min(context, MAX_DEFAULT_CONTEXT)
+    return context

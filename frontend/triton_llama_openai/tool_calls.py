@@ -27,7 +27,7 @@ from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import NamedToolChoice, Tool
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.structured_output import Guide, guide_of, json_guide
+from triton_llama_openai.structured_output import Guide, guide_fields, guide_of, json_guide
 
 Form = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -62,8 +62,8 @@ class TextReader(Protocol):
     def read(self, text: str) -> list[Part]:
         """Return the parts that are certain after this text."""
 
-    def end(self) -> list[Part]:
-        """Return the rest; the text is complete."""
+    def end(self, *, cut: bool = False) -> list[Part]:
+        """Return the rest; no text follows. cut: max_tokens has ended it."""
 
 
 class PlainText:
@@ -73,13 +73,16 @@ class PlainText:
         """Return the text."""
         return [text] if text else []
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return nothing: nothing is held back."""
         return []
 
 
 class ForcedCalls:
-    """All text is JSON: the arguments of one call, or without a name a list of calls. Cut off, it is nothing."""
+    """All text is JSON: the arguments of one call, or without a name a list of calls.
+
+    Cut off, it is nothing: what parses may be the beginning of a longer number, and calls go together.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
@@ -90,8 +93,10 @@ class ForcedCalls:
         self._text += text
         return []
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return the calls."""
+        if cut:
+            return []
         try:
             value = json.loads(self._text)
         except (ValueError, RecursionError):
@@ -149,7 +154,7 @@ class HermesReader(_CallReader):
         content, self._held = self._held[:size], self._held[size:]
         return parts + self._content(content)
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return the rest: a call without its end tag, or text."""
         if self._held.startswith(OPEN):
             body = self._held.removeprefix(OPEN).lstrip()
@@ -178,7 +183,7 @@ class LlamaReader(_CallReader):
         content, self._held = self._held, ""
         return [content] if content else []
 
-    def end(self) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[Part]:
         """Return the calls, and the text after them."""
         parts: list[Part] = []
         while rest := self._held.lstrip(_SEPARATORS).removeprefix(PYTHON_TAG).lstrip():
@@ -230,21 +235,23 @@ class ToolUse:
 
     template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
     makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
+    ignored: fields without effect, because a forced call is the guide. forced: the text is calls, or nothing.
     """
 
     template_tools: list[Turn]
     guide: Guide | None
     reader: Callable[[], TextReader]
     finish_reason: str = "tool_calls"
+    ignored: Sequence[str] = ()
+    forced: bool = False
 
 
 def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     """Return how a request uses its tools. Raises ApiError if tools, tool_choice and guides don't agree."""
     tools = request.tools or []
     choice = request.tool_choice or ("auto" if tools else "none")
-    guide = guide_of(request)
     if choice == "none":
-        return ToolUse([], guide, PlainText)
+        return ToolUse([], guide_of(request), PlainText)
     if not tools:
         raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
     template_tools = [template_tool(tool) for tool in tools]
@@ -254,23 +261,24 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     single = request.parallel_tool_calls is False
     if choice == "auto":
         reader = HermesReader if form == "hermes" else LlamaReader
-        return ToolUse(template_tools, guide, partial(reader, names, single))
-    if guide is not None:
-        message = f"{guide.field} and a forced tool_choice are both given; it must be one of them"
-        raise ApiError(400, message, guide.field, "invalid_value")
+        return ToolUse(template_tools, guide_of(request), partial(reader, names, single))
+    # A forced call wins, as under vLLM.
+    ignored = guide_fields(request)
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in names:
-            raise invalid("tool_choice.function.name", name, f"one of the tools: {', '.join(names)}")
+            field = request.client_field("tool_choice.function.name")
+            raise invalid(field, name, f"one of the tools: {', '.join(names)}")
         guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
-        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop")
+        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored, forced=True)
     guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
-    return ToolUse(template_tools, guide, ForcedCalls)
+    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored, forced=True)
 
 
 def template_tool(tool: Tool) -> Turn:
     """Return a tool as templates read it, without the fields that it doesn't have."""
-    function = {name: value for name, value in vars(tool.function).items() if value is not None}
+    definition = vars(tool.function)
+    function = {name: value for name, value in definition.items() if value is not None and name != "cache_control"}
     return {"type": "function", "function": function}
 
 

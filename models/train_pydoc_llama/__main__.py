@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from models.train_pydoc_llama.architecture import CONTEXT, new_model
+from models.train_pydoc_llama.architecture import CONTEXT, TRAINED_CONTEXT, extend_context, new_model
 from models.train_pydoc_llama.batches import BatchSource, held_out_rows
 from models.train_pydoc_llama.corpus import Corpus, build_corpus
 from models.train_pydoc_llama.hyperparameters import Plan
@@ -52,7 +52,7 @@ def main() -> None:
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
     }
-    rows = held_out_rows(corpus.held_out, tokenizer, CONTEXT)
+    rows = held_out_rows(corpus.held_out, tokenizer, TRAINED_CONTEXT)
     sample = rows[:: max(1, len(rows) // HELD_OUT_ROWS_WHILE_TRAINING)]
     trainer = Trainer(model, BatchSource(corpus.training, tokenizer, plan.tokens_per_batch, plan.seed), plan)
     identity = json.dumps([data["sha256"], facts["plan"]], sort_keys=True)
@@ -61,6 +61,7 @@ def main() -> None:
         print(f"stopped after step {trainer.step}; the same command continues", flush=True)
         return
     done = {"step": trainer.step, "tokens": trainer.tokens, "seconds": round(trainer.seconds)}
+    extend_context(model.config)
     publish(model, tokenizer, options.out, facts | {"done": done, "log": trainer.log})
     print(f"done: {options.out}", flush=True)
 

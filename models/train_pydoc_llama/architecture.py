@@ -3,7 +3,18 @@
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-CONTEXT = 512
+TRAINED_CONTEXT = 512
+CONTEXT = 2048
+# Llama 3's scaling of RoPE: frequencies that turn four times or more within the trained context stay, those that turn
+# less than once are divided by the factor. Chosen by held-out perplexity (perf/LOG.md, 2026-11-26).
+ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": CONTEXT / TRAINED_CONTEXT,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": TRAINED_CONTEXT,
+}
 HIDDEN = 256
 LAYERS = 6
 
@@ -17,7 +28,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=TRAINED_CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -40,3 +51,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
     )
     return model
+
+
+def extend_context(config: LlamaConfig) -> None:
+    """Set the context of a trained model to CONTEXT tokens, without further training: the positions are scaled."""
+    config.max_position_embeddings = CONTEXT
+    config.rope_parameters = dict(ROPE)

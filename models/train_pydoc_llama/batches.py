@@ -6,6 +6,7 @@ Batch number n depends on the seed and on n alone, so a resumed run sees exactly
 import random
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -72,4 +73,20 @@ def held_out_rows(documents: list[Document], tokenizer: PreTrainedTokenizerFast,
     rows: list[list[int]] = []
     for ids in tokenizer([plain_view(document) for document in documents], add_special_tokens=False)["input_ids"]:
         rows += [ids[start : start + length] for start in range(0, len(ids), length) if len(ids) - start > 1]
+    return rows
+
+
+def packed_rows(
+    documents: list[Document], tokenizer: PreTrainedTokenizerFast, length: int, orders: int
+) -> list[list[int]]:
+    """Return the documents one after the other in rows of `length` tokens, once for each of `orders` random orders.
+
+    So each text stands at several positions, and positions can be compared.
+    """
+    rows: list[list[int]] = []
+    for order in range(orders):
+        shuffled = random.Random(order).sample(documents, len(documents))
+        texts = [plain_view(document) for document in shuffled]
+        ids = list(chain.from_iterable(tokenizer(texts, add_special_tokens=False)["input_ids"]))
+        rows += [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
     return rows

@@ -34,6 +34,7 @@ def main() -> None:
     }
     training, evaluation = records["training"], records["evaluation"]
     data, done, log = training["data"], training["done"], training["log"]
+    by_position = evaluation["perplexity_by_position"]
     stride = max(1, len(log) // TABLE_ROWS)
     card = TEXT.read_text(encoding="utf-8").format(
         **records,
@@ -45,6 +46,11 @@ def main() -> None:
         epochs=done["tokens"] / data["tokens"]["training"],
         minutes=done["seconds"] / 60,
         perplexities="\n".join(f"| {name} | {value:.2f} |" for name, value in evaluation["perplexity"].items()),
+        rope=records["config"]["rope_parameters"],
+        positions="\n".join(
+            f"| {position} | {value:.2f} | {by_position['scaled'][position]:.2f} |"
+            for position, value in by_position["as trained"].items()
+        ),
         samples="\n\n".join(map(_sample, evaluation["samples"])),
         kinds="\n".join(
             f"| {KINDS[kind]} | {characters:,} |"

@@ -8,16 +8,18 @@ import argparse
 import copy
 import json
 import logging
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 from transformers import BitsAndBytesConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.train_pydoc_llama.architecture import CONTEXT
-from models.train_pydoc_llama.batches import held_out_rows
+from models.train_pydoc_llama.architecture import CONTEXT, ROPE, TRAINED_CONTEXT
+from models.train_pydoc_llama.batches import held_out_rows, packed_rows
 from models.train_pydoc_llama.corpus import build_corpus
-from models.train_pydoc_llama.perplexity import perplexity
+from models.train_pydoc_llama.perplexity import perplexity, perplexity_by_position
 from models.train_pydoc_llama.tokenizer import load_tokenizer
 
 # Chosen before the model had written anything; every answer is shown in the card, good or bad.
@@ -36,6 +38,11 @@ SAMPLE_TOKENS = 60
 SEED = 1
 # Float32, and INT8 with and without bitsandbytes' outlier columns.
 THRESHOLDS = {"fp32": None, "int8, threshold 6.0": 6.0, "int8, threshold 0.0": 0.0}
+# Perplexity by position in the context, with RoPE as it was in training and as it is served.
+EDGES = (0, TRAINED_CONTEXT, 2 * TRAINED_CONTEXT, CONTEXT)
+POSITIONS = [f"{first:,} to {end - 1:,}" for first, end in pairwise(EDGES)]
+ORDERS = 4
+ROPES = {"as trained": {"rope_type": "default", "rope_theta": ROPE["rope_theta"]}, "scaled": ROPE}
 
 
 def main() -> None:
@@ -50,7 +57,7 @@ def main() -> None:
     trained_on = json.loads((folder / "training.json").read_text(encoding="utf-8"))["data"]["sha256"]
     if corpus.describe()["sha256"] != trained_on:
         raise SystemExit(f"this Python's text is not what {folder} was trained on: the held-out split would not hold")
-    rows = held_out_rows(corpus.held_out, tokenizer, CONTEXT)
+    rows = held_out_rows(corpus.held_out, tokenizer, TRAINED_CONTEXT)
     record: dict[str, object] = {"held_out_tokens": sum(len(row) - 1 for row in rows)}
     figures: dict[str, float] = {}
     for name, threshold in tqdm(THRESHOLDS.items(), desc="perplexity", unit="precision"):
@@ -61,8 +68,18 @@ def main() -> None:
         elif threshold:
             record["int8_samples"] = samples(model, tokenizer)
     record["perplexity"] = figures
+    packed = packed_rows(corpus.held_out, tokenizer, CONTEXT, ORDERS)
+    record["perplexity_by_position"] = {
+        name: dict(zip(POSITIONS, _by_position(folder, rope, packed), strict=True)) for name, rope in ROPES.items()
+    }
     (folder / "evaluation.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps(figures))
+
+
+def _by_position(folder: Path, rope: Mapping[str, object], rows: list[list[int]]) -> list[float]:
+    """Return the perplexities of POSITIONS in float32, with these parameters of RoPE in place of the checkpoint's."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, rope_parameters=dict(rope))
+    return [round(value, 2) for value in perplexity_by_position(model, rows, EDGES)]
 
 
 def load(folder: Path, threshold: float | None) -> LlamaForCausalLM:

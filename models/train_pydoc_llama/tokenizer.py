@@ -10,22 +10,7 @@ VOCABULARY = 3072
 # The ids of Llama-2's tokenizer; <pad> comes after them so that padding is never mistaken for the end of a text.
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 
-# Llama-2's chat format. The system text sits inside the first user turn; the turns must alternate.
-CHAT_TEMPLATE = (
-    "{% if messages[0]['role'] == 'system' %}"
-    "{% set turns = messages[1:] %}{% set system = messages[0]['content'] %}"
-    "{% else %}{% set turns = messages %}{% set system = false %}{% endif %}"
-    "{% for message in turns %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if loop.index0 == 0 and system %}"
-    "{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported after the first message') }}{% endif %}"
-    "{% endfor %}"
-)
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def train_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFast:

@@ -1,4 +1,4 @@
-"""The clients' virtual environments, `.work/clients/<name>`, from the pinned packages in `requirements/<name>.txt`.
+"""The clients' environments, `.work/clients/<name>`, from the pinned packages in `requirements/<name>.txt` and `node/`.
 
 One for each client, because their packages exclude each other's; `make test-clients` installs them.
 """
@@ -6,6 +6,8 @@ One for each client, because their packages exclude each other's; `make test-cli
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,30 @@ FOLDER = Path(__file__).resolve().parent
 _INSTALLED = FOLDER.parents[1] / ".work" / "clients"
 
 
-def program(client: str, name: str) -> Path:
-    """Return a program of a client's environment. The test fails where it isn't installed."""
+def installed(client: str) -> Path:
+    """Return the folder of a client's environment. The test fails where there is none."""
     # The marker is created last.
     if not (_INSTALLED / client / ".ready").exists():
         pytest.fail(f"the client {client} isn't installed: make test-clients does it, into .work/clients")
-    return _INSTALLED / client / "bin" / name
+    return _INSTALLED / client
 
 
-def environment(base_url: str, home: Path) -> dict[str, str]:
-    """Return the variables of a client's process: OpenAI's own, and none that lead out of this machine.
+def run(
+    command: Sequence[str | Path], base_url: str, home: Path, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a client's program to its end and return what it wrote. The test fails if the program does.
 
-    home: for what it caches.
+    home: for what it caches; also its working directory, unless `cwd` is another.
     """
+    ended = subprocess.run(
+        command, env=_environment(base_url, home), cwd=cwd or home, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def _environment(base_url: str, home: Path) -> dict[str, str]:
+    """Return the variables of a client's process: OpenAI's own, and none that lead out of this machine."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),

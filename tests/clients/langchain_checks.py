@@ -97,7 +97,23 @@ def test_a_completion_and_its_stream_have_the_same_text() -> None:
 
 def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
     with pytest.raises(ContextOverflowError):
-        chat().invoke("word " * 600)
+        chat().invoke("word " * 3000)
+
+
+def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:
+    model = chat(use_responses_api=True, max_tokens=12)
+    whole, joined = model.invoke(QUESTION), _join(list(model.stream(QUESTION)))
+    assert whole.text == joined.text != ""
+    assert whole.usage_metadata["output_tokens"] == joined.usage_metadata["output_tokens"] == 12
+
+
+def test_a_call_in_a_response_is_answered() -> None:
+    model = chat(use_responses_api=True)
+    called = model.bind_tools([Topic], tool_choice="Topic", strict=True).invoke(QUESTION)
+    (call,) = called.tool_calls
+    Topic.model_validate(call["args"])
+    conversation = [HumanMessage(QUESTION), called, ToolMessage("2", tool_call_id=call["id"])]
+    assert model.bind_tools([Topic], tool_choice="none").invoke(conversation).text
 
 
 def _join(chunks: list[BaseMessageChunk]) -> BaseMessageChunk:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 MESSAGES = [{"role": "user", "content": "What is a list?"}]
 ENDPOINT = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
+RESPONSE = {"model": "openai/pydoc-llama", "input": MESSAGES, **ENDPOINT}
 CHAT = {"model": "openai/pydoc-llama", "messages": MESSAGES, **ENDPOINT}
 
 
@@ -50,19 +51,19 @@ def test_an_asyncio_stream_has_the_same_text() -> None:
     assert asyncio.run(stream()) == litellm.completion(max_tokens=12, **CHAT).choices[0].message.content
 
 
-def test_2000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
-    with pytest.raises(litellm.ContextWindowExceededError, match="max_tokens is 2000; it must be at most"):
-        litellm.completion(max_tokens=2000, **CHAT)
+def test_3000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
+    with pytest.raises(litellm.ContextWindowExceededError, match="max_tokens is 3000; it must be at most"):
+        litellm.completion(max_tokens=3000, **CHAT)
 
 
-def test_2000_max_tokens_are_cut_to_the_context_where_the_request_says_so() -> None:
-    answer = litellm.completion(max_tokens=2000, extra_body={"truncate_max_tokens": True}, **CHAT)
+def test_3000_max_tokens_are_cut_to_the_context_where_the_request_says_so() -> None:
+    answer = litellm.completion(max_tokens=3000, extra_body={"truncate_max_tokens": True}, **CHAT)
     assert answer.choices[0].finish_reason == "stop"
 
 
 def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
     with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(**{**CHAT, "messages": [{"role": "user", "content": "word " * 600}]})
+        litellm.completion(**{**CHAT, "messages": [{"role": "user", "content": "word " * 3000}]})
 
 
 def test_a_pydantic_model_is_the_form_of_an_answer() -> None:
@@ -102,6 +103,23 @@ def test_completions_of_several_prompts_are_in_order() -> None:
     both = litellm.text_completion(model=model, prompt=prompts, max_tokens=5, logprobs=1, **ENDPOINT)
     alone = [litellm.text_completion(model=model, prompt=prompt, max_tokens=5, **ENDPOINT) for prompt in prompts]
     assert [choice.text for choice in both.choices] == [answer.choices[0].text for answer in alone]
+
+
+def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:
+    whole = litellm.responses(max_output_tokens=16, **RESPONSE)
+    *events, last = list(litellm.responses(max_output_tokens=16, stream=True, **RESPONSE))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert last.response.usage.output_tokens == whole.usage.output_tokens == 16
+
+
+def test_a_call_in_a_response_is_answered() -> None:
+    tool = {"type": "function", "name": "look_up", "parameters": Topic.model_json_schema()}
+    called = litellm.responses(tools=[tool], tool_choice="required", parallel_tool_calls=False, **RESPONSE)
+    (call,) = called.output
+    Topic.model_validate_json(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": json.dumps({"found": 2})}
+    again = {**RESPONSE, "input": [*MESSAGES, call.model_dump(exclude_none=True), result]}
+    assert litellm.responses(tools=[tool], tool_choice="none", **again).output_text
 
 
 def test_embeddings_are_refused() -> None:

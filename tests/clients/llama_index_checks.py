@@ -24,7 +24,7 @@ class Topic(BaseModel):
 
 def llm(**fields: object) -> OpenAILike:
     fixed = {"model": "pydoc-llama", "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
-    return OpenAILike(**{**fixed, "context_window": 512, "max_retries": 0, **fields})
+    return OpenAILike(**{**fixed, "context_window": 2048, "max_retries": 0, **fields})
 
 
 def chat(**fields: object) -> OpenAILike:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from clients.environments import FOLDER, environment, program
+from clients.environments import FOLDER, installed, run
 from server.servers import EMBEDDED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,17 +21,11 @@ def test_lm_eval_scores_continuations_as_transformers_does(base_url: str, tmp_pa
     task = shutil.copytree(TASK, tmp_path / "task")
     # Without the name of a tokenizer: it asks the endpoint, at /tokenizer_info and /tokenize.
     model = f"base_url={base_url}/completions,model=pydoc-llama"
-    run = ["run", "--model", "local-completions", "--model_args", model, "--tasks", "two_lines"]
+    scoring = ["run", "--model", "local-completions", "--model_args", model, "--tasks", "two_lines"]
     out = tmp_path / "out"
-    ended = subprocess.run(
-        [program("lm_eval", "lm_eval"), *run, *options, "--include_path", task, "--log_samples", "--output_path", out],
-        env=environment(base_url, tmp_path),
-        cwd=task,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    program = installed("lm_eval") / "bin" / "lm_eval"
+    files: list[str | Path] = ["--include_path", task, "--log_samples", "--output_path", out]
+    ended = run([program, *scoring, *options, *files], base_url, tmp_path, cwd=task)
     assert "Using remote tokenizer backend" in ended.stderr
     (samples,) = out.glob("*/samples_two_lines_*.jsonl")
     answers = [json.loads(line) for line in samples.read_text().splitlines()]

@@ -67,3 +67,20 @@ def test_a_streamed_call_is_joined_by_the_library(client: openai.OpenAI) -> None
         calls = stream.get_final_completion().choices[0].message.tool_calls
     assert calls is not None
     assert [type(call.function.parsed_arguments) for call in calls] == [Topic]
+
+
+def test_a_response_is_streamed_as_typed_events(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=12)
+    events = list(
+        client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=12, stream=True)
+    )
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.usage is not None
+    assert last.response.usage.output_tokens == 12
+
+
+def test_a_streamed_response_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="What is a list?", text_format=Topic) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Topic)

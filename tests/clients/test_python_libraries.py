@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from clients.environments import FOLDER, environment, program
+from clients.environments import FOLDER, installed, run
 
 
-@pytest.mark.parametrize("client", ["langchain", "litellm", "llama_index"])
+@pytest.mark.parametrize("client", ["langchain", "litellm", "llama_index", "openai_agents", "pydantic_ai"])
 def test_a_library_passes_its_checks(client: str, base_url: str, tmp_path: Path) -> None:
     # The checks are tests for the pytest of that environment, which has none of this project's packages.
     checks = FOLDER / f"{client}_checks.py"
     options = ["-c", os.devnull, f"--rootdir={FOLDER}", "--noconftest", "-p", "no:cacheprovider", "--verbose"]
-    ended = subprocess.run(
-        [program(client, "python"), "-m", "pytest", *options, checks],
-        env=environment(base_url, tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = run([installed(client) / "bin" / "python", "-m", "pytest", *options, checks], base_url, tmp_path)
     assert " passed" in ended.stdout
     assert " skipped" not in ended.stdout

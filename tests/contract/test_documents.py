@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from dataclasses import fields
@@ -14,9 +15,9 @@ from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import DataType
 
-README, API_PAGE, SETTINGS_PAGE, METRICS_PAGE, BENCHMARKS_PAGE = (
+README, API_PAGE, CLIENTS_PAGE, SETTINGS_PAGE, METRICS_PAGE, BENCHMARKS_PAGE = (
     (ROOT / f"{name}.md").read_text()
-    for name in ("README", "docs/api", "docs/settings", "docs/metrics", "docs/benchmarks")
+    for name in ("README", "docs/api", "docs/clients", "docs/settings", "docs/metrics", "docs/benchmarks")
 )
 LINKED_PAGES = [*PAGES, *sorted((ROOT / "deploy").glob("*/README.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -121,3 +122,13 @@ def test_the_metrics_page_lists_the_metrics_of_the_code() -> None:
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     names = re.findall(r"`((?:tests|perf|deploy|client|frontend|compatibility)/[\w/.-]+)`", page.read_text())
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_clients_page_has_the_versions_that_tests_pin() -> None:
+    clients = ROOT / "tests" / "clients"
+    headers = [path.read_text().splitlines()[0] for path in (clients / "requirements").glob("*.txt")]
+    packages = json.loads((clients / "node" / "package.json").read_text())["dependencies"]
+    own = re.findall(r'"openai==([^"]+)"', (ROOT / "pyproject.toml").read_text())
+    pinned = {header.split("==")[1].split()[0].rstrip(",") for header in headers} | {*own, *packages.values()}
+    listed = {version for _, versions, *_ in table(CLIENTS_PAGE, "client") for version in versions.split(", ")}
+    assert listed == pinned - {packages["zod"]}

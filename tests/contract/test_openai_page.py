@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from triton_llama_openai.metrics import Metrics
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.protocol.schema import IGNORED, Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
@@ -33,7 +34,7 @@ def _listed(path: str) -> dict[str, str]:
     return statuses
 
 
-def _status(schema: type[SamplingRequest], name: str) -> str:
+def _status(schema: type[Schema], name: str) -> str:
     """Return what the schema does with a field."""
     field = schema.model_fields[name]
     if field.json_schema_extra == IGNORED:
@@ -54,6 +55,13 @@ def test_the_page_lists_every_field_with_what_the_schema_does_with_it(path: str)
     # The page's line names which of these the completions have.
     bookkeeping = {"metadata", "store", "service_tier", "safety_identifier"} if path == "completions" else set()
     assert {name: status for name, status in listed.items() if name not in bookkeeping} == expected
+
+
+def test_the_page_lists_every_field_of_a_response_with_what_is_done() -> None:
+    rows = [(name, row[1]) for row in table(PAGE, "field of a response") for name in re.findall(r"`(\w+)`", row[0])]
+    listed = dict(rows)
+    assert len(listed) == len(rows)
+    assert listed == {name: _status(ResponsesRequest, name) for name in ResponsesRequest.model_fields}
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ class Bits:
         self.mixes, self.rows = mixes, 0
         self.events = Counter[str]()
         self.different: list[str] = []
-        randomness = random.Random(16)
-        requests = [random_request(checkpoint, randomness) for _ in range(min(48, 2 * mixes))]
+        randomness = random.Random(18)
+        # Drawn two or three times each, so that a sequence that has run alone is compared in more than one mix.
+        requests = [random_request(checkpoint, randomness) for _ in range(min(48, mixes))]
         requests += [self._with_prefix(request, randomness) for request in requests]
         alone = engine_of(checkpoint, 1, kv_cache_dtype=kv_cache_dtype, prefix_cache="off")
         self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}

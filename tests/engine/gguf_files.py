@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from models.gguf_checkpoints import quantized
+from models.gguf_checkpoints import quantized, rope_divisors
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -94,7 +94,7 @@ def write_model(path: Path, model: torch.nn.Module, kind: Kind = Kind.F32, metad
         of = kind if tensor.ndim > 1 else Kind.F32
         writer.add_tensor(title, quantized(tensor.float().numpy(), of), raw_dtype=of)
     if config.rope_parameters.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", _divisors(config).numpy())
+        writer.add_tensor("rope_freqs.weight", rope_divisors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -133,12 +133,3 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
-
-
-def _divisors(config: PreTrainedConfig) -> torch.Tensor:
-    """Llama 3's, as `generate_extra_tensors` of llama.cpp's converter computes them."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, _head_dim(config), 2).float() / _head_dim(config))
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
-    return torch.round(plain / frequencies, decimals=4)

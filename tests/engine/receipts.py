@@ -28,11 +28,15 @@ Content = dict[str, Any]
 GOLDEN = Path(__file__).with_name("receipts.json")
 """Receipts of the embedded checkpoint, each with the cumulative log probability of its tokens."""
 
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
 GOLDEN_INPUTS: tuple[Content, ...] = (
     {"text_input": "Return a list of", "max_tokens": 12, "temperature": 0.0, "seed": 1},
     {"text_input": "class Node:", "max_tokens": 12, "temperature": 1.0, "seed": 7, "top_p": 0.9, "min_tokens": 12},
     {"text_input": "A dictionary", "max_tokens": 12, "seed": 3, "temperature": 0.8, "repetition_penalty": 1.3,
      "frequency_penalty": 0.5, "logit_bias": '{"300": 2.5}', "bad_words": ["e"]},
+    {"text_input": "A list", "max_tokens": 16, "seed": 9, "temperature": 1.0,
+     "guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(NUMBER)},
 )  # fmt: skip
 
 KINDS: tuple[dict[str, Any], ...] = (

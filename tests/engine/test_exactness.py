@@ -23,7 +23,7 @@ def exposed(fp32: Checkpoint) -> Checkpoint:
     return with_tokens_as_text(fp32)
 
 
-@pytest.mark.parametrize(("batches", "prompts"), [(10, 10), pytest.param(100, 40, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("batches", "prompts"), [(10, 10), pytest.param(60, 24, marks=pytest.mark.long)])
 def test_greedy_tokens_are_those_of_generate(exposed: Checkpoint, batches: int, prompts: int, note: Note) -> None:
     randomness, tally = random.Random(200), Tally()
     prompt_pool = pool(exposed.tokenizer, prompts, randomness)

@@ -25,16 +25,26 @@ B = {"type": "const_string", "value": "b"}
 ANY = {"type": "any_text"}
 
 
+DEEP = {"a": {"b": {"c": {"d": [1, None]}}}}
+
+
 def tag(form: object) -> str:
     return json.dumps({"type": "structural_tag", "format": form})
+
+
+def gaps(options: object) -> str:
+    return json.dumps({"type": "object", "x-guidance": options})
 
 
 @pytest.mark.parametrize(
     ("kind", "guide", "conforming", "others"),
     [
         ("json", "", ["{}", '{"a": [1, null]}', '{ "é": "🙂" }'], ["[1]", "1", "{", '{"a" 1}', "{} "]),
-        # White space in JSON is bounded.
-        ("json", "", ["{\n" + " " * 31 + "}"], ["{" + " " * 80 + "}"]),
+        # A schema's own gaps between the tokens of JSON.
+        ("json_schema", gaps({"whitespace_pattern": r"\n\n| {3}"}), ['{\n\n"a":   1}', "{}"], ['{"a": 1}', "{\n}"]),
+        ("json_schema", gaps({"whitespace_pattern": r"[[ \t\n\r]\n]{2}"}), ["{\n }", "{}"], ["{ }", "{\x0b\x0b}"]),
+        ("json_schema", gaps({"whitespace_flexible": False}), ['{"a":1}'], ['{"a": 1}', "{ }"]),
+        ("json_schema", gaps({"whitespace_flexible": True}), ['{"a":' + " \n" * 50 + "1}"], [" {}"]),
         ("json_schema", json.dumps(ADDRESS), ['{"city": "Rom", "zip": 12}', '{"city":"","zip":-1}'],
          ["{}", '{"zip": 1, "city": "a"}', '{"city": "a", "zip": 1.5}', '{"city": "too long a name", "zip": 1}']),
         ("regex", "^[a-c]{2,3}\\d$", ["ab1", "abc9"], ["a1", "ab", "abcc1", "ab١"]),
@@ -67,6 +77,20 @@ def tag(form: object) -> str:
 def test_the_masks_allow_exactly_the_texts_that_conform(
     guides: Guides, any_tokenizer: Tokenizer, kind: str, guide: str, conforming: list[str], others: list[str]
 ) -> None:
+    for text in (*conforming, *others):
+        state = guides.start(kind, guide).result()
+        assert conforms(state, text, any_tokenizer) == (text in conforming), text
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide"),
+    [("json", ""), ("json_schema", "{}"), ("json_schema", "true"), ("json_schema", gaps({"coerce_one_of": True}))],
+)
+def test_a_gap_in_json_is_a_space_or_a_line_end_with_at_most_20_blanks(
+    guides: Guides, any_tokenizer: Tokenizer, kind: str, guide: str
+) -> None:
+    conforming = [json.dumps(DEEP), json.dumps(DEEP, indent=4), json.dumps(DEEP, indent="\t"), '{ "a" :[ ]}']
+    others = ['{"a":  1}', "{\n\n}", "{\r\n}", "{ \n}", "{\n" + " " * 21 + "}", " {}", "\n{}", "{}\n"]
     for text in (*conforming, *others):
         state = guides.start(kind, guide).result()
         assert conforms(state, text, any_tokenizer) == (text in conforming), text

@@ -11,7 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine.engines import alone, engine_of
+from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
+from engine.receipts import parse
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
@@ -50,6 +52,19 @@ def text_of(result: Result) -> str:
     assert isinstance(result, Completion), result
     assert result.finish_reason == "stop"
     return result.text
+
+
+def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf, int8: Checkpoint) -> None:
+    """A gap of up to 32 blanks cut 6 of these 60."""
+    bounded = {"name": {"type": "string", "maxLength": 10}, "n": {"type": "integer", "minimum": 0, "maximum": 99}}
+    schema = {"type": "object", "properties": bounded, "required": ["name", "n"], "additionalProperties": False}
+    engine = engine_with_guides(int8)
+    chat = [{"role": "user", "content": "What is a list?"}]
+    prompt = engine.tokenizer.pretrained.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    inputs = {"input_ids": list(prompt), "max_tokens": 100, "guided_decoding_guide_type": "json_schema",
+              "guided_decoding_guide": json.dumps(schema)}  # fmt: skip
+    results = engine.generate(request for seed in range(60) for request in parse(engine, seed=seed, **inputs))
+    assert [json.loads(text_of(result)).keys() for result in results] == [bounded.keys()] * 60
 
 
 def failure_alone(engine: Engine, fp32: Checkpoint, failing: GenerationRequest) -> RequestError:

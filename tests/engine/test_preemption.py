@@ -21,9 +21,10 @@ from llama_engine.sequence import Sequence
 MODEL_LEN = 128
 
 
-@pytest.fixture
-def short(checkpoint: Checkpoint) -> Checkpoint:
-    """With so few positions that a small pool holds a sequence of them."""
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def short(request: pytest.FixtureRequest) -> Checkpoint:
+    """With so few positions that a small pool holds a sequence of them; the same in all tests, for `alone`."""
+    checkpoint: Checkpoint = request.getfixturevalue(request.param)
     return replace(checkpoint, max_model_len=MODEL_LEN)
 
 
@@ -64,13 +65,13 @@ def test_requests_of_every_kind_survive_preemption(short: Checkpoint) -> None:
         prompt="", prompt_tokens=(50, 60, 70), max_tokens=60, guided_decoding_guide_type="json_schema",
         guided_decoding_guide=json.dumps(guide), temperature=1.0, seed=3,
     )  # fmt: skip
-    for cache in ("on", "off"):
-        engine = _engine(short, 6, prefix_cache=cache)
-        for _ in range(4):
-            requests = [
-                replace(_longer(random_request(short, randomness)), num_logprobs=randomness.choice((None, 2)))
-                for _ in range(8)
-            ]
+    engines = [_engine(short, 6, prefix_cache=cache) for cache in ("on", "off")]
+    for _ in range(4):
+        requests = [
+            replace(_longer(random_request(short, randomness)), num_logprobs=randomness.choice((None, 2)))
+            for _ in range(8)
+        ]
+        for engine in engines:
             sequences = [engine.builder.build(request) for request in requests]
             preempted += _run_all(engine, sequences)
             assert [sequence.result for sequence in sequences] == alone(short, requests)
@@ -114,7 +115,7 @@ def test_the_youngest_of_the_lowest_priority_is_preempted(short: Checkpoint) -> 
 def test_the_oldest_is_never_preempted_and_newcomers_wait(short: Checkpoint) -> None:
     """Under a stream of arrivals: what was preempted goes first, and it isn't preempted at every page."""
     engine = _engine(short, 4)
-    sequences = [engine.builder.build(request_of(short, seed, 20, max_tokens=60)) for seed in range(30)]
+    sequences = [engine.builder.build(request_of(short, seed, 20, max_tokens=60)) for seed in range(20)]
     waiting, preempted = list(sequences), 0
     while waiting or engine.used_slots:
         if waiting and engine.can_admit(waiting[0]):

@@ -136,7 +136,7 @@ def test_other_fields_and_hashes_are_refused(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"contract": 2}, "a receipt of the 'contract' '2'; it must be of this server's, '1'"),
+        ({"contract": 1}, "a receipt of the 'contract' '1'; it must be of this server's, '2'"),
         ({"checkpoint": "0" * 64}, "a receipt of the 'checkpoint' '0000"),
         ({"settings": {}}, "a receipt of the 'setting product' 'None'; it must be of this server's, '"),
         ({"settings": {"x\n": "1"}}, "a receipt of the 'setting product'"),

@@ -44,6 +44,10 @@ class Endpoint:
         """Send a completion request with a prompt of three words, unless the fields have another."""
         return self.http.post("/v1/completions", json={"model": "pydoc-llama", "prompt": "Return a list", **fields})
 
+    def respond(self, **fields: object) -> httpx.Response:
+        """Ask for a response to a text, unless the fields have another input."""
+        return self.http.post("/v1/responses", json={"model": "pydoc-llama", "input": "What is a list?", **fields})
+
     def begin(self, sent: bytes) -> socket.socket:
         """Open a connection and send the beginning of a request."""
         connection = socket.create_connection((HOST, self.port), timeout=20)

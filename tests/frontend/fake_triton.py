@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 HOST = "127.0.0.1"
-CONTEXT = 512
+CONTEXT = 2048
 FIRST_ID = 100
 """The id of an answer's first token; the others count on."""
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
@@ -55,7 +55,7 @@ class FakeTriton:
 
     silent: it doesn't say whether it is ready. tokens: the text it generates, for every choice. text: makes another
     text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
-    tokens of a choice after which it generates no more, until the client cancels. failing: a status and a message
+    tokens of a choice after which it generates no more, until the client cancels. failing: an error's message
     instead of an answer; after_tokens: once that number of responses is sent. die_after: responses after which the
     server dies, once. probes_hang: probes get no token. verification: of every receipt. cancelled: ids of requests
     whose client has left. probes: their number; they aren't among the requests.
@@ -73,7 +73,7 @@ class FakeTriton:
     one_by_one: bool = False
     hold_after: int | None = None
     probes_hang: bool = False
-    failing: tuple[grpc.StatusCode, str] | None = None
+    failing: str | None = None
     after_tokens: int = 0
     die_after: int | None = None
     cached_tokens: int = 0
@@ -278,7 +278,8 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
             try:
                 async for response in triton.answer(request):
                     if triton.failing is not None and sent == triton.after_tokens:
-                        await context.abort(*triton.failing)
+                        yield messages.ModelStreamInferResponse(error_message=triton.failing)
+                        return
                     if sent == triton.die_after:
                         triton.die_after = None
                         assert triton.server is not None

@@ -30,6 +30,7 @@ def test_a_chat_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton
         "finish_reason": "stop",
         "stop_reason": None,
     }
+    assert answer["prompt_logprobs"] is None
     assert answer["usage"] == {
         "prompt_tokens": triton.last.prompt_tokens,
         "completion_tokens": 4,
@@ -52,10 +53,10 @@ def test_the_prompt_is_the_checkpoints_chat_template(served: Endpoint, triton: F
 
 
 def test_without_max_tokens_the_answer_may_fill_the_context(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = [" a"] * 1000
+    triton.tokens = [" a"] * 4000
     answer = served.chat().json()
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] == 512
+    assert answer["usage"]["total_tokens"] == 2048
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
@@ -141,6 +142,12 @@ def test_logprobs_have_each_token_with_its_likeliest_alternatives(served: Endpoi
     assert [entry["logprob"] for entry in content[0]["top_logprobs"]] == [-0.5, -1.5]
     (choice,) = served.chat(logprobs=True).json()["choices"]
     assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": False}, {"logprobs": None}])
+def test_no_alternatives_need_no_logprobs(served: Endpoint, fields: Json) -> None:
+    (choice,) = served.chat(top_logprobs=0, **fields).json()["choices"]
+    assert choice["logprobs"] is None
 
 
 def test_a_part_of_a_character_has_no_bytes(served: Endpoint, triton: FakeTriton) -> None:

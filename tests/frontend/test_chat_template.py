@@ -27,6 +27,22 @@ TEMPLATES = {
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     "special tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}",
 }
+# Conversations (a letter a message: its role, and its content) and the embedded checkpoint's prompts.
+CONVERSATIONS = {
+    "u": "<s>[INST] u [/INST]",
+    "su": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nu [/INST]",
+    "suau": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nu [/INST] a </s><s>[INST] u [/INST]",
+    "uu": "<s>[INST] u\n\nu [/INST]",
+    "uauu": "<s>[INST] u [/INST] a </s><s>[INST] u\n\nu [/INST]",
+    "s": "<s>[INST] <<SYS>>\ns\n<</SYS>> [/INST]",
+    "ssu": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\n<<SYS>>\ns\n<</SYS>>\n\nu [/INST]",
+    "uasu": "<s>[INST] u [/INST] a </s><s>[INST] <<SYS>>\ns\n<</SYS>>\n\nu [/INST]",
+    "usua": "<s>[INST] u\n\n<<SYS>>\ns\n<</SYS>>\n\nu [/INST] a </s>",
+    "usa": "<s>[INST] u\n\n<<SYS>>\ns\n<</SYS>> [/INST] a </s>",
+    "au": "<s> a </s><s>[INST] u [/INST]",
+    "uaau": "<s>[INST] u [/INST] a </s><s> a </s><s>[INST] u [/INST]",
+}
+ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
@@ -37,6 +53,37 @@ def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
     )
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     assert template.render(TURNS, TOOLS) == expected
+
+
+@pytest.mark.parametrize(("letters", "prompt"), CONVERSATIONS.items(), ids=CONVERSATIONS)
+def test_the_embedded_template_renders_any_order_of_roles(letters: str, prompt: str) -> None:
+    messages = [{"role": ROLES[letter], "content": letter} for letter in letters]
+    template = load_checkpoint(str(EMBEDDED), None, None).template
+    assert template is not None
+    assert template.render([dict(message) for message in messages]) == prompt
+    assert AutoTokenizer.from_pretrained(EMBEDDED).apply_chat_template(messages, tokenize=False) == prompt
+
+
+def test_the_embedded_template_trims_a_block_as_a_whole() -> None:
+    template = load_checkpoint(str(EMBEDDED), None, None).template
+    assert template is not None
+    turns: list[Turn] = [{"role": "system", "content": ""}, {"role": "user", "content": "\n u "}]
+    assert template.render(turns) == "<s>[INST] u [/INST]"
+    turns[0]["content"] = " s "
+    assert template.render(turns) == "<s>[INST] <<SYS>>\n s \n<</SYS>>\n\n\n u [/INST]"
+
+
+@pytest.mark.parametrize("turns", [["tool"], ["user", "tool"], ["robot", "assistant"]])
+def test_the_embedded_template_refuses_other_roles(turns: list[str]) -> None:
+    template = load_checkpoint(str(EMBEDDED), None, None).template
+    assert template is not None
+    with pytest.raises(ApiError, match=r"Only system, user and assistant roles are supported, not (tool|robot)"):
+        template.render([{"role": role, "content": "x"} for role in turns])
+
+
+def test_the_embedded_template_is_the_one_that_training_writes() -> None:
+    written = EMBEDDED.parent / "train_pydoc_llama" / "chat_template.jinja"
+    assert (EMBEDDED / "chat_template.jinja").read_bytes() == written.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -129,13 +176,13 @@ def test_a_hub_id_that_the_cache_lacks_is_refused_without_the_hub(cached: str) -
         load_checkpoint(cached, None, None, "v2")
 
 
-def test_the_context_is_the_checkpoints_at_most_the_servers_default(tmp_path: Path) -> None:
+def test_the_context_is_the_checkpoints_unless_it_is_set(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
     with pytest.raises(InvalidSettingsError, match="set max_model_len"):
         load_checkpoint(str(tmp_path), None, None)
     assert load_checkpoint(str(tmp_path), None, 77).context == 77
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 131072}')
-    assert load_checkpoint(str(tmp_path), None, None).context == 4096
+    assert load_checkpoint(str(tmp_path), None, None).context == 131072
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,15 @@ def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: Fake
     answer = served.complete().json()
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
-    assert answer["choices"] == [
-        {"index": 0, "text": " Hello, world.", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
-    ]
+    (choice,) = answer["choices"]
+    assert choice == {
+        "index": 0,
+        "text": " Hello, world.",
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "prompt_logprobs": None,
+    }
     assert answer["usage"]["prompt_tokens"] == 3
     assert triton.last.value("text_input") == "Return a list"
 
@@ -50,6 +56,7 @@ def test_echo_puts_the_prompt_in_front(served: Endpoint) -> None:
 def test_echo_with_logprobs_has_the_prompts_too(served: Endpoint, triton: FakeTriton) -> None:
     """What lm-evaluation-harness reads: the first token has no probability, all others have."""
     (choice,) = served.complete(echo=True, logprobs=1, max_tokens=1).json()["choices"]
+    assert choice["prompt_logprobs"] is None
     logprobs = choice["logprobs"]
     assert logprobs["tokens"] == ["", " a", " list", " Hello"]
     assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]

@@ -8,10 +8,11 @@ from frontend.fake_triton import FakeTriton
 
 CHAT: tuple[str, dict[str, object]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
 COMPLETION: tuple[str, dict[str, object]] = ("/v1/completions", {"prompt": ["a", "b"]})
+RESPONSE: tuple[str, dict[str, object]] = ("/v1/responses", {"input": "a"})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION])
+@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION, RESPONSE])
 def test_a_request_is_cancelled_when_its_client_leaves_before_any_text(
     served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object], stream: bool
 ) -> None:
@@ -22,7 +23,7 @@ def test_a_request_is_cancelled_when_its_client_leaves_before_any_text(
     triton.wait_for(lambda fake: len(fake.cancelled) == prompts and not fake.running)
 
 
-@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION])
+@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION, RESPONSE])
 def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
     served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object]
 ) -> None:

@@ -45,12 +45,12 @@ def test_lists_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
 def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(
     served: Endpoint, triton: FakeTriton
 ) -> None:
-    for prompt in ([1] * 512, [[1], [1] * 1000]):
+    for prompt in ([1] * 2048, [[1], [1] * 4000]):
         error = error_of(served.complete(prompt=prompt, echo=True))
         assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
-        assert "maximum context length is 512 tokens" in str(error["message"])
+        assert "maximum context length is 2048 tokens" in str(error["message"])
     assert not triton.requests
-    assert served.complete(prompt=[1] * 511).status_code == 200
+    assert served.complete(prompt=[1] * 2047).status_code == 200
 
 
 def test_log_probabilities_of_prompts_are_bounded_in_total(served: Endpoint, triton: FakeTriton) -> None:

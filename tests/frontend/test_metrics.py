@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
-from frontend.endpoints import endpoint
+from frontend.endpoints import Endpoint, endpoint
 from frontend.fake_triton import FakeTriton
+from httpx import Response
 
 
 def test_metrics_count_requests_by_route_with_their_tokens(triton: FakeTriton) -> None:
@@ -44,3 +46,13 @@ def test_a_prompt_is_logged_only_under_the_setting_prompts(
     assert len(logged) == lines
     assert ("my secret" in caplog.text) == (log_requests == "prompts")
     assert all("completion 4 tokens" in line for line in logged)
+
+
+@pytest.mark.parametrize("ask", [Endpoint.complete, Endpoint.chat])
+def test_a_truncated_text_is_logged_as_a_text(
+    triton: FakeTriton, caplog: pytest.LogCaptureFixture, ask: Callable[..., Response]
+) -> None:
+    caplog.set_level(logging.INFO, "triton_llama_openai")
+    with endpoint(triton.port, log_requests="prompts") as served:
+        assert ask(served, truncate_prompt_tokens=1).status_code == 200
+    assert "a list" in caplog.text

@@ -50,7 +50,8 @@ def test_all_models_are_probed_at_the_same_time() -> None:
 def test_the_models_are_listed_with_their_context(served: Endpoint) -> None:
     (model,) = served.http.get("/v1/models").json()["data"]
     assert model["id"] == "pydoc-llama"
-    assert model["max_model_len"] == 512
+    assert model["max_model_len"] == 2048
+    assert (model["root"], model["parent"]) == ("pydoc-llama", None)
     assert served.http.get("/v1/models/pydoc-llama").json() == model
     assert error_of(served.http.get("/v1/models/other"))["code"] == "model_not_found"
 
@@ -67,7 +68,7 @@ def test_several_checkpoints_are_served_by_name(triton: FakeTriton, tmp_path: Pa
         file.write_text(json.dumps(entries))
         with endpoint(0, models_file=file) as served:
             listed = served.http.get("/v1/models").json()["data"]
-            assert [(model["id"], model["max_model_len"]) for model in listed] == [("org/first", 512), ("second", 64)]
+            assert [(model["id"], model["max_model_len"]) for model in listed] == [("org/first", 2048), ("second", 64)]
             assert served.http.get("/v1/models/org/first").status_code == 200
             assert served.complete(model="org/first").json()["choices"][0]["text"] == " Hello, world."
             assert served.complete(model="second").json()["choices"][0]["text"] == " Other"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, error_of, events_of
@@ -51,7 +50,7 @@ def test_without_the_field_there_is_no_receipt(served: Endpoint, stream: bool) -
 
 
 def test_a_server_without_receipts_refuses_the_field_by_name(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, "receipt is true; it must be false: this server's bits depend")
+    triton.failing = "receipt is true; it must be false: this server's bits depend"
     error = error_of(served.complete(receipt=True))
     assert (error["param"], error["code"]) == ("receipt", "invalid_value")
 
@@ -119,7 +118,7 @@ def test_a_resumed_answer_has_the_receipt_of_the_whole(triton: FakeTriton) -> No
 def test_the_models_refusal_names_the_field(
     served: Endpoint, triton: FakeTriton, message: str, param: str | None, shown: str
 ) -> None:
-    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, message)
+    triton.failing = message
     error = error_of(_verify(served))
     assert error["param"] == param
     assert str(error["message"]).startswith(shown)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import grpc
 import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal, error_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import CONTEXT, FakeTriton
 from httpx import Response
 
-INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NO_ROOM = "max_tokens is 600; it must be at most 500: prompt and completion together may have 512"
 MESSAGE = {"role": "user", "content": "a"}
 
@@ -28,6 +26,10 @@ CHATS: list[tuple[Json, str, str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias.x", "logit_bias.x is 'x'"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs to be true"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0; it must be -1 or at least 1"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "is -2; it must be greater than or equal to -1"),
+    ({"truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens", f"it must be -1, or 1 … {CONTEXT - 1} (max_"),
+    ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens", "a valid integer"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream to be true"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'robot'; it must be one of 'system'"),
@@ -39,7 +41,6 @@ CHATS: list[tuple[Json, str, str]] = [
         "messages[0].content[0].type",
         "'image_url'",
     ),
-    ({"messages": [MESSAGE, MESSAGE]}, "messages", "the chat template says: Conversation roles must alternate"),
     ({"temprature": 1}, "temprature", "temprature is unknown"),
     ({"functions": []}, "functions", "functions is not supported: use tools"),
     ({"audio": {"voice": "x"}}, "audio", "audio is not supported"),
@@ -65,8 +66,8 @@ COMPLETIONS: list[tuple[Json, str, str]] = [
     ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
     ({"suffix": "x"}, "suffix", "suffix is not supported"),
     ({"best_of": 2}, "best_of", "best_of is not supported"),
+    ({"truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens", f"it must be -1, or 1 … {CONTEXT - 1} (max_"),
     ({"logprobs": True}, "logprobs", "a valid integer"),
-    ({"echo": True, "logprobs": 1, "stream": True}, "echo", "not supported"),
 ]
 
 
@@ -139,27 +140,24 @@ def test_an_unknown_path_or_method_is_refused_in_openais_form(
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "code", "param", "name"),
+    ("message", "code", "param", "name"),
     [
-        (INVALID, "row 0: stop_words is bad; it must be good", 400, "stop", "invalid_value"),
-        (INVALID, "guided_decoding_guide is no schema; it must be one", 400, "response_format", "invalid_value"),
-        (INVALID, "Something that names no input", 400, None, "invalid_value"),
-        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", 503, None, "overloaded"),
-        (grpc.StatusCode.INTERNAL, "the server's log has the reason", 500, None, "internal_error"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "too late", 504, None, "timeout"),
+        ("stop_words is bad; it must be good", 400, "stop", "invalid_value"),
+        ("stop_words is the server is stopping; it must be good", 400, "stop", "invalid_value"),
+        ("stop_words is stub process; it must be good", 400, "stop", "invalid_value"),
+        ("guided_decoding_guide is no schema; it must be one", 400, "response_format", "invalid_value"),
+        ("min_tokens, ignore_eos together allow no token", 400, "min_tokens", "invalid_value"),
+        ("guided_decoding_guide_type, stop_words allow no token", 400, "response_format", "invalid_value"),
+        ("Something that names no input", 500, None, "internal_error"),
+        ("Exceeds maximum queue size", 503, None, "overloaded"),
+        ("the server's log has the reason", 500, None, "internal_error"),
     ],
 )
 def test_an_error_of_the_model_names_the_requests_field(
-    served: Endpoint,
-    triton: FakeTriton,
-    status: grpc.StatusCode,
-    message: str,
-    code: int,
-    param: str | None,
-    name: str,
+    served: Endpoint, triton: FakeTriton, message: str, code: int, param: str | None, name: str
 ) -> None:
-    triton.failing = (status, message)
-    response = served.chat()
+    triton.failing = message
+    response = served.chat(stop=["a"], response_format={"type": "json_object"})
     error = error_of(response)
     assert response.status_code == code
     assert (error["param"], error["code"]) == (param, name)
@@ -182,7 +180,7 @@ def test_an_error_of_the_model_names_the_requests_field(
 def test_a_request_beyond_the_context_has_the_words_clients_search_for(
     served: Endpoint, triton: FakeTriton, fields: Json, message: str, param: str, phrase: str
 ) -> None:
-    triton.failing = (INVALID, message)
+    triton.failing = message
     response = served.chat(**fields)
     error = error_of(response)
     assert (response.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import grpc
+from collections.abc import Callable
+
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
+from httpx import Response
 from triton_llama.errors import ServerError
 from triton_llama_openai.engine_client import read_chunks
 from tritonclient.grpc import service_pb2 as messages
@@ -56,7 +58,13 @@ def test_include_usage_makes_the_token_counts_the_last_event(served: Endpoint, t
 def test_continuous_usage_stats_puts_the_counts_on_every_event(served: Endpoint) -> None:
     events = events_of(served.chat(stream=True, stream_options={"continuous_usage_stats": True}))
     counted = [event["usage"] for event in events]
-    assert [usage["completion_tokens"] for usage in counted if isinstance(usage, dict)] == [1, 1, 2, 3, 4, 4]
+    assert [usage["completion_tokens"] for usage in counted if isinstance(usage, dict)] == [0, 1, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize("ask", [Endpoint.chat, Endpoint.complete])
+def test_without_include_usage_no_event_has_counts(served: Endpoint, ask: Callable[..., Response]) -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    assert "usage" not in ask(served, stream=True, stream_options=options).text
 
 
 def test_the_model_is_asked_only_for_outputs_that_are_read(served: Endpoint, triton: FakeTriton) -> None:
@@ -102,15 +110,36 @@ def test_a_streamed_completion_echoes_its_prompt_first(served: Endpoint) -> None
     assert "".join(str(choice["text"]) for choice in choices) == "Return a list Hello, world."
 
 
+def test_a_streamed_echo_has_the_logprobs_of_its_prompt(served: Endpoint, triton: FakeTriton) -> None:
+    fields: Json = {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "logprobs": 1, "return_token_ids": True}
+    expected = served.complete(**fields).json()["choices"]
+    choices = _choices(events_of(served.complete(stream=True, **fields)))
+    for index, whole in enumerate(expected):
+        first, *texts = [choice for choice in choices if choice["index"] == index]
+        assert first["text"] == ("a b", "c d e")[index // 2]
+        assert (first["token_ids"], first["prompt_token_ids"]) == ([], whole["prompt_token_ids"])
+        logprobs = [choice["logprobs"] for choice in (first, *texts)]
+        assert all(isinstance(lists, dict) for lists in logprobs)
+        for name, values in whole["logprobs"].items():
+            assert [value for lists in logprobs for value in lists[name]] == values  # type: ignore[index]  # JSON
+    assert triton.last.value("prompt_logprobs") == 1
+
+
+def test_a_streamed_echo_of_tokens_begins_with_the_first_ones_text(served: Endpoint) -> None:
+    tokens = served.http.post("/tokenize", json={"prompt": "Return a list"}).json()["tokens"]
+    first, *_ = _choices(events_of(served.complete(prompt=tokens, stream=True, echo=True, logprobs=0)))
+    assert first["logprobs"]["tokens"][0] == "<s>"  # type: ignore[index]  # JSON
+
+
 def test_a_stream_that_the_model_refuses_has_the_errors_own_status(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens is 600; it must be at most 507: the prompt has 5")
+    triton.failing = "max_tokens is 600; it must be at most 507: the prompt has 5"
     response = served.chat(stream=True, max_tokens=600)
     assert response.status_code == 400
     assert error_of(response)["param"] == "max_tokens"
 
 
 def test_an_error_within_a_stream_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = (grpc.StatusCode.INTERNAL, "the request failed; the server's log has the reason")
+    triton.failing = "the request failed; the server's log has the reason"
     triton.after_tokens = 2
     response = served.chat(stream=True)
     assert response.status_code == 200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from frontend.endpoints import Endpoint, Json
+from frontend.endpoints import Endpoint, Json, error_of
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.structured_output import close_objects, json_guide
 
@@ -51,7 +53,7 @@ def test_a_schema_that_says_more_stays_as_it_is(schema: Json) -> None:
     assert close_objects(schema) == schema
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "true", "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "[]", "false", "[" * 100_000])
 def test_what_is_no_object_is_the_models_to_refuse(text: str) -> None:
     assert json_guide("guided_json", text).guide == text
 
@@ -63,8 +65,104 @@ def test_what_is_no_object_is_the_models_to_refuse(text: str) -> None:
         {"guided_json": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
         {"structured_outputs": {"json": OPEN}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": OPEN}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": OPEN}}},
     ],
 )
 def test_every_field_with_a_schema_closes_it(served: Endpoint, triton: FakeTriton, fields: Json) -> None:
     assert served.chat(**fields).status_code == 200
     assert '"additionalProperties":false' in str(triton.last.value("guided_decoding_guide"))
+
+
+def schema_format(schema: Json) -> Json:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"guided_json": OPEN}, CLOSED),
+        ({"guided_json": json.dumps(OPEN)}, CLOSED),
+        ({"guided_json": "true"}, {}),
+        ({"response_format": schema_format(OPEN)}, CLOSED),
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ({"structured_outputs": {"json": OPEN}}, CLOSED),
+        ({"structured_outputs": {"json_object": True}}, {"type": "object"}),
+    ],
+)
+def test_a_whitespace_pattern_is_part_of_the_json_guide(
+    served: Endpoint, triton: FakeTriton, fields: Json, schema: Json
+) -> None:
+    assert served.chat(**fields, guided_whitespace_pattern=r"[ \n]?").status_code == 200
+    guide = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert guide == {**schema, "x-guidance": {"whitespace_pattern": r"[ \n]?"}}
+    assert triton.last.value("guided_decoding_guide_type") == "json_schema"
+
+
+def test_structured_outputs_have_a_whitespace_pattern_too(served: Endpoint, triton: FakeTriton) -> None:
+    assert served.chat(structured_outputs={"json": OPEN, "whitespace_pattern": ""}).status_code == 200
+    assert json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"] == {"whitespace_pattern": ""}
+
+
+def test_a_schemas_own_options_reach_the_model(served: Endpoint, triton: FakeTriton) -> None:
+    options = {"whitespace_pattern": " ", "key_separator": ": "}
+    assert served.chat(guided_json={**OPEN, "x-guidance": options}).status_code == 200
+    assert json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"] == options
+
+
+def test_a_whitespace_pattern_overrides_the_schemas_own(served: Endpoint, triton: FakeTriton) -> None:
+    schema = {**OPEN, "x-guidance": {"whitespace_pattern": " ", "key_separator": ": "}}
+    assert served.chat(guided_json=schema, guided_whitespace_pattern=r"\n").status_code == 200
+    options = json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"]
+    assert options == {"whitespace_pattern": r"\n", "key_separator": ": "}
+
+
+def test_any_whitespace_of_a_pattern_is_jsons(served: Endpoint, triton: FakeTriton) -> None:
+    assert served.chat(guided_json=OPEN, guided_whitespace_pattern=r"\s{1,3}|[\s]").status_code == 200
+    options = json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"]
+    assert options == {"whitespace_pattern": r"[ \t\n\r]{1,3}|[[ \t\n\r]]"}
+
+
+@pytest.mark.parametrize("guide", ["[]", '{"x-guidance": 1}'])
+def test_a_malformed_schema_with_a_whitespace_pattern_is_the_models_to_refuse(
+    served: Endpoint, triton: FakeTriton, guide: str
+) -> None:
+    assert served.chat(guided_json=guide, guided_whitespace_pattern=" ").status_code == 200
+    assert json.loads(str(triton.last.value("guided_decoding_guide"))) == json.loads(guide)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "a", " {", "*", "[^ ]", "\\", r"\\s", r"\b", "(?= )", " {8}", " {0,99999999999}", " " * 65, 1]
+)
+def test_a_whitespace_pattern_of_anything_else_is_refused_by_name(served: Endpoint, pattern: object) -> None:
+    error = error_of(served.chat(guided_json=OPEN, guided_whitespace_pattern=pattern))
+    assert error["param"] == "guided_whitespace_pattern"
+    assert "it must" in str(error["message"])
+    error = error_of(served.chat(structured_outputs={"json": OPEN, "whitespace_pattern": pattern}))
+    assert error["param"] == "structured_outputs.whitespace_pattern"
+
+
+TOOL: Json = {"type": "function", "function": {"name": "a"}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"guided_regex": "a"},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"response_format": {"type": "text"}},
+        {"tools": [TOOL]},
+    ],
+)
+def test_a_whitespace_pattern_without_a_json_guide_is_refused(served: Endpoint, fields: Json) -> None:
+    error = error_of(served.chat(**fields, guided_whitespace_pattern=" "))
+    assert error["param"] == "guided_whitespace_pattern"
+    assert "needs a JSON guide" in str(error["message"])
+
+
+def test_two_whitespace_patterns_are_refused(served: Endpoint) -> None:
+    fields = {"structured_outputs": {"json": OPEN, "whitespace_pattern": " "}, "guided_whitespace_pattern": " "}
+    error = error_of(served.chat(**fields))
+    assert error["message"] == (
+        "guided_whitespace_pattern and structured_outputs.whitespace_pattern are both given; it must be one of them"
+    )

@@ -14,7 +14,7 @@ def test_tokens_are_those_of_the_tokenizer(served: Endpoint, text: str, special:
     expected = AutoTokenizer.from_pretrained(EMBEDDED)(text, add_special_tokens=special)["input_ids"]
     assert answer["tokens"] == expected
     assert answer["count"] == len(expected)
-    assert answer["max_model_len"] == 512
+    assert answer["max_model_len"] == 2048
     back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
     assert back == ("<s>" if special else "") + text
 
@@ -24,7 +24,8 @@ def test_the_tokenizer_is_described_as_vllm_does(served: Endpoint) -> None:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     assert (info["bos_token"], info["eos_token"]) == (tokenizer.bos_token, tokenizer.eos_token)
     assert info["chat_template"] == tokenizer.chat_template
-    assert info["max_model_len"] == 512
+    assert info["max_model_len"] == 2048
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert error_of(served.http.get("/tokenizer_info?model=other"))["param"] == "model"
 
 
@@ -37,6 +38,18 @@ def test_a_conversation_is_tokenized_as_its_prompt(served: Endpoint) -> None:
     assert answer["token_strs"][0] == "<s>"
 
 
+def test_without_return_token_strs_there_are_none(served: Endpoint) -> None:
+    assert served.http.post("/tokenize", json={"prompt": "a"}).json()["token_strs"] is None
+
+
+def test_a_final_message_that_is_continued_is_tokenized_open(served: Endpoint) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Yes, "}]
+    body = {"messages": messages, "continue_final_message": True}
+    tokens = served.http.post("/tokenize", json=body).json()["tokens"]
+    text = served.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text == "<s>[INST] a [/INST] Yes, "
+
+
 _TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -46,6 +59,15 @@ _TOOL = {"type": "function", "function": {"name": "f"}}
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
+        (
+            "/tokenize",
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+        ),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [_TOOL] * 129}, "tools"),
         ("/detokenize", {"tokens": [99999]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),

@@ -13,6 +13,7 @@ ADD: Json = {"type": "function", "function": {"name": "add", "description": "Add
 CLOCK: Json = {"type": "function", "function": {"name": "clock"}}
 OTHER_N: Json = {"type": "function", "function": {"name": "b", "parameters": {"$defs": {"N": {"type": "string"}}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+NAMED: Json = {"type": "function", "function": {"name": "add"}}
 QUESTION = {"role": "user", "content": "a?"}
 
 
@@ -92,8 +93,7 @@ def test_parallel_calls_of_a_stream_are_numbered(served: Endpoint, triton: FakeT
 
 def test_a_named_choice_makes_the_functions_schema_the_guide(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = _tokens('{"a": 7}')
-    choice = {"type": "function", "function": {"name": "add"}}
-    (answer,) = served.chat(tools=[ADD, CLOCK], tool_choice=choice).json()["choices"]
+    (answer,) = served.chat(tools=[ADD, CLOCK], tool_choice=NAMED).json()["choices"]
     guide = json.loads(str(triton.last.value("guided_decoding_guide")))
     assert guide.pop("x-guidance") == {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     assert guide == {**PARAMETERS, "additionalProperties": False}
@@ -125,11 +125,52 @@ def test_without_parallel_calls_a_required_choice_is_one_call(served: Endpoint, 
     assert json.loads(str(triton.last.value("guided_decoding_guide")))["maxItems"] == 1
 
 
+@pytest.mark.parametrize("choice", [NAMED, "required"])
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"choice": ["a"]}, "user": "b"}, "user, structured_outputs"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_json, guided_whitespace_pattern"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs, structured_outputs.whitespace_pattern",
+        ),
+    ],
+)
+def test_a_forced_call_wins_over_another_guide(
+    served: Endpoint, triton: FakeTriton, choice: object, fields: Json, ignored: str
+) -> None:
+    response = served.chat(tools=[ADD], tool_choice=choice, **fields)
+    assert response.headers["x-ignored-parameters"] == ignored
+    assert triton.last.value("guided_decoding_guide_type") == "json_schema"
+    assert '"integer"' in str(triton.last.value("guided_decoding_guide"))
+
+
+_TWO_CALLS = '[{"name": "clock", "parameters": {}}, {"name": "clock", "parameters": {}}]'
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_that_is_cut_off_leaves_no_text(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
-    triton.tokens = _tokens('{"a": 123456789}')
-    choice = {"type": "function", "function": {"name": "add"}}
-    response = served.chat(tools=[ADD], tool_choice=choice, max_tokens=2, stream=stream)
+@pytest.mark.parametrize(
+    ("choice", "text", "kept"),
+    [
+        (NAMED, '{"a": 123456789}', 1),
+        (NAMED, '{"a": 123456789}', 10),
+        # What came is JSON.
+        (NAMED, "123456789", 1),
+        (NAMED, '{"a": 1} ', 8),
+        ("required", _TWO_CALLS, 2),
+        ("required", _TWO_CALLS, len(_TWO_CALLS) - 1),
+        ("required", f"{_TWO_CALLS} ", len(_TWO_CALLS)),
+    ],
+)
+def test_a_forced_call_that_is_cut_off_leaves_no_text(
+    served: Endpoint, triton: FakeTriton, choice: object, text: str, kept: int, stream: bool
+) -> None:
+    triton.tokens = list(text)
+    response = served.chat(tools=[ADD, CLOCK], tool_choice=choice, max_tokens=kept, stream=stream)
     if stream:
         choices = [event["choices"][0] for event in events_of(response)]  # type: ignore[index]  # JSON
         assert [choice["delta"] for choice in choices] == [{"role": "assistant", "content": ""}, {}]
@@ -138,6 +179,14 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(served: Endpoint, triton: 
         (answer,) = response.json()["choices"]
         assert answer["message"] == {"role": "assistant", "content": "", "refusal": None}
         assert answer["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.tokens = ['{"apples":', " 1}"]
+    response = served.chat(tools=[ADD], tool_choice=NAMED, max_tokens=1, logprobs=True, stream=stream)
+    assert '"finish_reason":"length"' in response.text
+    assert "apples" not in response.text
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message(served: Endpoint, triton: FakeTriton) -> None:
@@ -157,12 +206,13 @@ def test_results_of_calls_are_user_turns_for_a_template_without_tools(served: En
         {"role": "assistant", "content": None, "tool_calls": [call(1), call(2)]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "tool", "tool_call_id": "c2", "content": "3"},
+        QUESTION,
     ]
     response = served.chat(messages=messages, tools=[ADD])
     assert response.status_code == 200, response.text
     prompt = str(triton.last.value("text_input"))
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>' in prompt
-    assert "[INST] <tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response> [/INST]" in prompt
+    assert "[INST] <tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>\n\na? [/INST]" in prompt
 
 
 def test_the_choice_none_hides_the_tools(served: Endpoint, triton: FakeTriton) -> None:
@@ -187,11 +237,6 @@ def test_the_choice_none_hides_the_tools(served: Endpoint, triton: FakeTriton) -
         ({"tools": [ADD, OTHER_N], "tool_choice": "required"}, "tools", "defined the same way in every tool"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'function'"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
-        (
-            {"tools": [ADD], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-            "are both given",
-        ),
     ],
 )
 def test_a_bad_use_of_tools_is_refused_by_name(

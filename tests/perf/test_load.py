@@ -9,7 +9,7 @@ from perf.load.protocols import Request, Target
 from perf.load.summary import summarize
 
 PROMPT = "Return a list of"
-# The embedded checkpoint has room for 512 tokens.
+# The embedded checkpoint has room for 2,048 tokens.
 REQUESTS = [Request(PROMPT, tokens) for tokens in (2, 12, 5, 1, 3, 9)] + [Request(PROMPT, 4000)]
 
 

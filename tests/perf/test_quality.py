@@ -45,6 +45,19 @@ def test_the_perplexity_is_the_model_cards(
     assert perplexity(tokens.loss) == pytest.approx(of_the_card(oracle(fp32), rows, pad=3), rel=1e-5)
 
 
+def test_the_cards_perplexity_by_position_parts_that_of_whole_rows(
+    fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from models.train_pydoc_llama.perplexity import perplexity, perplexity_by_position
+
+    model, of_20 = oracle(fp32), [row[:20] for row in rows]
+    first, second = perplexity_by_position(model, of_20, (0, 8, 20))
+    # Nothing predicts the token at position 0.
+    assert first == pytest.approx(perplexity(model, [row[:8] for row in rows], pad=3), rel=1e-5)
+    assert first**7 * second**12 == pytest.approx(perplexity(model, of_20, pad=3) ** 19, rel=1e-4)
+
+
 @pytest.fixture(scope="module")
 def same_weights(fp32: Checkpoint) -> Checkpoint:
     return weights_only(fp32, head=True)

@@ -38,7 +38,7 @@ class Bad(NamedTuple):
 # JSON can't carry every value; /generate has one row of one value a key.
 VALUES = [
     Bad("text_input", "", ("empty", "at least one token")),
-    Bad("text_input", "word " * 200_000, ("1000000 bytes", "at most 511 tokens")),
+    Bad("text_input", "word " * 200_000, ("1000000 bytes", "at most 2047 tokens")),
     Bad("text_input", b"caf\xe9", ("UTF-8", "0xe9", "offset 3"), BINARY_WIRES),
     Bad("temperature", 2.5, ("is 2.5", "at least 0", "at most 2")),
     Bad("presence_penalty", float("nan"), ("is nan", "finite"), BINARY_WIRES),

@@ -8,11 +8,18 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import Message, TemplateKwargs, ToolChoice, Tools
-from triton_llama_openai.protocol.sampling import SamplingRequest
-from triton_llama_openai.protocol.schema import IGNORED, MAX_TOKEN, Items, JsonObject, OnlyFalse, Unsupported, refused
-
-_NOT_REASONING = "the models of this endpoint have no such setting"
+from triton_llama_openai.protocol.messages import Message, TemplateKwargs, ToolChoice, Tools, check_continuation
+from triton_llama_openai.protocol.sampling import SamplingRequest, check_names
+from triton_llama_openai.protocol.schema import (
+    IGNORED,
+    MAX_TOKEN,
+    Items,
+    JsonObject,
+    Metadata,
+    OnlyFalse,
+    Unsupported,
+    refused,
+)
 
 
 class ChatRequest(SamplingRequest):
@@ -33,18 +40,15 @@ class ChatRequest(SamplingRequest):
     parallel_tool_calls: bool | None = None
     modalities: Items[Literal["text"]] | None = None
 
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = Field(None, json_schema_extra=IGNORED)
+    metadata: Metadata | None = Field(None, json_schema_extra=IGNORED)
     store: bool | None = Field(None, json_schema_extra=IGNORED)
     service_tier: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
     safety_identifier: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
     prompt_cache_retention: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
     prompt_cache_options: JsonObject | None = Field(None, json_schema_extra=IGNORED)
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
+    verbosity: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -56,23 +60,16 @@ class ChatRequest(SamplingRequest):
     functions: Annotated[object | None, refused("use tools")] = None
     moderation: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Annotated[object | None, refused(_NOT_REASONING)] = None
-    verbosity: Annotated[object | None, refused(_NOT_REASONING)] = None
     web_search_options: Unsupported = None
     chat_template: Annotated[object | None, refused("a template is code; the server's operator sets it")] = None
     echo: OnlyFalse = None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
-        names = self.max_tokens, self.max_completion_tokens
-        if None not in names and names[0] != names[1]:
-            message = f"max_tokens is {names[0]} and max_completion_tokens is {names[1]}; give one of them"
-            raise ApiError(400, message, "max_tokens", "invalid_value")
-        if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message and add_generation_prompt are both true; one must be false"
-            raise ApiError(400, message, "continue_final_message", "invalid_value")
+        check_names("max_tokens", self.max_tokens, "max_completion_tokens", self.max_completion_tokens)
+        check_continuation(self.continue_final_message, self.add_generation_prompt)
         return self
 
     @property
@@ -89,8 +86,3 @@ class ChatRequest(SamplingRequest):
         """Return the field of this request for each input of the model, for the model's errors."""
         max_tokens = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return super().engine_fields() | {"max_tokens": max_tokens}
-
-    def ignored(self) -> list[str]:
-        """Return the fields that were sent and have no effect, those of messages included."""
-        nested = {f"messages.{name}" for message in self.messages for name in message.ignored()}
-        return super().ignored() + sorted(nested)

@@ -65,8 +65,6 @@ class CompletionRequest(SamplingRequest):
         if self.best_of is not None and self.best_of != self.choices:
             reason = f"every completion is returned, so it must be n, which is {self.choices}"
             raise unsupported("best_of", reason)
-        if self.stream and self.echo and self.logprobs is not None:
-            raise unsupported("echo", "a stream has no place for the prompt's logprobs")
         return self
 
     @property

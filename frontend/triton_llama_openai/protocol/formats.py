@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import AfterValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from triton_llama_openai.protocol.schema import Items, JsonObject, Schema, one_of
 
@@ -24,7 +26,7 @@ class JsonObjectFormat(Schema):
 class JsonSchema(Schema):
     """A schema that the text satisfies; it is enforced whatever `strict` is."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -55,9 +57,32 @@ GuidedJson = Annotated[
 ]
 Choices = Annotated[Items[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
+_BLANK = r"(?:[ \t\n\r]|\\[tnrs])"
+# Repetitions begin at 0 or 1: an answer whose gaps must have many blanks would not end.
+_OF_BLANKS = re.compile(rf"(?:{_BLANK}|\[{_BLANK}+\]|\((?:\?:)?|[)|?*+]|\{{[01],[0-9]*\}})*")
+
+
+def _pattern_of_blanks(pattern: str) -> str:
+    """Check that a regular expression matches nothing but JSON's whitespace; return it with that for `\\s`."""
+    try:
+        valid = _OF_BLANKS.fullmatch(pattern) and re.compile(pattern)
+    except (re.error, OverflowError):
+        valid = None
+    if not valid:
+        raise PydanticCustomError(
+            "whitespace_pattern",
+            r"Input should be a regular expression of spaces, tabs and line ends, such as [ \n]? or [ \n]{0,9}",
+        )
+    # The model's regular expressions have Unicode's whitespace, and classes within classes.
+    return pattern.replace(r"\s", r"[ \t\n\r]")
+
+
+WhitespacePattern = Annotated[str, Field(max_length=64), AfterValidator(_pattern_of_blanks)]
+"""The whitespace of a gap between two tokens of JSON."""
+
 
 class StructuredOutputs(Schema):
-    """vLLM's: exactly one of these. `json_` is the field json."""
+    """vLLM's: exactly one of these, and the gaps of the JSON. `json_` is the field json."""
 
     json_: GuidedJson | None = Field(None, alias="json")
     regex: str | None = None
@@ -65,3 +90,4 @@ class StructuredOutputs(Schema):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    whitespace_pattern: WhitespacePattern | None = None

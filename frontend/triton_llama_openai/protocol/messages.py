@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, Tag
+from pydantic_core import from_json
 
-from triton_llama_openai.protocol.schema import IGNORED, Items, JsonObject, Schema, Unsupported, one_of, refused
+from triton_llama_openai.errors import ApiError
+from triton_llama_openai.protocol.schema import (
+    IGNORED,
+    CacheControl,
+    Items,
+    JsonObject,
+    Schema,
+    Unsupported,
+    one_of,
+    refused,
+)
 
 TemplateKwargs = Annotated[JsonObject, Field(max_length=64)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -17,6 +29,7 @@ class TextPart(Schema):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
 
 
 Content = Annotated[
@@ -25,7 +38,15 @@ Content = Annotated[
 ]
 
 
-def text_of(content: str | list[TextPart] | None) -> str:
+class HasText(Protocol):
+    """A part of a content, on any path."""
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+
+
+def text_of(content: str | Sequence[HasText] | None) -> str:
     """Return a content as one text; parts are joined with line ends, as vLLM does."""
     if content is None:
         return ""
@@ -38,6 +59,7 @@ class SystemMessage(Schema):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
+    cache_control: CacheControl = None
 
 
 class UserMessage(Schema):
@@ -46,6 +68,17 @@ class UserMessage(Schema):
     role: Literal["user"]
     content: Content
     name: str | None = None
+    cache_control: CacheControl = None
+
+
+def parse_arguments(text: str) -> JsonObject | None:
+    """Return a call's arguments as the object that templates expect, None for any other text."""
+    try:
+        # Unlike json's, it refuses lone surrogates, which have no bytes, and deep nesting.
+        arguments = from_json(text or "{}")
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 class CalledFunction(Schema):
@@ -71,6 +104,7 @@ class AssistantMessage(Schema):
     content: Content | None = None
     tool_calls: Items[ToolCall] | None = None
     name: str | None = None
+    cache_control: CacheControl = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = Field(None, json_schema_extra=IGNORED)
@@ -86,9 +120,17 @@ class ToolMessage(Schema):
     content: Content
     tool_call_id: Annotated[str, Field(max_length=256)]
     name: str | None = None
+    cache_control: CacheControl = None
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def check_continuation(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    """Raise ApiError if the last message is to be continued and a new one begun."""
+    if continue_final_message and add_generation_prompt:
+        message = "continue_final_message and add_generation_prompt are both true; one must be false"
+        raise ApiError(400, message, "continue_final_message", "invalid_value")
 
 
 class FunctionDefinition(Schema):
@@ -101,6 +143,7 @@ class FunctionDefinition(Schema):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+    cache_control: CacheControl = None
 
 
 class Tool(Schema):
@@ -108,6 +151,7 @@ class Tool(Schema):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: CacheControl = None
 
 
 Tools = Annotated[Items[Tool], Field(max_length=128)]

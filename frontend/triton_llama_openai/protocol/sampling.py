@@ -1,14 +1,21 @@
-"""The fields that chat and completions share: OpenAI's, vLLM's extra ones, with their types and bounds."""
+"""The fields that several paths share: OpenAI's, vLLM's extra ones, with their types and bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from triton_llama_openai.errors import ApiError, unsupported
-from triton_llama_openai.protocol.formats import Choices, GuidedJson, ResponseFormat, StructuredOutputs
+from triton_llama_openai.protocol.formats import (
+    Choices,
+    GuidedJson,
+    ResponseFormat,
+    StructuredOutputs,
+    WhitespacePattern,
+)
 from triton_llama_openai.protocol.schema import (
     IGNORED,
     MAX_TOKEN,
@@ -19,10 +26,9 @@ from triton_llama_openai.protocol.schema import (
     OnlyTrue,
     Schema,
     TokenIds,
-    Unsupported,
     Word,
     Words,
-    refused,
+    one_of,
 )
 
 
@@ -42,23 +48,32 @@ SAME_NAMES = (
 """Fields with the name of the model's input that they set."""
 
 
-class SamplingRequest(Schema):
-    """The fields that both paths share. Null is no value: the checkpoint's or the server's default applies."""
+RepetitionPenalty = Annotated[float, Field(gt=0, le=1000)]
+KeepAlive = Annotated[
+    Annotated[str, Field(max_length=64), Tag("<string>")] | Annotated[float, Tag("<number>")],
+    one_of("a duration, as a string or in seconds"),
+]
+"""Ollama's: how long a model stays loaded."""
 
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
-        **{name: name for name in SAME_NAMES},
-        "stream": "stream",
-        "stop_words": "stop",
-        "cache_salt": "cache_salt",
-        "guided_decoding_guide": "response_format",
-        "guided_decoding_guide_type": "response_format",
-    }
-    """The field of this request for each input of the model."""
+
+def _not_zero(count: int) -> int:
+    if count == 0:
+        raise PydanticCustomError("not_zero", "Input should be -1 or at least 1")
+    return count
+
+
+def check_names(name: str, value: float | None, other_name: str, other_value: float | None) -> None:
+    """Raise ApiError if both names of one field are given, with different values."""
+    if value is not None and other_value is not None and value != other_value:
+        message = f"{name} is {value} and {other_name} is {other_value}; give one of them"
+        raise ApiError(400, message, name, "invalid_value")
+
+
+class SamplingFields(Schema):
+    """The fields that chat, completions and responses share. Null is no value: a default applies."""
 
     model: ModelName
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -75,13 +90,11 @@ class SamplingRequest(Schema):
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Words | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
-    response_format: ResponseFormat | None = None
     user: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
 
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
@@ -90,30 +103,61 @@ class SamplingRequest(Schema):
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
     truncate_max_tokens: bool | None = None
     cache_salt: CacheSalt | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class SamplingRequest(SamplingFields):
+    """The fields that chat and completions share: the checkpoint's or the server's default applies for null."""
+
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        **{name: name for name in SAME_NAMES},
+        "stream": "stream",
+        "stop_words": "stop",
+        "cache_salt": "cache_salt",
+        "guided_decoding_guide": "response_format",
+        "guided_decoding_guide_type": "response_format",
+    }
+    """The field of this request for each input of the model."""
+
+    CLIENT_FIELDS: ClassVar[Mapping[str, str]] = {}
+    """The client's name of each field that its path names otherwise."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    response_format: ResponseFormat | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN), AfterValidator(_not_zero)] | None = None
     return_token_ids: bool | None = None
     receipt: bool | None = None
     guided_json: GuidedJson | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    guided_whitespace_pattern: WhitespacePattern | None = None
+    keep_alive: KeepAlive | None = Field(None, json_schema_extra=IGNORED)
+    num_ctx: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = Field(None, json_schema_extra=IGNORED)
     length_penalty: float | None = Field(None, json_schema_extra=IGNORED)
     skip_special_tokens: OnlyTrue = None
     spaces_between_special_tokens: bool | None = Field(None, json_schema_extra=IGNORED)
     include_stop_str_in_output: OnlyFalse = None
     use_beam_search: OnlyFalse = None
-    truncate_prompt_tokens: Unsupported = None
-    guided_decoding_backend: Annotated[object | None, refused("the server chooses the library")] = None
-    guided_whitespace_pattern: Unsupported = None
+    guided_decoding_backend: Annotated[str, Field(max_length=256)] | None = Field(None, json_schema_extra=IGNORED)
 
     @model_validator(mode="after")
-    def _check_stream(self) -> Self:
+    def _check_shared(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream to be true", "stream_options", "invalid_value")
         if self.stream and self.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "a stream has no place for them")
+        check_names("repetition_penalty", self.repetition_penalty, "repeat_penalty", self.repeat_penalty)
         return self
+
+    @property
+    def penalty(self) -> float | None:
+        """repetition_penalty, or Ollama's name for it, repeat_penalty."""
+        return self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty
 
     @property
     def choices(self) -> int:
@@ -147,11 +191,11 @@ class SamplingRequest(Schema):
         """Alternatives of each token of the prompt; None is no log probabilities."""
         return self.prompt_logprobs
 
+    def client_field(self, field: str) -> str:
+        """Return the name that the client has for a field, for errors."""
+        return self.CLIENT_FIELDS.get(field, field)
+
     def engine_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""
-        return dict(self.ENGINE_FIELDS)
-
-    def ignored(self) -> list[str]:
-        """Return the fields that were sent and have no effect."""
-        nested = [] if self.stream_options is None else self.stream_options.ignored()
-        return super().ignored() + [f"stream_options.{name}" for name in nested]
+        renamed = {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
+        return {**self.ENGINE_FIELDS, **renamed}

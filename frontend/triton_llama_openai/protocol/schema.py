@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -12,23 +14,56 @@ MAX_WORDS = 16
 MAX_WORD_BYTES = 1024
 MAX_TOKEN = 2**31 - 1
 
-IGNORED: JsonDict = {"ignored": True}
+IGNORED: JsonDict = {"x-ignored": True}
 """`json_schema_extra` of a field that is checked and has no effect; the answer's header names those that were sent."""
 
 
+MAX_IGNORED = 64
+"""Fields without effect that an answer names; hostile bodies have hundreds of thousands."""
+
+_MAX_OBJECTS = 1 << 13
+"""Objects of a body that are searched for them: 20 ms."""
+
+
 class Schema(BaseModel):
-    """A part of a request. JSON's types are taken as they are: "1" is no number, 1 is no string."""
+    """A part of a request. JSON's types are taken as they are: "1" is no number, 1 is no string.
+
+    Unknown fields are refused, unless `model_validate_json` gets `extra="allow"`; then they have no effect.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     def ignored(self) -> list[str]:
-        """Return the fields that were sent and have no effect."""
+        """Return the fields that were sent and have no effect, MAX_IGNORED at most: `user`, `messages.refusal`."""
+        names: set[str] = set()
+        for prefix, part in islice(self._parts(), _MAX_OBJECTS):
+            for name in part._without_effect():
+                names.add(prefix + name)
+                if len(names) == MAX_IGNORED:
+                    return sorted(names)
+        return sorted(names)
+
+    def _without_effect(self) -> Iterator[str]:
+        """Yield the object's own fields that are marked as ignored or unknown."""
         fields = type(self).model_fields
-        return sorted(
-            name
-            for name in self.model_fields_set
-            if fields[name].json_schema_extra == IGNORED and getattr(self, name) is not None
-        )
+        for name in self.model_fields_set & fields.keys():
+            if fields[name].json_schema_extra == IGNORED and getattr(self, name) is not None:
+                yield name
+        yield from self.model_extra or ()
+
+    def _parts(self, prefix: str = "") -> Iterator[tuple[str, Schema]]:
+        """Yield this object and those in its fields that have an effect, each with its place: `messages.`."""
+        yield prefix, self
+        fields = type(self).model_fields
+        for name in self.model_fields_set & fields.keys():
+            if fields[name].json_schema_extra == IGNORED:
+                continue
+            value = getattr(self, name)
+            # A list has objects of schemas alone, or none: there may be millions of tokens.
+            listed = value if isinstance(value, list) and value and isinstance(value[0], Schema) else [value]
+            for item in listed:
+                if isinstance(item, Schema):
+                    yield from item._parts(f"{prefix}{name}.")
 
 
 def refused(reason: str) -> BeforeValidator:
@@ -39,7 +74,7 @@ def refused(reason: str) -> BeforeValidator:
             raise PydanticCustomError("unsupported_parameter", "{reason}", {"reason": reason})
         return value
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, json_schema_input_type=None)
 
 
 Unsupported = Annotated[object | None, refused("this endpoint has no such feature")]
@@ -54,6 +89,8 @@ def by_json_type(value: object) -> str | None:
             return "<list>"
         case dict():
             return "<object>"
+        case int() | float() if not isinstance(value, bool):
+            return "<number>"
     return None
 
 
@@ -84,6 +121,11 @@ Words = Annotated[
 """One stop string, or a list of them."""
 
 JsonObject = dict[str, object]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+CacheControl = Annotated[JsonObject | None, Field(json_schema_extra=IGNORED)]
+"""Anthropic's hint; here prefixes are cached without it."""
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import Message, TemplateKwargs, Tools
+from triton_llama_openai.protocol.messages import Message, TemplateKwargs, Tools, check_continuation
 from triton_llama_openai.protocol.schema import Items, ModelName, Schema, TokenId
 
 
@@ -20,6 +20,7 @@ class TokenizeRequest(Schema):
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
@@ -28,6 +29,7 @@ class TokenizeRequest(Schema):
         if (self.prompt is None) == (self.messages is None):
             number = "neither" if self.prompt is None else "both"
             raise ApiError(400, f"{number} of prompt and messages is given; it must be one", "prompt", "invalid_value")
+        check_continuation(self.continue_final_message, self.add_generation_prompt)
         return self
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CONTRACT = 1
-"""Version of the arithmetic. A release that changes the bits of an exact path raises it."""
+CONTRACT = 2
+"""Version of the arithmetic and the guides. A release that changes the bits of an exact path, or the texts that a guide
+allows, raises it.
+"""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ _HEAD = '%llguidance {"no_forcing": true}\n'
 
 _ANY_TEXT = r"/(.|\n)*/"
 
-# Whitespace between two JSON tokens. Bounded, because small models can generate whitespace until max_tokens.
-_WHITESPACE = r"[ \t\n\r]{0,32}"
+# A gap between two JSON tokens, as tight as llama.cpp's: small models fill what a gap may hold. There may be none.
+_WHITESPACE = r" |\n[ \t]{0,20}"
 
 
 class GuideError(ValueError):
@@ -72,8 +72,12 @@ def _parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _json(schema: Any) -> str:  # noqa: ANN401 - any JSON value; llguidance refuses what is no schema
-    if isinstance(schema, dict):
-        schema = {"x-guidance": {"whitespace_pattern": _WHITESPACE}, **schema}
+    if schema is True:
+        schema = {}
+    guidance = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
+    # A pattern would override the schema's own whitespace_flexible.
+    if isinstance(guidance, dict) and not guidance.keys() & {"whitespace_flexible", "whitespace_pattern"}:
+        schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE, **guidance}}
     return f"%json {json.dumps(schema)}"
 
 

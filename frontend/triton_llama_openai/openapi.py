@@ -1,0 +1,65 @@
+"""The endpoint's description for programs, /openapi.json: its routes, and the schemas that parse their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.routing import BaseRoute
+
+from triton_llama_openai.models import package_version
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.responses import ResponsesRequest
+from triton_llama_openai.protocol.schema import Schema
+from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.verification import VerificationRequest
+
+BODIES: Mapping[str, type[Schema]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/verify": VerificationRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+"""The schema of each path with a body. Routes parse bodies themselves, so that FastAPI doesn't know them."""
+
+_COMPONENTS = "#/components/schemas/"
+_VALUE = {"type": ["string", "null"]}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _VALUE, "code": _VALUE},
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> dict[str, Any]:
+    """Return the document of these routes, OpenAPI 3.1. ignores_unknown: bodies may have other fields, too."""
+    document = get_openapi(title="triton-llama-openai", version=package_version(), routes=routes)
+    mode: JsonSchemaMode = "validation"
+    names, definitions = models_json_schema(
+        [(schema, mode) for schema in BODIES.values()], ref_template=f"{_COMPONENTS}{{model}}"
+    )
+    if ignores_unknown:
+        for definition in definitions["$defs"].values():
+            definition.pop("additionalProperties", None)
+    document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR}}
+    for path, schema in BODIES.items():
+        content = {"application/json": {"schema": names[schema, mode]}}
+        document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+    error = {"description": "Error", "content": {"application/json": {"schema": {"$ref": f"{_COMPONENTS}Error"}}}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            # FastAPI's form of an error, which this endpoint doesn't send.
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = error
+    return document

@@ -1,0 +1,94 @@
+"""pydantic-ai's `openai:` models, which speak the Responses API."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent, AgentRunResult, NativeOutput, ToolOutput
+from pydantic_ai.direct import model_request_sync
+from pydantic_ai.messages import ModelRequest, ToolCallPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RunUsage
+
+MODEL = "openai:pydoc-llama"
+QUESTION = "What is a list?"
+
+
+class Topic(BaseModel):
+    """What a question is about."""
+
+    kind: Literal["list", "dict"]
+    urgent: bool
+
+
+def agent(**fields: object) -> Agent:
+    return Agent(MODEL, retries=0, **fields)
+
+
+def run(agent: Agent, **settings: object) -> AgentRunResult:
+    return agent.run_sync(QUESTION, model_settings={"temperature": 0, **settings})
+
+
+def test_a_run_has_a_text_and_its_usage() -> None:
+    result = run(agent(instructions="Be short."), max_tokens=12)
+    assert result.output
+    assert result.usage.output_tokens == 12
+    assert result.response.finish_reason == "length"
+
+
+def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
+    whole = run(agent(), max_tokens=12)
+
+    async def stream() -> tuple[list[str], RunUsage]:
+        async with agent().run_stream(QUESTION, model_settings={"temperature": 0, "max_tokens": 12}) as streamed:
+            return [text async for text in streamed.stream_text(delta=True, debounce_by=None)], streamed.usage
+
+    deltas, usage = asyncio.run(stream())
+    assert len(deltas) > 1
+    assert "".join(deltas) == whole.output
+    assert usage.output_tokens == 12
+
+
+def test_a_second_turn_takes_the_first_ones_messages() -> None:
+    first = run(agent(), max_tokens=12)
+    again = agent().run_sync("And a dict?", message_history=first.all_messages(), model_settings={"max_tokens": 8})
+    assert again.output
+
+
+@pytest.mark.parametrize("form", [ToolOutput, NativeOutput])
+def test_an_output_is_a_pydantic_model(form: type[ToolOutput] | type[NativeOutput]) -> None:
+    assert isinstance(run(agent(output_type=form(Topic)), parallel_tool_calls=False).output, Topic)
+
+
+@pytest.mark.parametrize("form", [ToolOutput, NativeOutput])
+def test_a_streamed_output_is_a_pydantic_model(form: type[ToolOutput] | type[NativeOutput]) -> None:
+    async def stream() -> object:
+        settings = {"temperature": 0, "parallel_tool_calls": False}
+        async with agent(output_type=form(Topic)).run_stream(QUESTION, model_settings=settings) as streamed:
+            return await streamed.get_output()
+
+    assert isinstance(asyncio.run(stream()), Topic)
+
+
+def test_a_required_tool_is_called_and_its_result_answered() -> None:
+    # An agent's own setting can't require a tool at the first step alone.
+    tool = ToolDefinition(name="look_up", parameters_json_schema=Topic.model_json_schema())
+    tools = ModelRequestParameters(function_tools=[tool])
+    question = ModelRequest(parts=[UserPromptPart(QUESTION)])
+    settings = {"temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    called = model_request_sync(MODEL, [question], model_settings=settings, model_request_parameters=tools)
+    (call,) = called.parts
+    assert isinstance(call, ToolCallPart)
+    Topic.model_validate(call.args_as_dict())
+    result = ModelRequest(parts=[ToolReturnPart(call.tool_name, "found", tool_call_id=call.tool_call_id)])
+    answer = model_request_sync(
+        MODEL,
+        [question, called, result],
+        model_settings={"temperature": 0, "tool_choice": "none", "max_tokens": 8},
+        model_request_parameters=tools,
+    )
+    assert [part.part_kind for part in answer.parts] == ["text"]

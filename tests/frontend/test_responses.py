@@ -1,0 +1,391 @@
+"""/v1/responses without a stream: the object, its items, what its request's fields do, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
+from frontend.fake_triton import FakeTriton
+from frontend.openai_types import read_response
+from model_families import BY_NAME
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
+
+ADD: Json = {
+    "type": "function",
+    "name": "add",
+    "description": None,
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "strict": True,
+}
+CLOCK: Json = {"type": "function", "name": "clock", "parameters": None, "strict": None}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+USER: Json = {"role": "user", "content": "a"}
+SCHEMA: Json = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+LOGPROBS = ["message.output_text.logprobs"]
+
+
+def _call(call_id: str, arguments: str = "{}") -> Json:
+    return {"type": "function_call", "call_id": call_id, "name": "add", "arguments": arguments}
+
+
+def _result(call_id: str, output: object) -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def test_a_response_is_openais_object(served: Endpoint, triton: FakeTriton) -> None:
+    triton.cached_tokens = 2
+    response = read_response(served.respond().json())
+    assert response.id.startswith("resp_")
+    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
+    (message,) = response.output
+    assert isinstance(message, ResponseOutputMessage)
+    assert (message.status, response.output_text) == ("completed", " Hello, world.")
+    assert response.usage is not None
+    assert response.usage.model_dump(exclude_none=True) == {
+        "input_tokens": triton.last.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "output_tokens": 4,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": triton.last.prompt_tokens + 4,
+    }
+
+
+def test_a_response_repeats_its_request(served: Endpoint) -> None:
+    choice = {"type": "function", "name": "add"}
+    fields: Json = {
+        "instructions": "Be short.",
+        "max_output_tokens": 9,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "tools": [ADD],
+        "tool_choice": choice,
+        "user": "me",
+        "reasoning": {"effort": "low", "summary": None},
+    }
+    body = served.respond(**fields).json()
+    read_response(body)
+    assert {name: body[name] for name in fields} == fields
+    schema = {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True, "description": None}
+    assert served.respond(text={"format": schema}).json()["text"] == {"format": schema}
+
+
+def test_instructions_are_the_system_message(served: Endpoint, triton: FakeTriton) -> None:
+    assert served.respond(instructions="Be short.").status_code == 200
+    assert triton.last.value("text_input") == "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\nWhat is a list? [/INST]"
+
+
+def test_messages_in_every_form_are_the_prompt(served: Endpoint, triton: FakeTriton) -> None:
+    part = {"type": "output_text", "text": "three", "annotations": [], "logprobs": [], "parsed": {"a": 1}}
+    items = [
+        {"role": "developer", "content": "Be short."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in ("one", "two")]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "phase": None,
+            "content": [part],
+        },
+        {"role": "user", "content": "four"},
+    ]
+    response = served.respond(input=items)
+    assert response.status_code == 200, response.text
+    assert triton.last.value("text_input") == (
+        "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\none\ntwo [/INST] three </s><s>[INST] four [/INST]"
+    )
+    ignored = response.headers["x-ignored-parameters"].split(", ")
+    assert ignored == [
+        f"input.{name}" for name in ("content.annotations", "content.logprobs", "content.parsed", "id", "status")
+    ]
+
+
+def test_the_items_of_an_answer_are_one_message(served: Endpoint, triton: FakeTriton) -> None:
+    items = [USER, {"role": "assistant", "content": "I add."}, _call("1", '{"a": 1}'), _call("2", '{"a": 2}')]
+    results = [_result("2", "3"), _result("1", [{"type": "input_text", "text": "2"}])]
+    response = served.respond(input=[*items, *results], tools=[ADD])
+    assert response.status_code == 200, response.text
+    prompt = str(triton.last.value("text_input"))
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>' for number in (1, 2)
+    )
+    assert f"[/INST] I add.\n{calls} </s>" in prompt
+    assert "<tool_response>\n3\n</tool_response>\n<tool_response>\n2\n</tool_response>" in prompt
+
+
+def test_an_answer_can_be_sent_back_as_it_came(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["I add. ", CALL]
+    output = read_response(served.respond(tools=[ADD]).json()).output
+    call = output[1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    # With every field that the library knows and the endpoint doesn't, null.
+    items = [USER, *(item.model_dump(by_alias=True) for item in output), _result(call.call_id, "2")]
+    response = served.respond(input=items, tools=[ADD])
+    assert response.status_code == 200, response.text
+    assert "I add. \n<tool_call>" in str(triton.last.value("text_input"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name", "inputs"),
+    [
+        ("max_output_tokens", 7, "max_tokens", [7]),
+        ("temperature", 0.5, "temperature", [0.5]),
+        ("top_p", 0, "top_p", [0.0]),
+        ("top_k", 5, "top_k", [5]),
+        ("seed", 7, "seed", [7]),
+        ("stop", "x", "stop_words", ["x"]),
+        ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
+        ("include", LOGPROBS, "num_logprobs", [0]),
+        ("text", {"format": {"type": "json_object"}}, "guided_decoding_guide_type", ["json"]),
+        ("text", {"format": {"type": "text"}, "verbosity": "low"}, "stream", [True]),
+        ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
+    ],
+)
+def test_a_field_of_a_response_reaches_the_model(
+    served: Endpoint, triton: FakeTriton, field: str, value: object, name: str, inputs: list[object]
+) -> None:
+    response = served.respond(**{field: value})
+    assert response.status_code == 200, response.text
+    assert triton.last.inputs[name] == inputs
+
+
+def test_the_schema_of_the_text_is_the_guide(served: Endpoint, triton: FakeTriton) -> None:
+    assert served.respond(text={"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}).status_code == 200
+    guide = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert guide == {**SCHEMA, "additionalProperties": False}
+
+
+def test_logprobs_are_in_the_message_where_included(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = [" Hello", "\ufffd"]
+    response = read_response(served.respond(include=LOGPROBS, top_logprobs=2).json())
+    (message,) = response.output
+    assert isinstance(message, ResponseOutputMessage)
+    logprobs = message.content[0].model_dump()["logprobs"]
+    assert [(entry["token"], entry["bytes"]) for entry in logprobs] == [(" Hello", list(b" Hello")), ("\ufffd", [])]
+    assert [entry["logprob"] for entry in logprobs[0]["top_logprobs"]] == [-0.5, -1.5]
+
+
+def test_an_answer_that_is_cut_off_is_incomplete(served: Endpoint) -> None:
+    response = read_response(served.respond(max_output_tokens=2).json())
+    assert response.incomplete_details is not None
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [item.status for item in response.output if isinstance(item, ResponseOutputMessage)] == ["incomplete"]
+    assert (response.output_text, response.completed_at) == (" Hello,", None)
+
+
+def test_text_and_calls_are_items_in_their_order(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["I add. ", CALL, CALL, " Done."]
+    output = read_response(served.respond(tools=[ADD]).json()).output
+    assert [item.type for item in output] == ["message", "function_call", "function_call", "message"]
+    calls = [item for item in output if isinstance(item, ResponseFunctionToolCall)]
+    assert [(call.name, call.arguments, call.status) for call in calls] == [("add", '{"a": 1}', "completed")] * 2
+    assert len({call.call_id for call in calls} | {call.id for call in calls}) == 4
+
+
+def test_a_call_before_the_cut_is_complete(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = [CALL, CALL[:12], "more"]
+    response = read_response(served.respond(tools=[ADD], max_output_tokens=2).json())
+    assert response.status == "incomplete"
+    statuses = [item.model_dump()["status"] for item in response.output]
+    assert statuses == ["completed", "incomplete"]
+
+
+def test_a_forced_call_is_the_only_item(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ['{"a":', " 7}"]
+    (call,) = read_response(
+        served.respond(tools=[ADD, CLOCK], tool_choice={"type": "function", "name": "add"}).json()
+    ).output
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert call.arguments == '{"a": 7}'
+
+
+def test_a_forced_call_wins_over_the_texts_format(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ['[{"name": "add", ', '"parameters": {"a": 7}}]']
+    text = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
+    response = served.respond(tools=[ADD], tool_choice="required", text=text)
+    assert [item.type for item in read_response(response.json()).output] == ["function_call"]
+    assert response.headers["x-ignored-parameters"] == "text.format"
+
+
+def test_a_forced_call_that_is_cut_off_is_an_empty_message(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ['{"a":', " 7}"]
+    response = read_response(served.respond(tools=[ADD], tool_choice="required", max_output_tokens=1).json())
+    assert (response.status, response.output_text) == ("incomplete", "")
+    assert [item.type for item in response.output] == ["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.tokens = ['{"apples":', " 7}"]
+    response = served.respond(tools=[ADD], tool_choice="required", max_output_tokens=1, include=LOGPROBS, stream=stream)
+    assert '"status":"incomplete"' in response.text
+    assert "apples" not in response.text
+
+
+def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton) -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
+    response = served.respond(tools=[ADD, CLOCK], tool_choice=choice)
+    assert response.status_code == 200, response.text
+    assert "add" not in str(triton.last.value("text_input"))
+    schema = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "clock"}]
+
+
+def test_auto_without_tools_is_no_choice(served: Endpoint) -> None:
+    assert served.respond(tools=[], tool_choice="auto").status_code == 200
+
+
+def test_reasoning_is_an_item_before_the_message(triton: FakeTriton, tmp_path: Path) -> None:
+    folder = BY_NAME["qwen3"].save(tmp_path / "qwen3")
+    triton.tokens = ["<th", "ink>", "\nA sum.", "\n</think>", "\n\n4"]
+    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
+        response = read_response(served.respond().json())
+        thought, message = response.output
+        assert isinstance(thought, ResponseReasoningItem)
+        assert thought.model_dump()["content"] == [{"type": "reasoning_text", "text": "A sum."}]
+        assert response.output_text == "4"
+        assert response.usage is not None
+        assert 0 < response.usage.output_tokens_details.reasoning_tokens <= 5
+        call = _call("1")
+        items = [USER, thought.model_dump(), message.model_dump(), call, _result("1", "4")]
+        assert served.respond(input=items).status_code == 200
+    assert "<think>\nA sum.\n</think>\n\n4" in str(triton.last.value("text_input"))
+
+
+def test_hints_without_effect_are_named_in_a_header(served: Endpoint) -> None:
+    response = served.respond(
+        include=["reasoning.encrypted_content"],
+        reasoning={"effort": "high"},
+        text={"verbosity": "low"},
+        truncation="auto",
+        user="me",
+    )
+    named = "include.reasoning.encrypted_content, reasoning, text.verbosity, truncation, user"
+    assert response.headers["x-ignored-parameters"] == named
+
+
+@pytest.mark.parametrize("fields", [{"store": False}, {"store": None}, {"background": False, "truncation": "disabled"}])
+def test_fields_with_the_endpoints_own_behaviour_are_taken(served: Endpoint, fields: Json) -> None:
+    assert served.respond(**fields).status_code == 200
+
+
+REFUSED: list[tuple[Json, str, str]] = [
+    ({"input": None}, "input", "a string or a list of items"),
+    ({"input": []}, "input", "at least 1 item"),
+    ({"input": ["a"]}, "input[0]", "an object"),
+    ({"input": [{"type": "web_search_call"}]}, "input[0].type", "'message', 'function_call'"),
+    ({"input": [USER, {"id": "msg_1"}]}, "input[1].type", "missing"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "nothing is stored"),
+    ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "'tool'"),
+    ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
+    ({"input": [{**USER, "colour": 1}]}, "input[0].colour", "unknown"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "'input_text'"),
+    ({"input": [USER, _call("1", "[1]")]}, "input[1].arguments", "a JSON object"),
+    ({"input": [USER, _call("1", '{"a":' * 500)]}, "input[1].arguments", "a JSON object"),
+    ({"input": [USER, _result("1", "2"), _call("1")]}, "input[1].call_id", "a function_call before it"),
+    ({"input": [USER, _call("1"), _result("1", [{"type": "input_file"}])]}, "input[2].output[0].type", "'input_file'"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least one message"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
+    ({"max_tokens": 5}, "max_tokens", "unknown"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
+    ({"text": {"format": {"type": "json_schema", "name": "a b"}}}, "text.format.name", "pattern"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "missing"),
+    (
+        {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "text.format and structured_outputs are both given",
+    ),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search'; it must be 'function'"),
+    ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type", "'custom'"),
+    ({"tools": [ADD, ADD]}, "tools", "different names"),
+    ({"tool_choice": "required"}, "tool_choice", "without tools"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}},
+        "tool_choice",
+        "tool_choice is given without tools",
+    ),
+    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "'function'"),
+    (
+        {"tools": [ADD | {"name": "response_format"}] * 2},
+        "tools",
+        "['response_format', 'response_format']; it must be a list",
+    ),
+    ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "one of the tools: add"),
+    (
+        {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [CLOCK | {"name": "b"}]}},
+        "tool_choice.tools[0].parameters",
+        "unknown",
+    ),
+    (
+        {
+            "tools": [ADD],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]},
+        },
+        "tool_choice.tools[0].name",
+        "one of the tools: add",
+    ),
+    ({"include": ["web_search_call.results"]}, "include[0]", "message.output_text.logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs include"),
+    ({"truncation": "old"}, "truncation", "'auto' or 'disabled'"),
+    ({"store": True}, "store", "nothing is stored; send false"),
+    ({"background": True}, "background", "not supported"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored"),
+    ({"conversation": "conv_1"}, "conversation", "not stored"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "not stored"),
+    ({"stream_options": {"include_usage": True}}, "stream_options.include_usage", "unknown"),
+    ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
+def test_a_bad_field_of_a_response_is_refused_by_name(
+    served: Endpoint, triton: FakeTriton, fields: Json, param: str, message: str
+) -> None:
+    check_refusal(served.respond(**fields), param, message)
+    assert triton.requests == []
+
+
+def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
+    calls = [_call(str(number)) for number in range(3)]
+    with endpoint(triton.port, max_messages=3) as served:
+        check_refusal(served.respond(input=[USER, *calls]), "input", "4 items")
+        check_refusal(served.respond(input=[USER] * 3, instructions="a"), "input", "4 messages")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)", "input"),
+        ("max_tokens is 600; it must be at most 500: both may have 512", "max_output_tokens"),
+        ("guided_decoding_guide is no schema; it must be one", "text.format"),
+    ],
+)
+def test_an_error_of_the_model_names_the_responses_field(
+    served: Endpoint, triton: FakeTriton, message: str, param: str, stream: bool
+) -> None:
+    triton.failing = message
+    text = {"format": {"type": "json_object"}} if param == "text.format" else None
+    response = served.respond(max_output_tokens=600, text=text, stream=stream)
+    check_refusal(response, param, f"{param} is ")
+
+
+def test_a_refusal_of_the_template_names_the_input(triton: FakeTriton, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('no') }}")
+    with endpoint(triton.port, chat_template=template) as served:
+        check_refusal(served.respond(), "input", "input can't be rendered: the chat template says: no")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "resp_1"), ("DELETE", "resp_1"), ("POST", "resp_1/cancel"), ("GET", "resp_1/input_items")],
+)
+def test_no_response_is_stored(served: Endpoint, method: str, path: str) -> None:
+    response = served.http.request(method, f"/v1/responses/{path}")
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "response_not_found"

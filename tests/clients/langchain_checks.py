@@ -26,15 +26,15 @@ def chat(**fields: object) -> ChatOpenAI:
 
 
 def test_a_chat_counts_its_tokens() -> None:
-    answer = chat(max_tokens=12).invoke([SystemMessage("Be short."), HumanMessage(QUESTION)])
+    answer = chat(max_tokens=6).invoke([SystemMessage("Be short."), HumanMessage(QUESTION)])
     assert answer.content
-    assert answer.usage_metadata["output_tokens"] == 12
+    assert answer.usage_metadata["output_tokens"] == 6
     assert answer.response_metadata["finish_reason"] == "length"
 
 
 def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
-    whole = chat(max_tokens=12).invoke(QUESTION)
-    chunks = list(chat(max_tokens=12, stream_usage=True).stream(QUESTION))
+    whole = chat(max_tokens=6).invoke(QUESTION)
+    chunks = list(chat(max_tokens=6, stream_usage=True).stream(QUESTION))
     assert sum(bool(chunk.content) for chunk in chunks) > 1
     assert (joined := _join(chunks)).content == whole.content
     assert joined.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
@@ -42,9 +42,9 @@ def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
 
 def test_an_asyncio_stream_has_the_same_text() -> None:
     async def stream() -> str:
-        return "".join([str(chunk.content) async for chunk in chat(max_tokens=12).astream(QUESTION)])
+        return "".join([str(chunk.content) async for chunk in chat(max_tokens=6).astream(QUESTION)])
 
-    assert asyncio.run(stream()) == chat(max_tokens=12).invoke(QUESTION).content
+    assert asyncio.run(stream()) == chat(max_tokens=6).invoke(QUESTION).content
 
 
 def test_a_batch_is_answered_in_order() -> None:
@@ -101,10 +101,10 @@ def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
 
 
 def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:
-    model = chat(use_responses_api=True, max_tokens=12)
+    model = chat(use_responses_api=True, max_tokens=6)
     whole, joined = model.invoke(QUESTION), _join(list(model.stream(QUESTION)))
     assert whole.text == joined.text != ""
-    assert whole.usage_metadata["output_tokens"] == joined.usage_metadata["output_tokens"] == 12
+    assert whole.usage_metadata["output_tokens"] == joined.usage_metadata["output_tokens"] == 6
 
 
 def test_a_call_in_a_response_is_answered() -> None:

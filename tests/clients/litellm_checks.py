@@ -35,20 +35,20 @@ def test_a_chat_without_max_tokens_ends_by_itself() -> None:
 
 
 def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
-    whole = litellm.completion(max_tokens=12, **CHAT)
-    chunks = list(litellm.completion(max_tokens=12, stream=True, stream_options={"include_usage": True}, **CHAT))
+    whole = litellm.completion(max_tokens=6, **CHAT)
+    chunks = list(litellm.completion(max_tokens=6, stream=True, stream_options={"include_usage": True}, **CHAT))
     joined = litellm.stream_chunk_builder(chunks)
     assert joined.choices[0].message.content == whole.choices[0].message.content
     assert joined.choices[0].finish_reason == "length"
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 6
 
 
 def test_an_asyncio_stream_has_the_same_text() -> None:
     async def stream() -> str:
-        chunks = await litellm.acompletion(max_tokens=12, stream=True, **CHAT)
+        chunks = await litellm.acompletion(max_tokens=6, stream=True, **CHAT)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
-    assert asyncio.run(stream()) == litellm.completion(max_tokens=12, **CHAT).choices[0].message.content
+    assert asyncio.run(stream()) == litellm.completion(max_tokens=6, **CHAT).choices[0].message.content
 
 
 def test_3000_max_tokens_are_refused_as_a_context_that_is_full() -> None:

@@ -32,18 +32,18 @@ def chat(**fields: object) -> OpenAILike:
 
 
 def test_a_completion_and_its_stream_have_the_same_text() -> None:
-    whole = llm(max_tokens=12).complete(PROMPT).text
-    assert "".join(chunk.delta for chunk in llm(max_tokens=12).stream_complete(PROMPT)) == whole != ""
+    whole = llm(max_tokens=6).complete(PROMPT).text
+    assert "".join(chunk.delta for chunk in llm(max_tokens=6).stream_complete(PROMPT)) == whole != ""
 
 
 def test_a_chat_and_its_stream_have_the_same_text() -> None:
-    whole = chat(max_tokens=12).chat(CHAT)
-    assert "".join(chunk.delta for chunk in chat(max_tokens=12).stream_chat(CHAT)) == whole.message.content != ""
-    assert whole.raw.usage.completion_tokens == 12
+    whole = chat(max_tokens=6).chat(CHAT)
+    assert "".join(chunk.delta for chunk in chat(max_tokens=6).stream_chat(CHAT)) == whole.message.content != ""
+    assert whole.raw.usage.completion_tokens == 6
 
 
 def test_asyncio_has_the_same_texts() -> None:
-    model = chat(max_tokens=12)
+    model = chat(max_tokens=6)
 
     async def texts() -> list[str]:
         stream = await model.astream_chat(CHAT)

@@ -34,27 +34,27 @@ def run(agent: Agent, **settings: object) -> AgentRunResult:
 
 
 def test_a_run_has_a_text_and_its_usage() -> None:
-    result = run(agent(instructions="Be short."), max_tokens=12)
+    result = run(agent(instructions="Be short."), max_tokens=6)
     assert result.output
-    assert result.usage.output_tokens == 12
+    assert result.usage.output_tokens == 6
     assert result.response.finish_reason == "length"
 
 
 def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
-    whole = run(agent(), max_tokens=12)
+    whole = run(agent(), max_tokens=6)
 
     async def stream() -> tuple[list[str], RunUsage]:
-        async with agent().run_stream(QUESTION, model_settings={"temperature": 0, "max_tokens": 12}) as streamed:
+        async with agent().run_stream(QUESTION, model_settings={"temperature": 0, "max_tokens": 6}) as streamed:
             return [text async for text in streamed.stream_text(delta=True, debounce_by=None)], streamed.usage
 
     deltas, usage = asyncio.run(stream())
     assert len(deltas) > 1
     assert "".join(deltas) == whole.output
-    assert usage.output_tokens == 12
+    assert usage.output_tokens == 6
 
 
 def test_a_second_turn_takes_the_first_ones_messages() -> None:
-    first = run(agent(), max_tokens=12)
+    first = run(agent(), max_tokens=6)
     again = agent().run_sync("And a dict?", message_history=first.all_messages(), model_settings={"max_tokens": 8})
     assert again.output
 

@@ -28,12 +28,12 @@ def client(base_url: str) -> Iterator[openai.OpenAI]:
 
 
 async def test_a_stream_and_asyncio_have_the_text_of_the_whole_answer(client: openai.OpenAI, base_url: str) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=12)
-    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=12, stream=True)
+    whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
+    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6, stream=True)
     text = whole.choices[0].message.content
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     async with openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0) as other:
-        same = await other.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=12)
+        same = await other.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
         assert same.choices[0].message.content == text
 
 
@@ -70,15 +70,15 @@ def test_a_streamed_call_is_joined_by_the_library(client: openai.OpenAI) -> None
 
 
 def test_a_response_is_streamed_as_typed_events(client: openai.OpenAI) -> None:
-    whole = client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=12)
+    whole = client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=6)
     events = list(
-        client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=12, stream=True)
+        client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=6, stream=True)
     )
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     last = events[-1]
     assert last.type == "response.incomplete"
     assert last.response.usage is not None
-    assert last.response.usage.output_tokens == 12
+    assert last.response.usage.output_tokens == 6
 
 
 def test_a_streamed_response_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:

@@ -12,16 +12,16 @@ const Topic = z.object({ kind: z.enum(["list", "dict"]), urgent: z.boolean() });
 const lookUp = zodResponsesFunction({ name: "look_up", parameters: Topic });
 
 test("a response has a text and its usage", async () => {
-  const response = await client.responses.create({ ...request, instructions: "Be short.", max_output_tokens: 12 });
+  const response = await client.responses.create({ ...request, instructions: "Be short.", max_output_tokens: 6 });
   assert.ok(response.output_text);
   assert.equal(response.status, "incomplete");
   assert.equal(response.incomplete_details.reason, "max_output_tokens");
-  assert.equal(response.usage.output_tokens, 12);
-  assert.equal(response.usage.total_tokens, response.usage.input_tokens + 12);
+  assert.equal(response.usage.output_tokens, 6);
+  assert.equal(response.usage.total_tokens, response.usage.input_tokens + 6);
 });
 
 test("a stream's events are in order and have the whole response's text", async () => {
-  const short = { ...request, max_output_tokens: 12 };
+  const short = { ...request, max_output_tokens: 6 };
   const whole = await client.responses.create(short);
   const events = [];
   for await (const event of await client.responses.create({ ...short, stream: true })) events.push(event);
@@ -39,7 +39,7 @@ test("a stream's events are in order and have the whole response's text", async 
     "response.output_item.done",
     "response.incomplete",
   ]);
-  assert.equal(events.at(-1).response.usage.output_tokens, 12);
+  assert.equal(events.at(-1).response.usage.output_tokens, 6);
 });
 
 test("a text is parsed into a zod type", async () => {
@@ -82,7 +82,7 @@ test("what needs a stored response is refused by name", async () => {
 });
 
 test("a chat and its stream have the same text", async () => {
-  const chat = { model: "pydoc-llama", messages: [{ role: "user", content: request.input }], temperature: 0, max_tokens: 12 };
+  const chat = { model: "pydoc-llama", messages: [{ role: "user", content: request.input }], temperature: 0, max_tokens: 6 };
   const whole = await client.chat.completions.create(chat);
   const streamed = await client.chat.completions.stream(chat).finalChatCompletion();
   assert.ok(whole.choices[0].message.content);

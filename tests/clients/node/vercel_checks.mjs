@@ -19,21 +19,21 @@ const loop = {
 };
 
 test("a text has its usage", async () => {
-  const result = await generateText({ ...request, system: "Be short.", maxOutputTokens: 12 });
+  const result = await generateText({ ...request, system: "Be short.", maxOutputTokens: 6 });
   assert.ok(result.text);
   assert.equal(result.finishReason, "length");
-  assert.equal(result.usage.outputTokens, 12);
+  assert.equal(result.usage.outputTokens, 6);
 });
 
 test("a stream has the text and the usage of the whole answer", async () => {
-  const whole = await generateText({ ...request, maxOutputTokens: 12 });
-  const result = streamText({ ...request, maxOutputTokens: 12 });
+  const whole = await generateText({ ...request, maxOutputTokens: 6 });
+  const result = streamText({ ...request, maxOutputTokens: 6 });
   const deltas = [];
   for await (const delta of result.textStream) deltas.push(delta);
   assert.ok(deltas.length > 1);
   assert.equal(deltas.join(""), whole.text);
   assert.equal(await result.finishReason, "length");
-  assert.equal((await result.usage).outputTokens, 12);
+  assert.equal((await result.usage).outputTokens, 6);
 });
 
 test("an object has its schema", async () => {

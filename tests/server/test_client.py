@@ -27,7 +27,7 @@ REQUESTS = [
     SamplingParams(max_tokens=40, temperature=1.3, seed=9223372036854775809, stop_words=["e", "the "]),
     SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9, seed=5, bad_words=[" the"], exclude_input_in_output=False),
 ]
-LONG = SamplingParams(max_tokens=400, min_tokens=400, temperature=1.0, seed=1)
+LONG = SamplingParams(max_tokens=2000, min_tokens=2000, temperature=1.0, seed=1)
 
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from triton_llama_openai.conversation import Conversation, converse
 from triton_llama_openai.engine_client import Chunk
-from triton_llama_openai.logprobs import TokenLogprobs, logprobs_content
+from triton_llama_openai.logprobs import logprobs_content
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.reasoning import Reasoning
@@ -55,39 +54,29 @@ async def answer_chat(
 
 
 class _Choice:
-    """One choice while it is generated. tokens, ids: of those whose text isn't sent yet."""
+    """One choice while it is generated. ids: of tokens whose text isn't sent yet."""
 
     def __init__(self, chat: ChatRequest, conversation: Conversation) -> None:
         self._chat = chat
         self._use = conversation.use
-        self._reader = conversation.reader()
-        self._called = False
-        self.tokens: list[TokenLogprobs] = []
+        self.reader = conversation.choice()
         self.ids: list[int] = []
 
-    def read(self, chunk: Chunk) -> Sequence[Part | Reasoning]:
+    def read(self, chunk: Chunk) -> list[Part | Reasoning]:
         """Return the parts that a chunk adds to the choice."""
-        self.tokens += chunk.logprobs
         self.ids += chunk.output_ids
-        parts = self._reader.read(chunk.text)
-        if chunk.finish_reason:
-            parts = [*parts, *self._reader.end(cut=chunk.finish_reason == "length")]
-        self._called = self._called or any(isinstance(part, ToolCall) for part in parts)
-        if chunk.finish_reason and self._use.forced and not self._called:
-            # They are the text of a call that was cut off, which the answer doesn't have.
-            self.tokens = []
-        return parts
+        return self.reader.read(chunk)
 
     def finish_reason(self, chunk: Chunk) -> str:
         """Return OpenAI's finish reason."""
-        called = self._called and chunk.finish_reason == "stop"
+        called = self.reader.called and chunk.finish_reason == "stop"
         return self._use.finish_reason if called else chunk.finish_reason
 
     def logprobs(self) -> Json | None:
         """Return and remove the logprobs, None for a request without them."""
         if not self._chat.logprobs:
             return None
-        tokens, self.tokens = self.tokens, []
+        tokens = self.reader.take_tokens()
         return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0), "refusal": None}
 
     def token_ids(self) -> Json:
@@ -147,7 +136,7 @@ class ChatEvents(ChoiceEvents):
             for number, part in enumerate(choice.read(chunk))
         ]
         if chunk.finish_reason:
-            logprobs = choice.logprobs() if choice.tokens else None
+            logprobs = choice.logprobs() if choice.reader.tokens else None
             reason: Json = {"stop_reason": stop_reason(chunk, self._stop_strings), **choice.token_ids()}
             reason |= choice.receipt(chunk)
             events.append(self._event(chunk.index, {"delta": {}}, logprobs, choice.finish_reason(chunk), reason))

@@ -9,20 +9,52 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triton_llama_openai.chat_template import render_messages
+from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import check_count
 from triton_llama_openai.generation import Generation, Prompt
+from triton_llama_openai.logprobs import TokenLogprobs
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import text_of
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.reasoning import Markers, ReasoningReader, close, is_open, is_open_in
+from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, is_open, is_open_in
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.tool_calls import TextReader, ToolUse, tool_use
+from triton_llama_openai.tool_calls import Part, TextReader, ToolCall, ToolUse, tool_use
 from triton_llama_openai.truncation import truncate
 
 Reader = Callable[[], TextReader | ReasoningReader]
 """Makes the reader of one choice's text."""
+
+
+class ChoiceReader:
+    """Turns one choice's chunks into parts of the answer.
+
+    called: whether it has a tool call. tokens: log probabilities of those whose text isn't sent yet.
+    """
+
+    def __init__(self, reader: TextReader | ReasoningReader, *, forced: bool) -> None:
+        self._reader = reader
+        self._forced = forced
+        self.called = False
+        self.tokens: list[TokenLogprobs] = []
+
+    def read(self, chunk: Chunk) -> list[Part | Reasoning]:
+        """Return the parts that a chunk adds to the choice."""
+        self.tokens += chunk.logprobs
+        parts: list[Part | Reasoning] = [*self._reader.read(chunk.text)]
+        if chunk.finish_reason:
+            parts += self._reader.end(cut=chunk.finish_reason == "length")
+        self.called = self.called or any(isinstance(part, ToolCall) for part in parts)
+        if chunk.finish_reason and self._forced and not self.called:
+            # They are the text of a call that was cut off, which the answer doesn't have.
+            self.tokens = []
+        return parts
+
+    def take_tokens(self) -> list[TokenLogprobs]:
+        """Return and remove the tokens."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -36,6 +68,10 @@ class Conversation:
     use: ToolUse
     reader: Reader
     generation: Generation
+
+    def choice(self) -> ChoiceReader:
+        """Return the reader of one choice's chunks."""
+        return ChoiceReader(self.reader(), forced=self.use.forced)
 
 
 def converse(

@@ -12,7 +12,7 @@ from typing import Literal
 
 from triton_llama_openai.conversation import Conversation
 from triton_llama_openai.engine_client import Chunk
-from triton_llama_openai.logprobs import TokenLogprobs, logprobs_content
+from triton_llama_openai.logprobs import logprobs_content
 from triton_llama_openai.protocol.response_items import Status
 from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.streaming import Json, dumps, dumps_with, join_array
@@ -115,24 +115,17 @@ class Output:
     """The items of one answer, in order. top_logprobs: alternatives of each token, None for no log probabilities."""
 
     def __init__(self, conversation: Conversation, top_logprobs: int | None) -> None:
-        self._reader = conversation.reader()
-        self._forced = conversation.use.forced
+        self._reader = conversation.choice()
         self._top = top_logprobs
-        self._tokens: list[TokenLogprobs] = []
         self.items: list[OutputItem] = []
         self.finish_reason = ""
 
     def read(self, chunk: Chunk) -> list[Step]:
         """Return the steps of a chunk."""
-        self._tokens += chunk.logprobs
-        steps = self._add(self._reader.read(chunk.text))
+        steps = self._add(self._reader.read(chunk))
         if chunk.finish_reason:
             self.finish_reason = chunk.finish_reason
-            steps += self._add(self._reader.end(cut=self.finish_reason == "length"))
             if not self.items:
-                if self._forced:
-                    # They are the text of a call that was cut off, which the answer doesn't have.
-                    self._tokens = []
                 steps += self._begin(TextItem("output_text", new_id("msg")))
             steps += self._end(self.status)
         return steps
@@ -190,7 +183,7 @@ class Output:
 
     def _logprobs(self) -> list[EncodedLogprobs]:
         """Return and remove the tokens whose text is new."""
-        tokens, self._tokens = self._tokens, []
+        tokens = self._reader.take_tokens()
         content = [] if self._top is None else logprobs_content(tokens, self._top, unknown_bytes=[])
         return [EncodedLogprobs(dumps(token), dumps(_without_bytes(token))) for token in content]
 

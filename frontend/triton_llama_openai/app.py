@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -170,13 +171,13 @@ def _models(models: Models) -> APIRouter:
 
 
 def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
-    """Return the route of the document about these."""
+    """Return the route of the document about these, which is made at its first request."""
     router = APIRouter()
-    document = openapi_document(routes, ignores_unknown=settings.unknown_fields == "ignore")
+    document = cache(partial(openapi_document, [*routes], ignores_unknown=settings.unknown_fields == "ignore"))
 
     @router.get("/openapi.json", response_model=None)
     async def describe() -> Response:
-        return JSONResponse(document)
+        return JSONResponse(await asyncio.to_thread(document))
 
     return router
 

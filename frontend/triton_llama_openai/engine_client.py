@@ -39,8 +39,6 @@ CONNECT_TIMEOUT_S = 10.0
 CONFIG_S = 60.0
 """Seconds after which the model's config is read again."""
 CONFIG_TIMEOUT_S = 2.0
-_END_S = 1.0
-"""Seconds that a call has to end by itself after its error."""
 
 OUTPUTS = (
     "text_output",
@@ -134,7 +132,6 @@ class EngineClient:
                     # A reader that takes its time isn't waiting for Triton.
                     self._awaited.pop(call, None)
                     if response.error_message:
-                        await _end(call)
                         raise _error(response.error_message)
                     self.last_response = self.last_heard
                     chunks = read_chunks(response.infer_response, choices)
@@ -210,14 +207,6 @@ class EngineClient:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
-
-
-async def _end(call: grpc.aio.Call) -> None:
-    """Read a call that has failed to its end, for a short time: cancelled, it would end in the middle of Triton's."""
-    with suppress(TimeoutError, grpc.RpcError):
-        async with asyncio.timeout(_END_S):
-            async for _ in call:
-                pass
 
 
 def _error(message: str) -> TritonLlamaError:

@@ -41,7 +41,8 @@ class Replica:
         self.engine = engine
         self.running = 0
         """Requests in flight here."""
-        self.error: TritonLlamaError | None = None
+        # A text: an error would hold its traceback, and so the failed call and its channel.
+        self.error: str | None = None
         """Why it takes no requests; None while it does."""
         self._hang_timeout = hang_timeout
         self._on_return = on_return
@@ -60,7 +61,7 @@ class Replica:
 
     def fail(self, error: TritonLlamaError) -> None:
         """Take it out, until a probe generates a token."""
-        self.error, self._failed_at = error, time.monotonic()
+        self.error, self._failed_at = str(error), time.monotonic()
         self._watch()
 
     async def close(self) -> None:
@@ -86,7 +87,7 @@ class Replica:
                     self.error = None
                     self._on_return()
             except TritonLlamaError as error:
-                self.error = error
+                self.error = str(error)
             except Exception:
                 # Without this task a replica that is out would stay out.
                 LOG.exception("the probe of %s failed", self.engine.endpoint)

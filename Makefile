@@ -75,19 +75,18 @@ test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU n
 	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=3 .long-engine .room-compose $(subst .room-engine,.short-engine,$(ROOMS:%=.room-%)) .room-clients check
+	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients check
 
 test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 
 # Two threads that wait for each other on busy cores are slower than one.
-.room-% .short-% .long-%: export OMP_NUM_THREADS ?= 1
+.room-% .short-%: export OMP_NUM_THREADS ?= 1
+# On one core the engine's would end alone.
+.room-engine .short-engine: PROCESSES := --numprocesses 2 --dist worksteal
 .room-%:
-	@exec $(BIN)/python -m pytest tests/$*
-# A room in two parts: the engine's, whole, would end alone on one core.
+	@exec $(BIN)/python -m pytest $(PROCESSES) tests/$*
 .short-%:
-	@exec $(BIN)/python -m pytest tests/$* -m 'not long'
-.long-%:
-	@exec $(BIN)/python -m pytest tests/$* -m long
+	@exec $(BIN)/python -m pytest $(PROCESSES) tests/$* -m 'not long'
 
 .room-clients: $(READY_CLIENTS)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from notes import Note
@@ -10,17 +12,16 @@ from notes import Note
 # What a test has started ends with its fixtures, after SIGTERM too.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-_NOTES = pytest.StashKey[list[str]]()
-
 
 @pytest.fixture
-def note(request: pytest.FixtureRequest) -> Note:
+def note(record_property: Callable[[str, object], None]) -> Note:
     """Take a line for the end of the run."""
-    return request.config.stash.setdefault(_NOTES, []).append
+    return partial(record_property, "note")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    notes = config.stash.get(_NOTES, [])
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    notes = [line for report in reports for name, line in report.user_properties if name == "note"]
     if notes:
         terminalreporter.section("counted")
         terminalreporter.write("".join(f"{line}\n" for line in notes))

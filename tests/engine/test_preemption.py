@@ -21,7 +21,7 @@ from llama_engine.sequence import Sequence
 MODEL_LEN = 128
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+@pytest.fixture(scope="module", params=[pytest.param("fp32", marks=pytest.mark.long), "int8"])
 def short(request: pytest.FixtureRequest) -> Checkpoint:
     """With so few positions that a small pool holds a sequence of them; the same in all tests, for `alone`."""
     checkpoint: Checkpoint = request.getfixturevalue(request.param)

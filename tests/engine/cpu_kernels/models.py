@@ -5,8 +5,8 @@ Those that this machine can't run are compiled with emulated instructions (emula
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -61,6 +61,7 @@ if not RUNNABLE:
 
 EMULATED = {"avx512-amx": ["-DTILES"], "avx512-vnni": []}
 """Compiler options of emulated.cpp by instruction set."""
+EMULATED_DIRECTORY = Path(__file__).parents[3] / ".work" / "emulated"
 
 LAYERS = 2
 
@@ -109,10 +110,14 @@ def kernels(name: str) -> CpuKernels:
 
 def _emulated(name: str, compiler: list[str]) -> CpuKernels:
     options = [*COMMON_FLAGS, *INSTRUCTION_SETS["avx2"], *EMULATED[name], "-O1", "-Wno-psabi", f"-I{SOURCES}"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "emulated.so"
-        assert compile_to(path, [*compiler, *options, str(Path(__file__).with_name("emulated.cpp"))]) is None
-        return CpuKernels(name, path)
+    source = Path(__file__).with_name("emulated.cpp")
+    # Compilation takes ten seconds.
+    content = hashlib.sha256(" ".join(options).encode() + source.read_bytes()).hexdigest()
+    path = EMULATED_DIRECTORY / f"{content[:16]}-{object_path(name).name}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert compile_to(path, [*compiler, *options, str(source)]) is None
+    return CpuKernels(name, path)
 
 
 def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: bool = False) -> LinearWeight:

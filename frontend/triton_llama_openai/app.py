@@ -215,7 +215,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routed(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 404:
+        if error.status_code in (404, 405):
             message = f"there is no {request.method} {request.url.path}"
             return error_response(ApiError(404, message, None, "unknown_url"))
         return error_response(ApiError(error.status_code, str(error.detail), None, None))

@@ -40,6 +40,8 @@ from triton_llama_openai.verification import VerificationRequest, answer_verific
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10
 """Maximum bytes of all headers. uvicorn closes a connection that sends twice as many."""
+_EXPOSED_HEADERS = ["x-request-id", "x-ignored-parameters", "retry-after"]
+"""Headers of an answer that pages of other origins may read."""
 _NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
 
 
@@ -66,7 +68,13 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
     app.add_middleware(_HeaderLimit)
     if settings.allowed_origins is not None:
         origins = [origin.strip() for origin in settings.allowed_origins.split(",")]
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED_HEADERS,
+        )
     app.add_middleware(RecordRequests, metrics=metrics, log_requests=settings.log_requests)
     _handle_errors(app)
     authorized = [Depends(authorize)]
@@ -215,9 +223,9 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routed(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 404:
+        if error.status_code in (404, 405):
             message = f"there is no {request.method} {request.url.path}"
-            return error_response(ApiError(404, message, None, "unknown_url"))
+            return error_response(ApiError(error.status_code, message, None, "unknown_url"))
         return error_response(ApiError(error.status_code, str(error.detail), None, None))
 
     @app.exception_handler(Exception)

@@ -119,7 +119,7 @@ def from_validation(error: ValidationError) -> ApiError:
     if kind == "unsupported_parameter":
         return ApiError(400, f"{param} is not supported: {first['msg']}", param, kind)
     bound = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "it must ", first["msg"])
-    bound = re.sub(r" after validation, not \d+$", "", bound)
+    bound = re.sub(r" after validation, not (\d+|more)$", "", bound)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     if not param:
         return ApiError(400, f"the body is {shorten(first['input'])}; {bound}", None, code)

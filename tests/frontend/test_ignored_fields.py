@@ -54,6 +54,15 @@ def test_cache_control_changes_no_prompt(served: Endpoint, triton: FakeTriton) -
     assert triton.last.value("text_input") == without
 
 
+def test_a_breakpoint_of_the_prompt_cache_is_named_in_the_header(served: Endpoint) -> None:
+    part = {"text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    chat = served.chat(messages=[{"role": "user", "content": [{"type": "text", **part}]}])
+    item = {"role": "user", "content": [{"type": "input_text", **part}]}
+    response = served.http.post("/v1/responses", json={"model": "pydoc-llama", "input": [item]})
+    assert (chat.status_code, chat.headers[HEADER]) == (200, "messages.content.prompt_cache_breakpoint")
+    assert (response.status_code, response.headers[HEADER]) == (200, "input.content.prompt_cache_breakpoint")
+
+
 def test_what_an_answer_has_is_named_when_it_is_sent_back(served: Endpoint) -> None:
     call = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
     question = {"role": "user", "content": "a"}

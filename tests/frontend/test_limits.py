@@ -176,6 +176,13 @@ def test_a_browser_page_may_call_only_from_an_allowed_origin(served: Endpoint, t
         assert "access-control-allow-origin" not in elsewhere.headers
 
 
+def test_a_browser_page_may_read_the_headers_of_an_answer(triton: FakeTriton) -> None:
+    with endpoint(triton.port, allowed_origins="*") as open_to:
+        response = open_to.http.get("/v1/models", headers={"origin": "https://chat.example"})
+    exposed = response.headers["access-control-expose-headers"].split(", ")
+    assert exposed == ["x-request-id", "x-ignored-parameters", "retry-after"]
+
+
 @pytest.mark.parametrize("content", ["", "# nothing\n\n"])
 def test_a_file_without_keys_is_refused(content: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys"

@@ -82,6 +82,11 @@ def test_a_bad_field_is_refused_by_name(
     assert triton.requests == []
 
 
+@pytest.mark.parametrize("fields", [{"stop": ["a"] * 17}, {"metadata": {str(key): "" for key in range(17)}}])
+def test_a_refusal_of_too_many_items_ends_with_the_bound(served: Endpoint, fields: Json) -> None:
+    assert str(error_of(served.chat(**fields))["message"]).endswith("; it must have at most 16 items")
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "code"),
     [
@@ -130,13 +135,17 @@ def test_embeddings_are_refused_clearly(served: Endpoint) -> None:
     assert "no embeddings" in str(error_of(response)["message"])
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/responses/input_tokens", 405)],
+)
 def test_an_unknown_path_or_method_is_refused_in_openais_form(
     served: Endpoint, method: str, path: str, status: int
 ) -> None:
     response = served.http.request(method, path)
     assert response.status_code == status
-    error_of(response)
+    error = error_of(response)
+    assert (error["message"], error["code"]) == (f"there is no {method} {path}", "unknown_url")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class TextPart(Schema):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = None
+    prompt_cache_breakpoint: CacheControl = None
 
 
 Content = Annotated[

@@ -125,7 +125,7 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 CacheControl = Annotated[JsonObject | None, Field(json_schema_extra=IGNORED)]
-"""Anthropic's hint; here prefixes are cached without it."""
+"""Anthropic's hint, or OpenAI's; here prefixes are cached without it."""
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 

@@ -225,7 +225,10 @@ def _handle_errors(app: FastAPI) -> None:
     async def routed(request: Request, error: HTTPException) -> Response:
         if error.status_code in (404, 405):
             message = f"there is no {request.method} {request.url.path}"
-            return error_response(ApiError(error.status_code, message, None, "unknown_url"))
+            response = error_response(ApiError(error.status_code, message, None, "unknown_url"))
+            # Allow: the path's methods.
+            response.headers.update(error.headers or {})
+            return response
         return error_response(ApiError(error.status_code, str(error.detail), None, None))
 
     @app.exception_handler(Exception)

@@ -146,6 +146,7 @@ def test_an_unknown_path_or_method_is_refused_in_openais_form(
     assert response.status_code == status
     error = error_of(response)
     assert (error["message"], error["code"]) == (f"there is no {method} {path}", "unknown_url")
+    assert ("allow" in response.headers) == (status == 405)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pydantic.config import ExtraValues
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -193,7 +193,7 @@ def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
 def _state(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health", response_model=None)
+    @router.get("/health", response_model=None, responses={503: {"description": "Not ready"}})
     async def health() -> Response:
         """Ready: every model can answer."""
         reasons = await models.ready()
@@ -204,7 +204,7 @@ def _state(models: Models, metrics: Metrics) -> APIRouter:
         """Alive: this process answers, whatever Triton does."""
         return JSONResponse({})
 
-    @router.get("/metrics", response_model=None)
+    @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE)
 

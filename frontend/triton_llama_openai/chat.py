@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,10 +48,18 @@ async def answer_chat(
     if chat.streamed:
         return await stream_answer(request, generation, ChatEvents(conversation, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
-    choices = [_Choice(chat, conversation).body(chunk) for chunk in chunks]
+    choices = [_Choice(chat, conversation) for _ in chunks]
+    bodies = [choice.body(chunk) for choice, chunk in zip(choices, chunks, strict=True)]
+    await _count_reasoning(conversation, choices)
     prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
-    answer = {"choices": choices, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
+    answer = {"choices": bodies, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
     return Response(dumps(head | ids | answer), media_type="application/json")
+
+
+async def _count_reasoning(conversation: Conversation, choices: Sequence[_Choice]) -> None:
+    """Count the tokens of the choices' reasoning in the usage, for a model that reasons."""
+    if conversation.model.markers is not None:
+        await asyncio.to_thread(conversation.count_reasoning, [choice.reader for choice in choices])
 
 
 class _Choice:
@@ -115,6 +124,7 @@ class ChatEvents(ChoiceEvents):
         super().__init__(conversation.generation, head)
         self._first_head = head | ids
         self._stop_strings = chat.stop_strings
+        self._conversation = conversation
         self._choices = [_Choice(chat, conversation) for _ in range(chat.choices)]
 
     def begin(self) -> bytes:
@@ -141,6 +151,12 @@ class ChatEvents(ChoiceEvents):
             reason |= choice.receipt(chunk)
             events.append(self._event(chunk.index, {"delta": {}}, logprobs, choice.finish_reason(chunk), reason))
         return b"".join(events)
+
+    async def end(self) -> bytes:
+        """Return the events after the last text."""
+        if self._ends_with_usage:
+            await _count_reasoning(self._conversation, self._choices)
+        return await super().end()
 
 
 def _delta(part: Part | Reasoning) -> Json:

@@ -121,10 +121,14 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
 
 @dataclass
 class Usage:
-    """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has."""
+    """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has.
+
+    reasoning_tokens: those of all choices' reasoning, None as long as they aren't counted.
+    """
 
     choices_per_prompt: int
     completion_tokens: int = 0
+    reasoning_tokens: int | None = None
     _prompts: dict[int, int] = field(default_factory=dict)
     _cached: dict[int, int] = field(default_factory=dict)
 
@@ -150,7 +154,7 @@ class Usage:
         return sum(self._cached.values()) if self._cached else None
 
     def body(self, *, before_text: bool = False) -> dict[str, object]:
-        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached.
+        """Return the answer's `usage`; without details that the server doesn't say or that aren't counted.
 
         before_text: True for events sent before the first token; reports 0 completion tokens.
         """
@@ -162,6 +166,8 @@ class Usage:
         }
         if self.cached_tokens is not None:
             counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return counts
 
 

@@ -109,14 +109,15 @@ class Models:
         return iter(self._models.values())
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model of this name; None is the only one. Raises ApiError 404."""
+        """Return the model of this name; None is the only one. Raises ApiError 400 or 404."""
         if name is None and len(self._models) == 1:
             return next(iter(self._models.values()))
-        model = self._models.get(name or "")
-        if model is None:
-            known = ", ".join(self._models)
+        known = ", ".join(self._models)
+        if name is None:
+            raise ApiError(400, f"model is missing; it must be one of {known}", "model", "missing_required_parameter")
+        if name not in self._models:
             raise ApiError(404, f"model is {name!r}; it must be one of {known}", "model", "model_not_found")
-        return model
+        return self._models[name]
 
     async def ready(self) -> dict[str, str]:
         """Return, by name, why a model can't answer now; empty if all can."""

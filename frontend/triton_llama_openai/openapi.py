@@ -55,7 +55,10 @@ def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> d
     document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR}}
     for path, schema in BODIES.items():
         content = {"application/json": {"schema": names[schema, mode]}}
-        document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        operation = document["paths"][path]["post"]
+        operation["requestBody"] = {"required": True, "content": content}
+        if "stream" in schema.model_fields:
+            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"description": "Error", "content": {"application/json": {"schema": {"$ref": f"{_COMPONENTS}Error"}}}}
     for operations in document["paths"].values():
         for operation in operations.values():

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import time
 
+from triton_llama_openai.conversation import Conversation
 from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.generation import Usage
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_output import Output, new_id
 from triton_llama_openai.streaming import Json, dumps_with, join_array
-from triton_llama_openai.tokenizer import Checkpoint
 
 _TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 
 
 class ResponseObject:
-    """One response while it is generated and after. model: its name. output, usage: of its only choice."""
+    """One response while it is generated and after. output: of the conversation's only choice."""
 
-    def __init__(
-        self, request: ResponsesRequest, model: str, checkpoint: Checkpoint, output: Output, usage: Usage
-    ) -> None:
+    def __init__(self, request: ResponsesRequest, conversation: Conversation, output: Output) -> None:
         self.output = output
-        self._usage = usage
-        self._checkpoint = checkpoint
+        self._conversation = conversation
         self._fields: Json = {"id": new_id("resp"), "object": "response", "created_at": int(time.time())}
-        self._fields |= {"model": model, **_echo(request)}
+        self._fields |= {"model": conversation.model.name, **_echo(request)}
 
     def whole(self, chunk: Chunk) -> bytes:
         """Return the object of an answer that isn't streamed, as JSON."""
@@ -49,14 +45,13 @@ class ResponseObject:
         return dumps_with(fields, {"output": join_array(item.body() for item in items)})
 
     def _usage_body(self) -> Json:
-        usage, reasoning = self._usage, self.output.reasoning()
-        # As the tokenizer splits its text: the engine doesn't say which tokens were whose.
-        tokens = len(self._checkpoint.encode(reasoning, add_special_tokens=False)) if reasoning else 0
+        self._conversation.count_reasoning([self.output.reader])
+        usage = self._conversation.generation.usage
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": min(tokens, usage.completion_tokens)},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 

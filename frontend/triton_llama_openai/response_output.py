@@ -115,14 +115,14 @@ class Output:
     """The items of one answer, in order. top_logprobs: alternatives of each token, None for no log probabilities."""
 
     def __init__(self, conversation: Conversation, top_logprobs: int | None) -> None:
-        self._reader = conversation.choice()
+        self.reader = conversation.choice()
         self._top = top_logprobs
         self.items: list[OutputItem] = []
         self.finish_reason = ""
 
     def read(self, chunk: Chunk) -> list[Step]:
         """Return the steps of a chunk."""
-        steps = self._add(self._reader.read(chunk))
+        steps = self._add(self.reader.read(chunk))
         if chunk.finish_reason:
             self.finish_reason = chunk.finish_reason
             if not self.items:
@@ -134,10 +134,6 @@ class Output:
     def status(self) -> Status:
         """OpenAI's status of the response, once it has ended."""
         return "incomplete" if self.finish_reason == "length" else "completed"
-
-    def reasoning(self) -> str:
-        """Return the text of the reasoning so far."""
-        return "".join(item.text for item in self.items if isinstance(item, TextItem) and item.kind == "reasoning_text")
 
     def cut_off(self) -> None:
         """Note that an error has ended the output: an item in progress is incomplete."""
@@ -183,7 +179,7 @@ class Output:
 
     def _logprobs(self) -> list[EncodedLogprobs]:
         """Return and remove the tokens whose text is new."""
-        tokens = self._reader.take_tokens()
+        tokens = self.reader.take_tokens()
         content = [] if self._top is None else logprobs_content(tokens, self._top, unknown_bytes=[])
         return [EncodedLogprobs(dumps(token), dumps(_without_bytes(token))) for token in content]
 

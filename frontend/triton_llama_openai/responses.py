@@ -28,7 +28,7 @@ async def answer_response(
     request.state.record.ignored += conversation.use.ignored
     generation = conversation.generation
     output = Output(conversation, chat.num_logprobs)
-    response = ResponseObject(body, model.name, model.checkpoint, output, generation.usage)
+    response = ResponseObject(body, conversation, output)
     if body.stream:
         return await stream_answer(request, generation, ResponseEvents(response))
     (chunk,) = await until_disconnect(request, generation.whole())

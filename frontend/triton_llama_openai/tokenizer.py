@@ -46,6 +46,10 @@ class Checkpoint:
         (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
+    def num_tokens(self, text: str) -> int:
+        """Return how many tokens a text by itself has."""
+        return len(self.encode(text, add_special_tokens=False)) if text else 0
+
     def prompt_ids(self, prompt: str | list[int]) -> list[int]:
         """Return a prompt's tokens as the server sees them."""
         if not isinstance(prompt, str):

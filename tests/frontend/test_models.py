@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import triton_llama.endpoint
-from frontend.endpoints import EMBEDDED, HOST, Endpoint, endpoint, error_of
+from frontend.endpoints import EMBEDDED, HOST, Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton, fake_triton
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.load_balancer import LoadBalancer
@@ -72,7 +72,19 @@ def test_several_checkpoints_are_served_by_name(triton: FakeTriton, tmp_path: Pa
             assert served.http.get("/v1/models/org/first").status_code == 200
             assert served.complete(model="org/first").json()["choices"][0]["text"] == " Hello, world."
             assert served.complete(model="second").json()["choices"][0]["text"] == " Other"
-            assert error_of(served.http.post("/tokenize", json={"prompt": "a"}))["param"] == "model"
+            check_refusal(served.complete(model=None), "model", "model is missing; it must be one of org/first, second")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a", "model": None}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_the_only_model_needs_no_name(served: Endpoint, path: str, body: Json) -> None:
+    assert served.http.post(path, json=body).json()["model"] == "pydoc-llama"
 
 
 def test_the_endpoint_lives_without_a_triton() -> None:

@@ -15,6 +15,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CHAT: Json = {"model": "pydoc-llama", "messages": MESSAGES}
 GOOD: list[tuple[str, Json]] = [
     ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {"messages": MESSAGES}),
     ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required", "stop": ["a"], "top_logprobs": 0}),
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
     ("/v1/completions", {"model": "pydoc-llama", "prompt": [[1], [2]], "logit_bias": {"5": 1}, "suffix": None}),
@@ -27,7 +28,7 @@ BAD: list[tuple[str, Json]] = [
     ("/v1/chat/completions", {**CHAT, "temperature": 3}),
     ("/v1/chat/completions", {**CHAT, "temprature": 1}),
     ("/v1/chat/completions", {**CHAT, "functions": []}),
-    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/chat/completions", {"model": "pydoc-llama"}),
     ("/v1/completions", {"model": "pydoc-llama", "prompt": [[1], []]}),
     ("/v1/responses", {"model": "pydoc-llama", "input": "a", "previous_response_id": "resp_1"}),
     ("/detokenize", {"tokens": [-1]}),
@@ -71,6 +72,16 @@ def test_the_document_takes_the_bodies_that_the_endpoint_takes(
     served: Endpoint, path: str, body: Json, good: bool
 ) -> None:
     _check(served, path, body, good=good)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("post", "/v1/completions", {"prompt": "a", "stream": True}), ("get", "/metrics", None)],
+)
+def test_the_document_has_an_answers_content_type(served: Endpoint, method: str, path: str, body: Json | None) -> None:
+    response = served.http.request(method, path, json=body)
+    operation = _document(served)["paths"][path][method]  # type: ignore[index]  # JSON
+    assert response.headers["content-type"].split(";")[0] in operation["responses"]["200"]["content"]
 
 
 def test_the_document_takes_unknown_fields_where_the_endpoint_does(triton: FakeTriton) -> None:

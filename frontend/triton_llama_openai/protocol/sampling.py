@@ -72,7 +72,7 @@ def check_names(name: str, value: float | None, other_name: str, other_value: fl
 class SamplingFields(Schema):
     """The fields that chat, completions and responses share. Null is no value: a default applies."""
 
-    model: ModelName
+    model: ModelName | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -18,8 +18,18 @@ from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import text_of
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, is_open, is_open_in
+from triton_llama_openai.reasoning import (
+    Markers,
+    Reasoning,
+    ReasoningReader,
+    close,
+    is_closed,
+    is_open,
+    is_open_in,
+    tag_format,
+)
 from triton_llama_openai.settings import Settings
+from triton_llama_openai.structured_output import follow
 from triton_llama_openai.tool_calls import Part, TextReader, ToolCall, ToolUse, tool_use
 from triton_llama_openai.truncation import truncate
 
@@ -96,40 +106,50 @@ def converse(
     """
     field = chat.client_field("messages")
     check_count(field, chat.messages, settings.max_messages, "messages")
-    use = tool_use(chat, model.tool_form)
+    use, markers = tool_use(chat, model.tool_form), model.markers
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
+    # An answer with markers of its own (Granite 3.3's) conforms to no guide.
+    without_reasoning = guided and (markers is None or len(markers) > 2)
     prompt = render_messages(
         model.checkpoint.template,
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=_template_kwargs(chat, guided=guided),
+        template_kwargs=_template_kwargs(chat, without_reasoning=without_reasoning),
         documents=chat.documents,
         field=field,
     )
+    guide = use.guide
     reader: Reader = use.reader
-    if model.markers is not None and guided:
-        prompt = close(model.markers, prompt)
-    elif model.markers is not None:
-        reader = _with_reasoning(chat, prompt, model.markers, use.reader)
+    if markers is not None and without_reasoning:
+        prompt = close(markers, prompt)
+    elif markers is not None:
+        begun = _is_begun(chat, prompt, markers)
+        reader = _with_reasoning(markers, use.reader, begun=begun)
+        may_begin = not (chat.continue_final_message or is_closed(markers, prompt))
+        if guide is not None and guided and (begun or may_begin):
+            guide = follow(tag_format(markers, begun=begun), guide)
     record.prompt = prompt
     prompts = truncate(chat, [prompt], model.checkpoint)
-    generation = Generation(chat, prompts, use.guide, model, settings, record, cache_salt)
+    generation = Generation(chat, prompts, guide, model, settings, record, cache_salt)
     return Conversation(prompts[0], use, reader, generation, model)
 
 
-def _template_kwargs(chat: ChatRequest, *, guided: bool) -> JsonObject:
-    """Return the request's variables of the template. guided: it has no place for reasoning."""
+def _template_kwargs(chat: ChatRequest, *, without_reasoning: bool) -> JsonObject:
+    """Return the request's variables of the template."""
     kwargs = chat.chat_template_kwargs or {}
-    return {"enable_thinking": False, **kwargs} if guided else kwargs
+    return {"enable_thinking": False, **kwargs} if without_reasoning else kwargs
 
 
-def _with_reasoning(chat: ChatRequest, prompt: str, markers: Markers, reader: Callable[[], TextReader]) -> Reader:
-    """Return what makes the reader of a choice that may begin with reasoning, or within it."""
+def _is_begun(chat: ChatRequest, prompt: str, markers: Markers) -> bool:
+    """Return whether the text begins within reasoning."""
     if chat.continue_final_message:
-        begun = is_open_in(markers, text_of(chat.messages[-1].content))
-    else:
-        begun = is_open(markers, prompt)
+        return is_open_in(markers, text_of(chat.messages[-1].content))
+    return is_open(markers, prompt)
+
+
+def _with_reasoning(markers: Markers, reader: Callable[[], TextReader], *, begun: bool) -> Reader:
+    """Return what makes the reader of a choice that may begin with reasoning, or within it."""
     return lambda: ReasoningReader(markers, reader(), begun=begun)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.tool_calls import Part, TextReader, partial_end
 
 Markers = tuple[str, ...]
@@ -55,6 +56,25 @@ def is_open_in(markers: Markers, content: str) -> bool:
 def close(markers: Markers, prompt: str) -> str:
     """Return a prompt without open reasoning: with an empty one, as templates write it where thinking is off."""
     return f"{prompt.rstrip()}\n\n{markers[1]}\n\n" if is_open(markers, prompt) else prompt
+
+
+def is_closed(markers: Markers, prompt: str) -> bool:
+    """Return whether a prompt ends with reasoning, perhaps an empty one, so that the answer begins there."""
+    return prompt.rstrip().endswith(markers[1])
+
+
+def tag_format(markers: Markers, *, begun: bool) -> JsonObject:
+    """Return the structural tag's format of the reasoning at a text's beginning, which may be missing.
+
+    begun: the text begins within it.
+    """
+    text: JsonObject = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": markers[1]}
+    # Templates write at most an empty line after it.
+    reasoning: JsonObject = {"type": "sequence", "elements": [text, {"type": "regex", "pattern": r"\n{0,2}"}]}
+    if begun:
+        return reasoning
+    tag = {"type": "tag", "begin": markers[0], "content": reasoning, "end": ""}
+    return {"type": "tags_with_separator", "tags": [tag], "separator": "", "stop_after_first": True}
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,23 @@ def json_guide(field: str, schema: JsonObject | str) -> Guide:
     return Guide(field, "json_schema", _dumps(close_objects(parsed)))
 
 
+def follow(beginning: JsonObject, guide: Guide) -> Guide:
+    """Return the guide of a text that has a beginning, one of a structural tag's formats, and then follows `guide`."""
+    match guide.kind:
+        case "regex":
+            rest: JsonObject = {"type": "regex", "pattern": guide.guide}
+        case "ebnf_grammar":
+            rest = {"type": "grammar", "grammar": guide.guide}
+        case _:
+            schema = {"type": "object"} if guide.kind == "json" else _parsed(guide.guide)
+            if schema is None:
+                # The model says what is wrong with it.
+                return guide
+            rest = {"type": "json_schema", "json_schema": schema}
+    sequence = {"type": "sequence", "elements": [beginning, rest]}
+    return Guide(guide.field, "structural_tag", _dumps({"type": "structural_tag", "format": sequence}))
+
+
 def _parsed(schema: str) -> JsonObject | None:
     """Return a schema from its JSON, with {} for true; None if it is no object."""
     try:

@@ -60,6 +60,10 @@ def gaps(options: object) -> str:
         ("structural_tag", tag({"type": "sequence", "elements": [A, B]}), ["ab"], ["b", "a"]),
         ("structural_tag", tag({"type": "or", "elements": [{"type": "json_schema", "json_schema": {"const": 1}}, A]}),
          ["1", "a"], ["1a", "b"]),
+        ("structural_tag", tag({"type": "sequence", "elements": [
+            {"type": "grammar", "grammar": 'root ::= "(" root ")" | [a-c]+'},
+            {"type": "grammar", "grammar": 'start: r1 "."\nr1: "x" r1 | "y"'}]}),
+         ["((a))xxy.", "by."], ["(ay.", "axy", "y."]),
         ("structural_tag", tag({"type": "tag", "begin": "[", "content": ANY, "end": "]"}),
          ["[ab]", "[]"], ["[ab", "[a]]"]),
         ("structural_tag", tag({"type": "const_string", "value": '\x7f\n"\\/é🙂\x80'}),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, events_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import FakeTriton, ModelRequest
+from llama_engine.sampling.guide_matcher import GuideMatchers
 from model_families import BY_NAME
 from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, find_markers, is_open, is_open_in
 from triton_llama_openai.tool_calls import HermesReader, PlainText, ToolCall
@@ -159,14 +160,74 @@ def test_a_text_begins_within_the_reasoning_that_the_prompt_opens(distilled: End
     assert (message["reasoning_content"], message["content"]) == ("A sum.", "4")
 
 
-def test_a_guided_text_is_content_after_empty_reasoning(
-    qwen3: Endpoint, distilled: Endpoint, triton: FakeTriton
+def _conforms(request: ModelRequest, text: str) -> bool:
+    """Return whether a text conforms to a request's guide, as the engine reads it."""
+    guide, kind = request.value("guided_decoding_guide"), request.value("guided_decoding_guide_type")
+    matchers = GuideMatchers([*(bytes([byte]) for byte in range(256)), b"</s>"], [256], [256])
+    state = matchers.start(matchers.check(str(kind), str(guide)))
+    return all(map(state.accept, text.encode())) and state.may_end
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"a": 1}', "[]"),
+        ({"guided_json": {"type": "integer"}}, "4", "four"),
+        ({"guided_regex": "[0-9]+"}, "4", "four"),
+        ({"guided_choice": ["yes", 'n"o\n']}, 'n"o\n', "maybe"),
+        ({"guided_grammar": 'root ::= "a" root | "b"'}, "aab", "aac"),
+        ({"tools": [ADD], "tool_choice": "required"}, '[{"name": "add", "parameters": {}}]', "[]"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_guide_holds_after_the_reasoning(
+    qwen3: Endpoint, distilled: Endpoint, triton: FakeTriton, fields: Json, good: str, bad: str
 ) -> None:
+    thought = "A {sum}.\n</think>"
+    for served, beginning in ((qwen3, "<think>\n"), (distilled, "")):
+        triton.tokens = [beginning, thought, "\n\n", good]
+        message = served.chat(messages=MESSAGES, **fields).json()["choices"][0]["message"]
+        assert message["reasoning_content"] == "A {sum}."
+        calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+        assert (message["content"], calls) == ((None, ["add"]) if "tools" in fields else (good, []))
+        for gap in ("", "\n", "\n\n"):
+            assert _conforms(triton.last, f"{beginning}{thought}{gap}{good}")
+            assert not _conforms(triton.last, f"{beginning}{thought}{gap}{bad}")
+        # A model that Qwen3's template leaves the choice may answer at once.
+        assert _conforms(triton.last, good) == (served is qwen3)
+        assert not _conforms(triton.last, f"\n{good}")
+
+
+def test_a_closed_prompt_leaves_a_guide_as_it_is(qwen3: Endpoint, triton: FakeTriton, tmp_path: Path) -> None:
     triton.tokens = ['{"a":', " 1}"]
-    for served in (qwen3, distilled):
-        response = served.chat(messages=MESSAGES, response_format={"type": "json_object"})
-        assert response.json()["choices"][0]["message"]["content"] == '{"a": 1}'
-        assert str(triton.last.value("text_input")).endswith("<think>\n\n</think>\n\n")
+    without = {"enable_thinking": False}
+    with endpoint(triton.port, tokenizer=str(BY_NAME["granite-3.3"].save(tmp_path)), served_name="pydoc-llama") as own:
+        for served, kwargs in ((qwen3, without), (own, {}), (own, {"thinking": True})):
+            response = served.chat(
+                messages=MESSAGES, response_format={"type": "json_object"}, chat_template_kwargs=kwargs
+            )
+            assert response.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+            assert triton.last.value("guided_decoding_guide_type") == "json"
+
+
+@pytest.mark.parametrize("content", ["<think>A</think>{", "{"])
+def test_a_guide_holds_for_the_rest_of_a_continued_answer(qwen3: Endpoint, triton: FakeTriton, content: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    assert qwen3.chat(messages=messages, continue_final_message=True, guided_regex="a}").status_code == 200
+    assert triton.last.value("guided_decoding_guide") == "a}"
+
+
+def test_a_forced_call_cut_within_its_reasoning_is_none(qwen3: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["<think>", "\nA", " sum", ".", "</think>", "[]"]
+    (choice,) = qwen3.chat(messages=MESSAGES, max_tokens=3, tools=[ADD], tool_choice="required").json()["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == ("A sum", "", "length")
+    assert "tool_calls" not in message
+
+
+def test_a_malformed_schema_is_the_models_to_refuse(qwen3: Endpoint, triton: FakeTriton) -> None:
+    qwen3.chat(messages=MESSAGES, guided_json="{")
+    assert triton.last.value("guided_decoding_guide") == "{"
 
 
 def test_a_structural_tag_leaves_room_for_reasoning(qwen3: Endpoint, triton: FakeTriton) -> None:

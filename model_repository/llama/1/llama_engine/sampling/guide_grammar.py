@@ -53,12 +53,7 @@ def _to_lark(kind: str, text: str, special_tokens: Mapping[str, int]) -> str:
     if kind == "regex":
         return f"start: {_regex(text)}\n"
     if kind == "ebnf_grammar":
-        try:
-            return any_to_lark(text)
-        except RecursionError:
-            raise
-        except Exception as error:  # the converter raises plain Exception
-            raise GuideError(f"is neither GBNF nor Lark: {error}") from error
+        return _grammar(text)
     if kind == "structural_tag":
         return _StructuralTag(special_tokens).grammar(_parse_json(text))
     raise AssertionError(f"no guide's kind: {kind}")
@@ -91,6 +86,16 @@ def _regex(pattern: str) -> str:
         # The converter would drop the backslash.
         raise GuideError("has a regular expression that ends in a backslash, which escapes nothing")
     return f"/{regex_to_lark(pattern, 'dw')}/" if pattern else '""'
+
+
+def _grammar(text: str) -> str:
+    """Return the Lark of a grammar in GBNF or Lark."""
+    try:
+        return any_to_lark(text)
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter raises plain Exception
+        raise GuideError(f"is neither GBNF nor Lark: {error}") from error
 
 
 def _ends_in_escape(pattern: str) -> bool:
@@ -128,6 +133,7 @@ class _StructuralTag:
             "const_string": lambda: self._literal(_text(node, "value")),
             "json_schema": lambda: _json(node.get("json_schema", False)),
             "regex": lambda: _regex(_text(node, "pattern")),
+            "grammar": lambda: f"%lark {{\n{_grammar(_text(node, 'grammar'))}\n}}",
             "sequence": lambda: " ".join(self._elements(node)),
             "or": lambda: f"({' | '.join(self._elements(node))})",
             "tag": lambda: self._tag(node, _text(node, "begin")),

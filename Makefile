@@ -81,7 +81,8 @@ test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, V
 
 # Two threads that wait for each other on busy cores are slower than one.
 .room-% .short-%: export OMP_NUM_THREADS ?= 1
-# On one core the engine's would end alone.
+PROCESSES :=
+# They take longest.
 .room-engine .short-engine: PROCESSES := --numprocesses 2 --dist worksteal
 .room-%:
 	@exec $(BIN)/python -m pytest $(PROCESSES) tests/$*

@@ -226,7 +226,7 @@ def _handle_errors(app: FastAPI) -> None:
         if error.status_code in (404, 405):
             message = f"there is no {request.method} {request.url.path}"
             response = error_response(ApiError(error.status_code, message, None, "unknown_url"))
-            # Allow: the path's methods.
+            # Allow: methods of the first route of this path.
             response.headers.update(error.headers or {})
             return response
         return error_response(ApiError(error.status_code, str(error.detail), None, None))

@@ -22,10 +22,10 @@ from triton_llama_openai.reasoning import (
     Markers,
     Reasoning,
     ReasoningReader,
-    close,
     is_closed,
     is_open,
     is_open_in,
+    precedes_guided_text,
     tag_format,
 )
 from triton_llama_openai.settings import Settings
@@ -59,8 +59,9 @@ class ChoiceReader:
             parts += self._reader.end(cut=chunk.finish_reason == "length")
         self.reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
         self.called = self.called or any(isinstance(part, ToolCall) for part in parts)
-        if chunk.finish_reason and self._forced and not self.called:
-            # They are the text of a call that was cut off, which the answer doesn't have.
+        within_reasoning = isinstance(self._reader, ReasoningReader) and self._reader.is_within
+        if chunk.finish_reason and self._forced and not self.called and not within_reasoning:
+            # The answer has nothing of a call that was cut off.
             self.tokens = []
         return parts
 
@@ -106,28 +107,26 @@ def converse(
     """
     field = chat.client_field("messages")
     check_count(field, chat.messages, settings.max_messages, "messages")
-    use, markers = tool_use(chat, model.tool_form), model.markers
+    use = tool_use(chat, model.tool_form)
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
-    # An answer with markers of its own (Granite 3.3's) conforms to no guide.
-    without_reasoning = guided and (markers is None or len(markers) > 2)
+    template, markers = model.checkpoint.template, model.markers
+    reasons = template is not None and markers is not None and precedes_guided_text(markers, template.source)
     prompt = render_messages(
-        model.checkpoint.template,
+        template,
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=_template_kwargs(chat, without_reasoning=without_reasoning),
+        template_kwargs=_template_kwargs(chat, without_reasoning=guided and not reasons),
         documents=chat.documents,
         field=field,
     )
     guide = use.guide
     reader: Reader = use.reader
-    if markers is not None and without_reasoning:
-        prompt = close(markers, prompt)
-    elif markers is not None:
+    if markers is not None and (reasons or not guided):
         begun = _is_begun(chat, prompt, markers)
-        reader = _with_reasoning(markers, use.reader, begun=begun)
+        reader = _with_reasoning(markers, use.reader, begun=begun, guided=guided)
         may_begin = not (chat.continue_final_message or is_closed(markers, prompt))
         if guide is not None and guided and (begun or may_begin):
             guide = follow(tag_format(markers, begun=begun), guide)
@@ -150,6 +149,8 @@ def _is_begun(chat: ChatRequest, prompt: str, markers: Markers) -> bool:
     return is_open(markers, prompt)
 
 
-def _with_reasoning(markers: Markers, reader: Callable[[], TextReader], *, begun: bool) -> Reader:
+def _with_reasoning(markers: Markers, reader: Callable[[], TextReader], *, begun: bool, guided: bool) -> Reader:
     """Return what makes the reader of a choice that may begin with reasoning, or within it."""
-    return lambda: ReasoningReader(markers, reader(), begun=begun)
+    # Other blanks after a marker are the guided text's own.
+    blanks = "\n" if guided else None
+    return lambda: ReasoningReader(markers, reader(), begun=begun, blanks=blanks)

@@ -53,28 +53,29 @@ def is_open_in(markers: Markers, content: str) -> bool:
     return content.rfind(markers[0]) > content.rfind(markers[1])
 
 
-def close(markers: Markers, prompt: str) -> str:
-    """Return a prompt without open reasoning: with an empty one, as templates write it where thinking is off."""
-    return f"{prompt.rstrip()}\n\n{markers[1]}\n\n" if is_open(markers, prompt) else prompt
-
-
 def is_closed(markers: Markers, prompt: str) -> bool:
     """Return whether a prompt ends with reasoning, perhaps an empty one, so that the answer begins there."""
     return prompt.rstrip().endswith(markers[1])
 
 
-def tag_format(markers: Markers, *, begun: bool) -> JsonObject:
-    """Return the structural tag's format of the reasoning at a text's beginning, which may be missing.
+def precedes_guided_text(markers: Markers, source: str) -> bool:
+    """Return whether a guide may hold after the reasoning. source: of the template.
 
-    begun: the text begins within it.
+    Not where the answer has markers, too, and not where the template doesn't write the start marker: the model may have
+    been trained without it, and would not find the end.
     """
-    text: JsonObject = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": markers[1]}
-    # Templates write at most an empty line after it.
-    reasoning: JsonObject = {"type": "sequence", "elements": [text, {"type": "regex", "pattern": r"\n{0,2}"}]}
-    if begun:
-        return reasoning
-    tag = {"type": "tag", "begin": markers[0], "content": reasoning, "end": ""}
-    return {"type": "tags_with_separator", "tags": [tag], "separator": "", "stop_after_first": True}
+    return len(markers) == 2 and markers[0] in source
+
+
+def tag_format(markers: Markers, *, begun: bool) -> JsonObject:
+    """Return a structural tag's format of the reasoning at the start of a text; optional, unless the text is within it.
+
+    begun: it is.
+    """
+    begin = "" if begun else markers[0]
+    tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": markers[1]}
+    reasoning: JsonObject = {"type": "sequence", "elements": [tag, {"type": "regex", "pattern": r"\n{0,2}"}]}
+    return reasoning if begun else {"type": "or", "elements": [reasoning, {"type": "const_string", "value": ""}]}
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,13 @@ class Reasoning:
 class ReasoningReader:
     """Splits one choice's text, in any chunks, into reasoning and the rest, whose parts another reader finds.
 
-    begun: the text begins within the reasoning.
+    begun: the text begins within the reasoning. blanks: characters left out after a marker, None for all whitespace.
     """
 
-    def __init__(self, markers: Markers, rest: TextReader, *, begun: bool = False) -> None:
+    def __init__(self, markers: Markers, rest: TextReader, *, begun: bool = False, blanks: str | None = None) -> None:
         self._markers = markers
         self._rest = rest
+        self._blanks = blanks
         self._position = int(begun)
         """Index of the next marker. Before an even one is nothing but blanks."""
         self._held = ""
@@ -124,6 +126,11 @@ class ReasoningReader:
             self._position += 1
         return parts + self._part(self._held)
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the text has begun its reasoning and not ended it."""
+        return self._position == 1
+
     def end(self, *, cut: bool = False) -> list[Part | Reasoning]:
         """Return the rest; no text follows. Reasoning without its end is reasoning. cut: max_tokens has ended it."""
         return [*self._part(self._held), *self._rest.end(cut=cut)]
@@ -132,8 +139,8 @@ class ReasoningReader:
         """Return the beginning of the held text as a part, and remove it."""
         self._held = self._held[len(text) :]
         if self._trims:
-            text = text.lstrip()
+            text = text.lstrip(self._blanks)
         if not text:
             return []
         self._trims = False
-        return [Reasoning(text)] if self._position == 1 else [*self._rest.read(text)]
+        return [Reasoning(text)] if self.is_within else [*self._rest.read(text)]

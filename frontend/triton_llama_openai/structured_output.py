@@ -96,8 +96,11 @@ def json_guide(field: str, schema: JsonObject | str) -> Guide:
     return Guide(field, "json_schema", _dumps(close_objects(parsed)))
 
 
-def follow(beginning: JsonObject, guide: Guide) -> Guide:
-    """Return the guide of a text that has a beginning, one of a structural tag's formats, and then follows `guide`."""
+def follow(prefix: JsonObject, guide: Guide) -> Guide:
+    """Return a structural tag: `prefix`, one of its formats, then `guide`."""
+    if not guide.guide:
+        # The model says that it is empty.
+        return guide
     match guide.kind:
         case "regex":
             rest: JsonObject = {"type": "regex", "pattern": guide.guide}
@@ -109,7 +112,7 @@ def follow(beginning: JsonObject, guide: Guide) -> Guide:
                 # The model says what is wrong with it.
                 return guide
             rest = {"type": "json_schema", "json_schema": schema}
-    sequence = {"type": "sequence", "elements": [beginning, rest]}
+    sequence = {"type": "sequence", "elements": [prefix, rest]}
     return Guide(guide.field, "structural_tag", _dumps({"type": "structural_tag", "format": sequence}))
 
 

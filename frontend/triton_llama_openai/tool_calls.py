@@ -79,7 +79,7 @@ class PlainText:
 
 
 class ForcedCalls:
-    """All text is JSON: the arguments of one call, or without a name a list of calls.
+    """All text, but for reasoning before it, is JSON: the arguments of one call, or without a name a list of calls.
 
     Cut off, it is nothing: what parses may be the beginning of a longer number, and calls go together.
     """
@@ -235,7 +235,8 @@ class ToolUse:
 
     template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
     makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
-    ignored: fields without effect, because a forced call is the guide. forced: the text is calls, or nothing.
+    ignored: fields without effect, because a forced call is the guide. forced: the text, after reasoning, is calls, or
+    nothing.
     """
 
     template_tools: list[Turn]

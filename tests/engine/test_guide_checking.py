@@ -73,6 +73,10 @@ REFUSED = {
     "no format": ("structural_tag", tag_of({"type": "qwen"}), "'qwen', which is not supported"),
     "other trigger": ("structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<tool"]}), "none of the triggers"),
     "a backslash": ("regex", "a\\", BACKSLASH),
+    "a grammar that closes its braces": (
+        "structural_tag", tag_of({"type": "grammar", "grammar": 'start: "a"\n} "b"\nr: %lark {\nstart: "c"'}),
+        "has a malformed grammar",
+    ),
     "a tag's backslash": ("structural_tag", tag_of({"type": "regex", "pattern": "\\"}), "ends in a backslash"),
     "a trigger that is a number": (
         "structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<", 1]}),

@@ -66,6 +66,10 @@ def gaps(options: object) -> str:
          ["((a))xxy.", "by."], ["(ay.", "axy", "y."]),
         ("structural_tag", tag({"type": "tag", "begin": "[", "content": ANY, "end": "]"}),
          ["[ab]", "[]"], ["[ab", "[a]]"]),
+        # A longer lexeme beside a tag's begin.
+        ("structural_tag", tag({"type": "or", "elements": [
+            {"type": "tag", "begin": "[", "content": ANY, "end": "]"}, {"type": "regex", "pattern": "\\D+\\d"}]}),
+         ["[a1b]", "[1", "b1"], ["1", "b1]"]),
         ("structural_tag", tag({"type": "const_string", "value": '\x7f\n"\\/é🙂\x80'}),
          ['\x7f\n"\\/é🙂\x80'], ["\\u007f"]),
         ("structural_tag", tag({"type": "tag", "begin": "", "content": ANY, "end": 'é\x7f"\\'}),

@@ -11,7 +11,7 @@ from frontend.endpoints import Endpoint, Json, endpoint, events_of
 from frontend.fake_triton import FakeTriton, ModelRequest
 from llama_engine.sampling.guide_matcher import GuideMatchers
 from model_families import BY_NAME
-from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, close, find_markers, is_open, is_open_in
+from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, find_markers, is_open, is_open_in
 from triton_llama_openai.tool_calls import HermesReader, PlainText, ToolCall
 
 THINK = ("<think>", "</think>")
@@ -87,11 +87,6 @@ def test_a_prompt_is_open_if_the_template_has_written_the_start() -> None:
     assert not is_open(THINK, "<|User|>What is <think>?<|Assistant|>")
     assert is_open_in(THINK, "<think>\nA sum")
     assert not is_open_in(THINK, "<think>a</think>b")
-
-
-def test_an_open_prompt_is_closed_with_empty_reasoning() -> None:
-    assert close(THINK, "<|Assistant|><think>\n") == "<|Assistant|><think>\n\n</think>\n\n"
-    assert close(THINK, "<|im_start|>assistant\n") == "<|im_start|>assistant\n"
 
 
 @pytest.fixture
@@ -173,8 +168,9 @@ def _conforms(request: ModelRequest, text: str) -> bool:
     [
         ({"response_format": {"type": "json_object"}}, '{"a": 1}', "[]"),
         ({"guided_json": {"type": "integer"}}, "4", "four"),
-        ({"guided_regex": "[0-9]+"}, "4", "four"),
-        ({"guided_choice": ["yes", 'n"o\n']}, 'n"o\n', "maybe"),
+        # Where what the guide allows could also be the marker and the reasoning.
+        ({"guided_regex": r"[^0-9\n]+[0-9]"}, "is 4", "four"),
+        ({"guided_choice": [" yes", ' n"o\n']}, ' n"o\n', "no"),
         ({"guided_grammar": 'root ::= "a" root | "b"'}, "aab", "aac"),
         ({"tools": [ADD], "tool_choice": "required"}, '[{"name": "add", "parameters": {}}]', "[]"),
     ],
@@ -183,11 +179,11 @@ def _conforms(request: ModelRequest, text: str) -> bool:
 def test_a_guide_holds_after_the_reasoning(
     qwen3: Endpoint, distilled: Endpoint, triton: FakeTriton, fields: Json, good: str, bad: str
 ) -> None:
-    thought = "A {sum}.\n</think>"
-    for served, beginning in ((qwen3, "<think>\n"), (distilled, "")):
+    thought = "A {sum}\nof 2.\n</think>"
+    for served, beginning in ((qwen3, "<think>"), (distilled, "")):
         triton.tokens = [beginning, thought, "\n\n", good]
         message = served.chat(messages=MESSAGES, **fields).json()["choices"][0]["message"]
-        assert message["reasoning_content"] == "A {sum}."
+        assert message["reasoning_content"] == "A {sum}\nof 2."
         calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
         assert (message["content"], calls) == ((None, ["add"]) if "tools" in fields else (good, []))
         for gap in ("", "\n", "\n\n"):
@@ -198,36 +194,58 @@ def test_a_guide_holds_after_the_reasoning(
         assert not _conforms(triton.last, f"\n{good}")
 
 
-def test_a_closed_prompt_leaves_a_guide_as_it_is(qwen3: Endpoint, triton: FakeTriton, tmp_path: Path) -> None:
+def _check_plain_guide(served: Endpoint, triton: FakeTriton, **kwargs: bool) -> None:
     triton.tokens = ['{"a":', " 1}"]
-    without = {"enable_thinking": False}
-    with endpoint(triton.port, tokenizer=str(BY_NAME["granite-3.3"].save(tmp_path)), served_name="pydoc-llama") as own:
-        for served, kwargs in ((qwen3, without), (own, {}), (own, {"thinking": True})):
-            response = served.chat(
-                messages=MESSAGES, response_format={"type": "json_object"}, chat_template_kwargs=kwargs
-            )
-            assert response.json()["choices"][0]["message"]["content"] == '{"a": 1}'
-            assert triton.last.value("guided_decoding_guide_type") == "json"
+    json_object = {"type": "json_object"}
+    response = served.chat(messages=MESSAGES, response_format=json_object, chat_template_kwargs=kwargs)
+    assert response.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    assert triton.last.value("guided_decoding_guide_type") == "json"
 
 
-@pytest.mark.parametrize("content", ["<think>A</think>{", "{"])
-def test_a_guide_holds_for_the_rest_of_a_continued_answer(qwen3: Endpoint, triton: FakeTriton, content: str) -> None:
+def test_without_thinking_a_guide_holds_from_the_first_token(qwen3: Endpoint, triton: FakeTriton) -> None:
+    _check_plain_guide(qwen3, triton, enable_thinking=False)
+    assert str(triton.last.value("text_input")).endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_an_answer_with_markers_leaves_no_room_for_a_guide(triton: FakeTriton, tmp_path: Path, thinking: bool) -> None:
+    folder = BY_NAME["granite-3.3"].save(tmp_path / "granite")
+    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as granite:
+        _check_plain_guide(granite, triton, thinking=thinking)
+
+
+def test_a_template_without_the_start_marker_leaves_no_room_for_a_guide(triton: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}")
+    with endpoint(triton.port, chat_template=tmp_path / "t.jinja") as served:
+        _check_plain_guide(served, triton)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"), [("<think>A</think>{", "regex"), ("{", "regex"), ("<think>A", "structural_tag")]
+)
+def test_a_guide_holds_for_the_rest_of_a_continued_answer(
+    qwen3: Endpoint, triton: FakeTriton, content: str, kind: str
+) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": content}]
     assert qwen3.chat(messages=messages, continue_final_message=True, guided_regex="a}").status_code == 200
-    assert triton.last.value("guided_decoding_guide") == "a}"
+    assert triton.last.value("guided_decoding_guide_type") == kind
+    assert _conforms(triton.last, "a}" if kind == "regex" else "b</think>\na}")
 
 
 def test_a_forced_call_cut_within_its_reasoning_is_none(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<think>", "\nA", " sum", ".", "</think>", "[]"]
-    (choice,) = qwen3.chat(messages=MESSAGES, max_tokens=3, tools=[ADD], tool_choice="required").json()["choices"]
+    response = qwen3.chat(messages=MESSAGES, max_tokens=3, tools=[ADD], tool_choice="required", logprobs=True)
+    (choice,) = response.json()["choices"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == ("A sum", "", "length")
     assert "tool_calls" not in message
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == triton.tokens[:3]
 
 
-def test_a_malformed_schema_is_the_models_to_refuse(qwen3: Endpoint, triton: FakeTriton) -> None:
-    qwen3.chat(messages=MESSAGES, guided_json="{")
-    assert triton.last.value("guided_decoding_guide") == "{"
+@pytest.mark.parametrize("fields", [{"guided_json": "{"}, {"guided_regex": ""}])
+def test_a_malformed_guide_is_the_models_to_refuse(qwen3: Endpoint, triton: FakeTriton, fields: Json) -> None:
+    qwen3.chat(messages=MESSAGES, **fields)
+    assert triton.last.value("guided_decoding_guide") in fields.values()
 
 
 def test_a_structural_tag_leaves_room_for_reasoning(qwen3: Endpoint, triton: FakeTriton) -> None:

@@ -72,7 +72,7 @@ def main() -> int:
             steps, rows = _steps(server.metrics_url)
             loaded = _loaded(server.log_text())
             chat = _chat(server.grpc_url)
-            # Every answer has been read: a drain would wait for nothing, five seconds long.
+            # Every answer has been read; a drain would take five seconds.
             server.kill()
     except LauncherError as error:
         print(f"demo: {error}", file=sys.stderr)

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.schema import (
     IGNORED,
-    CacheControl,
+    CacheHint,
     Items,
     JsonObject,
     Schema,
@@ -29,8 +29,8 @@ class TextPart(Schema):
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl = None
-    prompt_cache_breakpoint: CacheControl = None
+    cache_control: CacheHint = None
+    prompt_cache_breakpoint: CacheHint = None
 
 
 Content = Annotated[
@@ -60,7 +60,7 @@ class SystemMessage(Schema):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
-    cache_control: CacheControl = None
+    cache_control: CacheHint = None
 
 
 class UserMessage(Schema):
@@ -69,7 +69,7 @@ class UserMessage(Schema):
     role: Literal["user"]
     content: Content
     name: str | None = None
-    cache_control: CacheControl = None
+    cache_control: CacheHint = None
 
 
 def parse_arguments(text: str) -> JsonObject | None:
@@ -105,7 +105,7 @@ class AssistantMessage(Schema):
     content: Content | None = None
     tool_calls: Items[ToolCall] | None = None
     name: str | None = None
-    cache_control: CacheControl = None
+    cache_control: CacheHint = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = Field(None, json_schema_extra=IGNORED)
@@ -121,7 +121,7 @@ class ToolMessage(Schema):
     content: Content
     tool_call_id: Annotated[str, Field(max_length=256)]
     name: str | None = None
-    cache_control: CacheControl = None
+    cache_control: CacheHint = None
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -144,7 +144,7 @@ class FunctionDefinition(Schema):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
-    cache_control: CacheControl = None
+    cache_control: CacheHint = None
 
 
 class Tool(Schema):
@@ -152,7 +152,7 @@ class Tool(Schema):
 
     type: Literal["function"]
     function: FunctionDefinition
-    cache_control: CacheControl = None
+    cache_control: CacheHint = None
 
 
 Tools = Annotated[Items[Tool], Field(max_length=128)]

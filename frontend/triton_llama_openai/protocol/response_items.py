@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from triton_llama_openai.protocol.messages import FunctionName, parse_arguments
-from triton_llama_openai.protocol.schema import IGNORED, CacheControl, Items, JsonObject, Schema, one_of
+from triton_llama_openai.protocol.schema import IGNORED, CacheHint, Items, JsonObject, Schema, one_of
 
 Id = Annotated[str, Field(max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -41,7 +41,7 @@ class ContentPart(Schema):
 
     type: Literal["input_text", "output_text"]
     text: str
-    prompt_cache_breakpoint: CacheControl = None
+    prompt_cache_breakpoint: CacheHint = None
     annotations: Items[JsonObject] | None = Field(None, json_schema_extra=IGNORED)
     logprobs: Items[JsonObject] | None = Field(None, json_schema_extra=IGNORED)
     parsed: object | None = Field(None, json_schema_extra=IGNORED)

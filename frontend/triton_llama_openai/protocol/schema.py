@@ -124,7 +124,7 @@ JsonObject = dict[str, object]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
-CacheControl = Annotated[JsonObject | None, Field(json_schema_extra=IGNORED)]
+CacheHint = Annotated[JsonObject | None, Field(json_schema_extra=IGNORED)]
 """Anthropic's hint, or OpenAI's; here prefixes are cached without it."""
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llguidance import regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 # Without forcing, the mask depends on the text's bytes only; with it, on one tokenization of the next forced bytes.
@@ -98,6 +98,15 @@ def _grammar(text: str) -> str:
         raise GuideError(f"is neither GBNF nor Lark: {error}") from error
 
 
+def _nested_grammar(text: str) -> str:
+    """Return the Lark expression of a grammar, whose rules' names are its own."""
+    grammar = _grammar(text)
+    # One that closes the braces would be another grammar.
+    if problem := LLMatcher.validate_grammar(grammar):
+        raise GuideError(f"has a malformed grammar: {problem.splitlines()[0]}")
+    return f"%lark {{\n{grammar}\n}}"
+
+
 def _ends_in_escape(pattern: str) -> bool:
     """Return whether a pattern ends in an unescaped backslash."""
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
@@ -133,7 +142,7 @@ class _StructuralTag:
             "const_string": lambda: self._literal(_text(node, "value")),
             "json_schema": lambda: _json(node.get("json_schema", False)),
             "regex": lambda: _regex(_text(node, "pattern")),
-            "grammar": lambda: f"%lark {{\n{_grammar(_text(node, 'grammar'))}\n}}",
+            "grammar": lambda: _nested_grammar(_text(node, "grammar")),
             "sequence": lambda: " ".join(self._elements(node)),
             "or": lambda: f"({' | '.join(self._elements(node))})",
             "tag": lambda: self._tag(node, _text(node, "begin")),
@@ -150,7 +159,10 @@ class _StructuralTag:
 
     def _tag(self, node: dict[str, Any], begin: str) -> str:
         """Return the expression of a tag: `begin`, its content, its end. begin: the tag's opening text, or its rest."""
-        return f"{self._literal(begin)} {self._format(node.get('content'), _text(node, 'end'))}"
+        content, end = node.get("content"), _text(node, "end")
+        if end and isinstance(content, dict) and content.get("type") == "any_text":
+            return self._any_text(end, begin)
+        return f"{self._literal(begin)} {self._format(content, end)}"
 
     def _triggered_tags(self, node: dict[str, Any]) -> str:
         """Return the expression of free text in which each trigger begins one of the tags."""
@@ -174,14 +186,20 @@ class _StructuralTag:
         more = "" if node.get("stop_after_first") else f" ({self._literal(_text(node, 'separator'))} {choice})*"
         return f"({choice}{more})" + ("" if node.get("at_least_one") else "?")
 
-    def _any_text(self, end: str) -> str:
-        """Return the expression of any text up to and including the first `end`; of any text if `end` is empty."""
+    def _any_text(self, end: str, begin: str = "") -> str:
+        """Return the expression of `begin` and any text up to and including the first `end`.
+
+        Of any text, without `begin`, if `end` is empty.
+        """
         if not end:
             return _ANY_TEXT
         # A special token is not text, so free text ends before it.
         if any(end.startswith(name) for name, _ in self._special_tokens):
-            return f"{_ANY_TEXT} {self._literal(end)}"
-        return self._rule(_ANY_TEXT, f"[suffix={_quoted(end)}]")
+            return f"{self._literal(begin)} {_ANY_TEXT} {self._literal(end)}"
+        if any(name in begin for name, _ in self._special_tokens):
+            return f"{self._literal(begin)} {self._any_text(end)}"
+        # In one lexeme: `begin` alone would lose to a longer lexeme of what else may stand here.
+        return self._rule(f"{self._literal(begin)} {_ANY_TEXT}", f"[suffix={_quoted(end)}]")
 
     def _rule(self, body: str, options: str = "") -> str:
         name = f"r{next(self._numbers)}"

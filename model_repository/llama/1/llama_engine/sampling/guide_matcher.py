@@ -34,7 +34,7 @@ _NAME = "guided_decoding_guide "
 _FAILED = f"{_NAME}can't be followed to its end: it "
 
 # Line and column in the generated grammar, which mean nothing to the client.
-_POSITION = re.compile(r"^((at )?\d+\(\d+\)|error): ")
+_POSITION = re.compile(r"^(((at )?\d+\(\d+\)|error): )+")
 
 
 class GuideState:

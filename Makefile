@@ -41,8 +41,8 @@ READY_ANALYZER := .venv/.ready-analyzer
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
-# Folders of tests/, the longest first.
-ROOMS := server engine programs launcher perf frontend unit contract
+# Folders of tests/, the longest first but for unit, which mostly waits.
+ROOMS := engine server frontend perf unit programs launcher contract
 # More at a time than two cores, because tests of servers mostly wait; a room's output comes at its end.
 SIDE_BY_SIDE := $(MAKE) --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
@@ -72,22 +72,22 @@ inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why 
 	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
-	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.short-%))
+	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients check
+	@$(SIDE_BY_SIDE) --jobs=4 .room-compose $(ROOMS:%=.room-%) .room-clients check
 
 test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 
 # Two threads that wait for each other on busy cores are slower than one.
 .room-% .short-%: export OMP_NUM_THREADS ?= 1
-PROCESSES :=
-# They take longest.
-.room-engine .short-engine: PROCESSES := --numprocesses 2 --dist worksteal
+# The engine's tests take longest and have a core to themselves.
+NICE := nice
+.room-engine .short-engine: NICE :=
 .room-%:
-	@exec $(BIN)/python -m pytest $(PROCESSES) tests/$*
+	@exec $(NICE) $(BIN)/python -m pytest tests/$*
 .short-%:
-	@exec $(BIN)/python -m pytest $(PROCESSES) tests/$* -m 'not long'
+	@exec $(NICE) $(BIN)/python -m pytest tests/$* -m 'not long'
 
 .room-clients: $(READY_CLIENTS)
 

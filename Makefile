@@ -75,19 +75,22 @@ test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU n
 	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=4 .room-compose $(ROOMS:%=.room-%) .room-clients check
+	@$(SIDE_BY_SIDE) --jobs=4 NICE= .long-engine .room-compose .room-clients $(subst .room-engine,.short-engine,$(ROOMS:%=.room-%)) check
 
 test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 
 # Two threads that wait for each other on busy cores are slower than one.
-.room-% .short-%: export OMP_NUM_THREADS ?= 1
-# The engine's tests take longest and have a core to themselves.
+.room-% .short-% .long-%: export OMP_NUM_THREADS ?= 1
+# The engine's tests take longest. In make test they have a core to themselves; in make test-all, in two parts, no room waits
+# for them.
 NICE := nice
 .room-engine .short-engine: NICE :=
 .room-%:
 	@exec $(NICE) $(BIN)/python -m pytest tests/$*
 .short-%:
 	@exec $(NICE) $(BIN)/python -m pytest tests/$* -m 'not long'
+.long-%:
+	@exec $(NICE) $(BIN)/python -m pytest tests/$* -m long
 
 .room-clients: $(READY_CLIENTS)
 

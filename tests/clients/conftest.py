@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from server.openai_endpoint import in_front_of
+from server.plans import copy_repository
 from server.servers import in_use, logs, new_server
 
 # Settings that a developer exports for `make serve` don't apply to tests.
@@ -15,9 +16,15 @@ for name in [name for name in os.environ if name.startswith("LLAMA_")]:
 
 
 @pytest.fixture(scope="session")
-def base_url() -> Iterator[str]:
+def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """What a client of OpenAI's protocol is given."""
-    with new_server("streaming") as server, in_use("streaming", server), in_front_of(server) as endpoint:
+    # On a busy machine the tokens of a quick answer come in one event.
+    repository = copy_repository(tmp_path_factory.mktemp("repository"), "slow_model")
+    with (
+        new_server("streaming", repository=repository) as server,
+        in_use("streaming", server),
+        in_front_of(server, stream_interval_ms=0) as endpoint,
+    ):
         yield endpoint.base_url
 
 

@@ -25,7 +25,6 @@ from triton_llama_openai.reasoning import (
     is_closed,
     is_open,
     is_open_in,
-    precedes_guided_text,
     tag_format,
 )
 from triton_llama_openai.settings import Settings
@@ -110,21 +109,20 @@ def converse(
     use = tool_use(chat, model.tool_form)
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
-    template, markers = model.checkpoint.template, model.markers
-    reasons = template is not None and markers is not None and precedes_guided_text(markers, template.source)
+    without_reasoning = guided and not model.reasons_before_guides
     prompt = render_messages(
-        template,
+        model.checkpoint.template,
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=_template_kwargs(chat, without_reasoning=guided and not reasons),
+        template_kwargs=_template_kwargs(chat, without_reasoning=without_reasoning),
         documents=chat.documents,
         field=field,
     )
-    guide = use.guide
+    guide, markers = use.guide, model.markers
     reader: Reader = use.reader
-    if markers is not None and (reasons or not guided):
+    if markers is not None and not without_reasoning:
         begun = _is_begun(chat, prompt, markers)
         reader = _with_reasoning(markers, use.reader, begun=begun, guided=guided)
         may_begin = not (chat.continue_final_message or is_closed(markers, prompt))

@@ -18,7 +18,7 @@ from triton_llama.errors import TritonLlamaError
 from triton_llama_openai.engine_client import CONFIG_S, CONFIG_TIMEOUT_S, EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
 from triton_llama_openai.load_balancer import LoadBalancer
-from triton_llama_openai.reasoning import Markers, find_markers
+from triton_llama_openai.reasoning import Markers, find_markers, precedes_guided_text
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.tool_calls import Form
@@ -29,13 +29,17 @@ _PROBE_S = 2.0
 
 @dataclass
 class ServedModel:
-    """One model: its name, its checkpoint's tokenizer side, its Tritons. markers: of its reasoning."""
+    """One model: its name, its checkpoint's tokenizer side, its Tritons.
+
+    markers: of its reasoning. reasons_before_guides: whether a guide may hold after that.
+    """
 
     name: str
     checkpoint: Checkpoint
     balancer: LoadBalancer
     tool_form: Form
     markers: Markers | None = None
+    reasons_before_guides: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _fingerprint: asyncio.Task[str | None] | None = None
     _fingerprint_time: float = 0.0
@@ -165,7 +169,7 @@ def _load(settings: ModelSettings, hang_timeout: float) -> ServedModel:
     form = tool_form(checkpoint) if settings.tool_form == "auto" else settings.tool_form
     addresses = ", ".join(map(str, endpoints))
     LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, addresses, form)
-    markers = reasoning_markers(checkpoint)
+    markers, reasons_before_guides = _reasoning(checkpoint)
     if markers is not None:
         LOG.info("%s: text between %s and %s is reasoning_content", name, *markers[:2])
     if checkpoint.template is None:
@@ -173,7 +177,7 @@ def _load(settings: ModelSettings, hang_timeout: float) -> ServedModel:
     elif not checkpoint.template.takes_tools:
         LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
     balancer = LoadBalancer([EngineClient(endpoint, settings.model) for endpoint in endpoints], hang_timeout)
-    return ServedModel(name, checkpoint, balancer, form, markers)
+    return ServedModel(name, checkpoint, balancer, form, markers, reasons_before_guides)
 
 
 def tool_form(checkpoint: Checkpoint) -> Form:
@@ -184,12 +188,13 @@ def tool_form(checkpoint: Checkpoint) -> Form:
     return "llama3_json"
 
 
-def reasoning_markers(checkpoint: Checkpoint) -> Markers | None:
-    """Return the markers of the model's reasoning, None for a model that doesn't think or has no template."""
+def _reasoning(checkpoint: Checkpoint) -> tuple[Markers | None, bool]:
+    """Return the model's `markers`, None for one that doesn't think or has no template, and `reasons_before_guides`."""
     if checkpoint.template is None:
-        return None
-    tokenizer = checkpoint.tokenizer
-    return find_markers(checkpoint.template.source, lambda text: tokenizer.token_to_id(text) is not None)
+        return None, False
+    source, tokenizer = checkpoint.template.source, checkpoint.tokenizer
+    markers = find_markers(source, lambda text: tokenizer.token_to_id(text) is not None)
+    return markers, markers is not None and precedes_guided_text(markers, source)
 
 
 def package_version() -> str:

@@ -151,10 +151,7 @@ sbom: $(READY) ## the image's packages in CycloneDX, and their licences: dist/sb
 	@$(BIN)/pip-licenses --format=markdown --with-urls --output-file=dist/licences.md \
 	  --packages $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' deploy/docker/requirements.lock)
 
-train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes after a stop)
-	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
-
-clean: ## remove the virtual environment, compiled kernels and leftovers of tests and training
+clean: ## remove the virtual environment, compiled kernels and leftovers of tests
 	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build
 
 # Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.

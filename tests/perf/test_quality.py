@@ -21,9 +21,7 @@ from perf.quality import candidates, divergence
 from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
 from perf.quality.divergence import Forward, Tokens, distances, joined, perplexity, summary
 from perf.quality.planted import plant
-from perf.quality.text import from_text
-
-ROOT = Path(__file__).resolve().parents[2]
+from perf.quality.text import from_text, held_out
 
 
 @pytest.fixture(scope="module")
@@ -34,28 +32,20 @@ def rows(fp32: Checkpoint) -> list[list[int]]:
     return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
 
 
-def test_the_perplexity_is_the_model_cards(
-    fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The training code is no installed package: it is imported from the repository's root.
-    monkeypatch.syspath_prepend(str(ROOT))
-    from models.train_pydoc_llama.perplexity import perplexity as of_the_card
-
+def test_the_perplexity_is_the_one_by_transformers(fp32: Checkpoint, rows: list[list[int]]) -> None:
     (tokens,) = distances([Forward(fp32)], Forward(fp32), rows)
-    assert perplexity(tokens.loss) == pytest.approx(of_the_card(oracle(fp32), rows, pad=3), rel=1e-5)
+    with torch.inference_mode():
+        inputs = [torch.tensor([row]) for row in rows]
+        loss = sum(float(oracle(fp32)(ids, labels=ids).loss) * (ids.numel() - 1) for ids in inputs)
+    predicted = sum(ids.numel() - 1 for ids in inputs)
+    assert perplexity(tokens.loss) == pytest.approx(math.exp(loss / predicted), rel=1e-5)
 
 
-def test_the_cards_perplexity_by_position_parts_that_of_whole_rows(
-    fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from models.train_pydoc_llama.perplexity import perplexity, perplexity_by_position
-
-    model, of_20 = oracle(fp32), [row[:20] for row in rows]
-    first, second = perplexity_by_position(model, of_20, (0, 8, 20))
-    # Nothing predicts the token at position 0.
-    assert first == pytest.approx(perplexity(model, [row[:8] for row in rows], pad=3), rel=1e-5)
-    assert first**7 * second**12 == pytest.approx(perplexity(model, of_20, pad=3) ** 19, rel=1e-4)
+def test_every_held_out_document_is_cut_into_rows() -> None:
+    rows, _ = held_out(512)
+    # The card's figure.
+    assert sum(len(row) - 1 for row in rows) == 34_368
+    assert max(map(len, rows)) == 512
 
 
 @pytest.fixture(scope="module")

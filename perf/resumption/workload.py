@@ -1,15 +1,15 @@
-"""The load: requests to the OpenAI endpoint, of both paths, streamed and not, with every kind of parameters.
+"""The load: chats and completions for the OpenAI endpoint, streamed and not, with every kind of parameters.
 
-A request's number alone determines it. 132 consecutive ones have every feature with every sampling on both paths,
-streamed and not: the periods 11, 3 and 4 have no common divisor.
+A request's protocol and number alone determine it. 66 consecutive ones have every feature with every sampling, streamed
+and not: the periods 11, 3 and 2 have no common divisor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from perf.load.protocols import Protocol, Request
 from perf.workload import prompts
 
 PROMPT_TOKENS = 48
@@ -47,57 +47,42 @@ _COMMON: tuple[Fields, ...] = (
     {"bad_words": ["the", " is"], "logit_bias": {"300": 2, "301": -5}, "min_tokens": 60},
     {"n": 3, "seed": 11, "max_tokens": 60},
 )
-FEATURES: Mapping[str, tuple[Fields, ...]] = {
-    "/v1/chat/completions": (
+FEATURES: Mapping[Protocol, tuple[Fields, ...]] = {
+    "openai_chat": (
         *_COMMON,
         {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "ignore_eos": True},
         # The definition of a function takes half of the context.
         {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False, "truncate_max_tokens": True},
         {"tools": [_TOOL], "truncate_max_tokens": True},
     ),
-    "/v1/completions": (
+    "openai_completions": (
         *_COMMON,
         {"logprobs": 3, "return_token_ids": True, "ignore_eos": True},
         {"guided_choice": ["a list of the names of the attributes of an object", "a dictionary of all of them"]},
         {"echo": True, "stop": "\n"},
     ),
 }
-"""Fields by path, the rarer the later."""
+"""Fields by protocol, the rarer the later."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request. path: of the URL. body: its JSON object."""
-
-    path: str
-    body: Fields
-
-    @property
-    def streamed(self) -> bool:
-        """Whether its answer comes as events."""
-        return bool(self.body.get("stream"))
-
-
-def mixed(model: str, checkpoint: Path, count: int) -> list[Request]:
-    """Return the first `count` requests; model: the served name. Raises ValueError if the text has too few prompts."""
+def mixed(checkpoint: Path, count: int) -> dict[Protocol, list[Request]]:
+    """Return the first `count` requests of each protocol. Raises ValueError if the text has too few prompts."""
     texts = prompts(checkpoint, min(count, _DIFFERENT_PROMPTS), PROMPT_TOKENS)
-    return [_request(number, texts[number % len(texts)], model) for number in range(count)]
+    return {
+        protocol: [_request(protocol, number, texts[number % len(texts)]) for number in range(count)]
+        for protocol in FEATURES
+    }
 
 
-def _request(number: int, text: str, model: str) -> Request:
-    path = tuple(FEATURES)[number // 2 % 2]
-    features = FEATURES[path]
-    body: dict[str, object] = {
-        "model": model,
+def _request(protocol: Protocol, number: int, text: str) -> Request:
+    features = FEATURES[protocol]
+    fields: dict[str, object] = {
         "max_tokens": MIN_OUTPUT + 37 * number % (MAX_OUTPUT - MIN_OUTPUT + 1),
         "seed": number,
+        "stream": number % 2 == 0,
         **SAMPLINGS[number % len(SAMPLINGS)],
         **features[number % len(features)],
     }
-    if path == "/v1/completions":
-        body["prompt"] = [text, text[:40]] if number % 5 == 0 else text
-    else:
-        body["messages"] = [{"role": "user", "content": text}]
-    if number % 2 == 0:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Request(path, body)
+    if protocol == "openai_completions" and number % 5 == 0:
+        fields["prompt"] = [text, text[:40]]
+    return Request(text, 0, fields=fields)

@@ -94,7 +94,7 @@ NICE := nice
 
 .room-clients: $(READY_CLIENTS)
 
-bench: $(READY_ANALYZER) ## the article's table, mixed lengths, other servers at 1 to 128 users, a larger model, each beside the roofline (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into .work/vllm
@@ -109,16 +109,13 @@ tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make t
 quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
-bench-receipts: $(READY_PERF) ## what receipts cost, and tokens verified over tokens generated, at 1 and 8 users (RECEIPTS options)
-	@$(PERF) perf.receipts $(RECEIPTS)
-
 soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINUTES (30): every request answered, flat memory (MODEL)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
 resumption: $(READY_PERF) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
 	@$(PERF) perf.resumption $(if $(MODEL),--model '$(MODEL)') $(RESUMPTION)
 
-report: $(READY_PERF) ## write the tables and the plot of docs/benchmarks.md from perf/results/
+report: $(READY_PERF) ## write the tables of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
 
 bench-gpu: $(READY_PERF) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
@@ -166,7 +163,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(COMPILED): | $(INSTALLED)
 	@$(BIN)/python $(CPU_KERNELS)/build.py --optional --quiet
 
-# Additions for benchmarks and their tests: the load generator, the baselines, the plots.
+# Additions for benchmarks and their tests: the load generator, the baselines.
 $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	@touch $@

@@ -46,17 +46,17 @@ class Result(NamedTuple):
 
     def conditions(self, prefix: str) -> list[str]:
         """Return the notes beneath a table: steps, steal time, what did not run, machine, versions and command."""
-        rows = self.measured(prefix)
+        rows, notes = self.measured(prefix), list[str]()
         steps = {row["title"]: at(row, "settings/decode_steps") for row in rows if row["weights"] == "INT8"}
-        ours = [f"{title}: {how}" for title, how in sorted(steps.items()) if how is not None]
-        steal, title = max(((row.get("stolen_share", 0.0), row["title"]) for row in rows), default=(0.0, ""))
+        if ours := [f"{title}: {how}" for title, how in sorted(steps.items()) if how is not None]:
+            notes.append(f"Decode steps, {'; '.join(ours)}.")
+        steal, title = max((row.get("stolen_share", 0.0), row["title"]) for row in rows)
+        if steal >= MIN_STEAL:
+            notes.append(f"Steal time: at most {percent(steal)} of the processors' time, with {title}.")
         reasons = {row["title"]: why for row in self._entries(prefix) if (why := _reason(row)) is not None}
-        return [
-            *([f"Decode steps, {'; '.join(ours)}."] if ours else []),
-            *([f"Steal time: at most {percent(steal)} of the processors' time, with {title}."] * (steal >= MIN_STEAL)),
-            *([f"Not run: {'; '.join(f'{title} ({why})' for title, why in reasons.items())}."] if reasons else []),
-            self.origin(),
-        ]
+        if reasons:
+            notes.append(f"Not run: {'; '.join(f'{title} ({why})' for title, why in reasons.items())}.")
+        return [*notes, self.origin()]
 
     def origin(self) -> str:
         """Return machine, model, date, commit, versions and command; one line of Markdown."""

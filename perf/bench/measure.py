@@ -2,15 +2,14 @@
 
 A server is started once for its loads. One that fails is recorded with its reason and the run continues: one server
 can't spoil a run of an hour.
-
-The article's runs are perf_analyzer's. Their throughput is over the steady-state window (`load.records`), too, but from
-the growth of the server's own token counter in it. Triton's batch is over as many of the last answers as are measured:
-it counts when it answers, and where the queue is long most of what it answers in the window is the warm-up.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -22,14 +21,12 @@ from transformers import LlamaConfig
 
 from perf.analyzer import run as analyzer
 from perf.analyzer.binary import BadExportError
-from perf.bench.counters import Samples, sampled
 from perf.bench.loads import Load
 from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described
 from perf.command import CORES, Budget
 from perf.environment import StealTime, memory_of
 from perf.load.generator import drive
-from perf.load.protocols import Request
 from perf.load.records import TIME_OVER, Run
 from perf.load.summary import summarize, summarize_prefixes
 from perf.results_file import Results
@@ -42,6 +39,7 @@ LOAD_S = 600.0
 """Maximum seconds of one load, and at most a quarter of the time left, so that a slow server leaves time for others."""
 START_S = 30.0
 """Minimum seconds left to start another load."""
+_COUNTER = re.compile(r"^(llama_step_rows_(?:sum|count)|nv_inference_(?:exec_)?count)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,14 @@ class Bench:
         more: dict[str, object] = {}
         if isinstance(load, Load) and load.perf_analyzer:
             assert running.triton is not None, "perf_analyzer speaks to Triton alone"
-            with sampled(running.triton.metrics_url) as counters:
-                run, command = analyzer.measure(running.triton.grpc_url, requests, load.users, warmup, timeout)
-            more = {"command": command, **counted(counters, run, requests)}
+            before = _counters(running.triton.metrics_url)
+            run, command = analyzer.measure(running.triton.grpc_url, requests, load.users, warmup, timeout)
+            grown = _counters(running.triton.metrics_url) - before
+            more = {
+                "command": command,
+                "mean_rows": round(grown["llama_step_rows_sum"] / grown["llama_step_rows_count"], 3),
+                "mean_batch": round(grown["nv_inference_count"] / grown["nv_inference_exec_count"], 3),
+            }
         else:
             run = drive(running.target, requests, load.users, warmup, timeout)
             if late := sum(TIME_OVER in record.error for record in run.records):
@@ -142,32 +145,13 @@ def entry(server: Server, running: Running, load: Load | PrefixLoad, run: Run) -
     return {**head, **summarize(run), **_memory(running)}
 
 
-def counted(counters: Samples, run: Run, requests: Sequence[Request]) -> dict[str, object]:
-    """Return the figures from the server's counters."""
-    window = run.steady
-    assert window is not None, "the warm-up is as large as the concurrency"
-    # When as many answers had arrived as the warm-up has requests.
-    warm, last = sorted(record.ended for record in run.records)[run.warmup - 1], counters.readings[-1][0]
-
-    def stepped(name: str) -> float:
-        return counters.growth(name, window.begin, window.end)
-
-    def answered(name: str) -> float:
-        return counters.growth(name, warm, last)
-
-    def ratio(amount: float, count: float) -> float | None:
-        return round(amount / count, 3) if count else None
-
-    tokens = stepped("llama_generated_tokens_total")
-    rate = tokens / window.seconds
-    mean_length = statistics.mean(request.output_tokens for request in requests)
-    return {
-        "output_tokens": round(tokens),
-        "requests_per_second": round(rate / mean_length, 4),
-        "tokens_per_second": round(rate, 2),
-        "mean_rows": ratio(stepped("llama_step_rows_sum"), stepped("llama_step_rows_count")),
-        "mean_batch": ratio(answered("nv_inference_count"), answered("nv_inference_exec_count")),
-    }
+def _counters(metrics_url: str) -> Counter[str]:
+    """Return the counters of rows, steps, requests and batches, summed over their labels."""
+    counters = Counter[str]()
+    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=30) as response:
+        for name, value in _COUNTER.findall(response.read().decode()):
+            counters[name] += int(float(value))
+    return counters
 
 
 def _lengths(run: Run) -> list[int]:

@@ -18,7 +18,7 @@ import torch
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.block_manager import BlockManager, CacheCounts
-from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
+from llama_engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.decode_step import DecodeStep
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.events import Completion, Result
@@ -137,11 +137,12 @@ class Engine:
 
     def describe_decode(self) -> str:
         """Return one log line: the product, the attention, and whether decode steps replay CUDA graphs."""
-        graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.uses_cuda_graphs else "launched"
+        graphs = self._decode.graphs
+        steps = f"replayed as {graphs.count} CUDA graphs" if graphs else "launched"
         attention = ""
         if self._device.type == "cuda":
             attention = ", FlashAttention" if self._checkpoint.attention else ", attention with masks"
-        return f"decode steps: {self._checkpoint.info.computation}{attention}, {graphs}"
+        return f"decode steps: {self._checkpoint.info.computation}{attention}, {steps}"
 
     def take_cache_counts(self) -> CacheCounts:
         """Return the numbers of the KV cache's pages, and of its events since the last step or call."""

@@ -26,6 +26,8 @@ COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
     "eager_numerics.disable_ftz": True,
     # Compile in this process: a pool of processes would outlive the loading.
     "compile_threads": 1,
+    # PyTorch 2.11 drops a rounding to float32 between two in float64.
+    "pattern_matcher": False,
 }
 """Options of `torch.compile`, from torch._inductor.config."""
 

@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models import gguf_checkpoints, quantized_checkpoints
 from perf.environment import ROOT
 from perf.roofline.rates import BYTES, Weights
 
@@ -135,6 +134,9 @@ def quantized(checkpoint: Path, name: str) -> Path:
 
     Of the checkpoints here, which don't change, it is kept. A GGUF file lies in a folder, alone.
     """
+    # Imported here because gguf is not installed where `make bench-gpu` runs without a package registry.
+    from models import gguf_checkpoints, quantized_checkpoints
+
     target = FOLDER / f"{checkpoint.name}-{name}"
     if target.exists() and checkpoint.is_relative_to(FOLDER):
         return target

@@ -41,7 +41,7 @@ def test_products_are_compared_with_those_of_the_cpu(
     result = products(CPU, SHAPE, 2)
     assert result["values"] == (1 + 32 + 300) * (3 * 64 + 2 * 96 + 64 + 80)
     assert (result["different"] == 0) == right
-    assert result["fused"] == (Elementwise(function) != SEPARATE)
+    assert result["fused"] == ([] if right else ["quantize"])
 
 
 def test_int8_requests_are_the_same_in_random_mixes() -> None:
@@ -77,16 +77,17 @@ def test_the_device_has_an_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 # PyTorch's compiler calls it.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_every_part_can_compile_its_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fused = []
+    fused: list[bool] = []
 
     def check(device: torch.device, shape: LlamaConfig, rounds: int, note: gpu.Note) -> bool:
         for dtype, terms in ((torch.float16, 2), (torch.float16, 1), (torch.bfloat16, 2)):
-            fused.append(choose_elementwise(CPU, dtype, 64, 2, 32, terms) != SEPARATE)
+            functions = choose_elementwise(CPU, dtype, 64, 2, 32, terms)
+            fused.extend(function is not separate for function, separate in zip(functions, SEPARATE, strict=True))
             note(f"{dtype}/{terms}", {})
         return False
 
     _main(monkeypatch, tmp_path / "gpu.json", check, "cpu")
-    assert fused == [True] * 3
+    assert fused == [True] * 9
 
 
 def test_the_articles_table_has_what_was_measured() -> None:

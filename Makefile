@@ -131,7 +131,7 @@ check: $(READY_PERF) ## ruff, mypy --strict, which part imports which, and wheth
 	@PYTHONPATH=model_repository/llama/1:. $(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 
-configs: $(INSTALLED) ## write what follows from the table of request parameters: the configs' inputs, docs/api.md's table, the client's SamplingParams
+configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py
 
 format: $(READY_PERF) ## ruff's formatter and automatic fixes

@@ -6,7 +6,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 TRAINED_CONTEXT = 512
 CONTEXT = 2048
 # Llama 3's scaling of RoPE: frequencies that turn four times or more within the trained context stay, those that turn
-# less than once are divided by the factor. Chosen by held-out perplexity (perf/LOG.md, 2026-11-26).
+# less than once are divided by the factor. Chosen by held-out perplexity (docs/decisions.md).
 ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,

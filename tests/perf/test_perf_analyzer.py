@@ -20,7 +20,7 @@ CONCURRENCY = WARMUP = 4
 
 
 def _load(triton: LocalTriton, last: bool = False) -> tuple[Run, str, Statistics, Samples]:
-    """Measure the requests, once more if perf_analyzer leaves an empty export, which it rarely does (perf/LOG.md)."""
+    """Measure the requests, once more if perf_analyzer leaves an empty export (rare; docs/decisions.md)."""
     statistics = Statistics(triton)
     try:
         with sampled(triton.metrics_url) as counters:

@@ -16,7 +16,6 @@ from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.protocol.schema import IGNORED, Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.verification import VerificationRequest
 
 FOLDER = ROOT / "frontend" / "triton_llama_openai"
 PAGE = (ROOT / "docs" / "openai.md").read_text()
@@ -64,10 +63,7 @@ def test_the_page_lists_every_field_of_a_response_with_what_is_done() -> None:
     assert listed == {name: _status(ResponsesRequest, name) for name in ResponsesRequest.model_fields}
 
 
-@pytest.mark.parametrize(
-    ("path", "schema"),
-    [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest), ("verify", VerificationRequest)],
-)
+@pytest.mark.parametrize(("path", "schema"), [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest)])
 def test_the_page_lists_every_field_of_the_paths_about_tokens(path: str, schema: type[Schema]) -> None:
     rows = [row for row in table(PAGE, "field of a path") if row[1] in ("all", path)]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} == set(schema.model_fields)

@@ -43,7 +43,7 @@ class StreamOptions(Schema):
 SAME_NAMES = (
     *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs", "receipt"),
+    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs"),
 )
 """Fields with the name of the model's input that they set."""
 
@@ -130,7 +130,6 @@ class SamplingRequest(SamplingFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN), AfterValidator(_not_zero)] | None = None
     return_token_ids: bool | None = None
-    receipt: bool | None = None
     guided_json: GuidedJson | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None

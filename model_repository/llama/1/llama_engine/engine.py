@@ -21,21 +21,19 @@ from llama_engine.block_manager import BlockManager, CacheCounts
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
 from llama_engine.decode_step import DecodeStep
 from llama_engine.errors import GenerationError, InvalidRequest
-from llama_engine.events import Completion, Result
+from llama_engine.events import Result
 from llama_engine.isolation import Isolation
 from llama_engine.kv_slots import KVSlots
 from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
-from llama_engine.receipt_origin import receipt_origin
 from llama_engine.sampling.guides import Guides
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.sequence import Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import SlotBatch
-from llama_engine.verification import Verifier
 
 
 @dataclass
@@ -58,17 +56,12 @@ class StepResult:
     cache: CacheCounts | None = None
 
     @property
-    def succeeded(self) -> bool:
-        """Whether the step produced a token or verified a receipt."""
-        return bool(self.sampled) or any(isinstance(sequence.result, Completion) for sequence in self.finished)
-
-    @property
     def failed(self) -> bool:
         """Whether the step produced only failures: no token, and a failed computation or sequence.
 
         A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
         """
-        return not self.succeeded and bool(
+        return not self.sampled and bool(
             self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
         )
 
@@ -92,15 +85,11 @@ class Engine:
             shape.pages, shape.page_size, settings.prefix_cache == "on", checkpoint.output_can_be_prefix
         )
         self._cache = KVSlots(shape, self._manager, self._model)
-        self.origin = receipt_origin(checkpoint, shape, settings)
-        """Gives the server's side of receipts; None where bits depend on more than the request."""
         self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._cache)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
-        end_tokens = self.defaults.end_tokens
-        verifier = Verifier(self._model, self.tokenizer.vocabulary, end_tokens, slots)
         self._prefill = Prefill(
-            self._model, self._batch, self._manager, self._cache, settings.prefill_tokens, self._isolation, verifier
+            self._model, self._batch, self._manager, self._cache, settings.prefill_tokens, self._isolation
         )
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self.builder = SequenceBuilder(

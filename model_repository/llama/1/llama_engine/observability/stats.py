@@ -107,7 +107,7 @@ class Stats:
             self._last_step = now
             self._set_load(running, waiting, step.cache)
             # After a failure, steps that only prefill must not update LAST_STEP: sampling may still fail.
-            self._failing = not step.succeeded and (step.failed or self._failing)
+            self._failing = not step.sampled and (step.failed or self._failing)
             if not self._failing:
                 self._gauges[LAST_STEP, ""] = time.time()
 

@@ -29,7 +29,7 @@ LAYERS = (
     *("errors", "settings", "text.stop_checker", "model.config_bounds", "model.kv_cache", "model.row_blocks"),
     *("model.int8_rows", "model.cpu_runner", "model.formats.linear_format", "model.formats.detection"),
     *("model.weight_sizes", "model.checkpoint_headers", "model.description", "api.request_parser"),
-    *("events", "sequence", "block_manager", "kv_slots", "sampling.sampler", "slot_batch", "decode_step"),
+    *("events", "sequence", "page_manager", "sampling.sampler", "slot_batch", "decode_step"),
     *("prefill", "engine", "cancellation", "scheduler"),
     *("triton.response", "triton.request_decoder"),
 )

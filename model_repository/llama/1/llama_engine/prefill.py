@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 import torch
 
-from llama_engine.block_manager import BlockManager
 from llama_engine.isolation import Isolation
-from llama_engine.kv_slots import KVSlots
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.page_manager import PageManager
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
@@ -59,17 +58,11 @@ class Prefill:
     """Queues and prefills the sequences whose prompts are not completely cached."""
 
     def __init__(
-        self,
-        model: ModelRunner,
-        batch: SlotBatch,
-        manager: BlockManager,
-        cache: KVSlots,
-        budget: int,
-        isolation: Isolation,
+        self, model: ModelRunner, batch: SlotBatch, pages: PageManager, budget: int, isolation: Isolation
     ) -> None:
         """budget: maximum tokens computed per pass."""
-        self._model, self._batch, self._budget, self._isolation = model, batch, budget, isolation
-        self._manager, self._cache = manager, cache
+        self._model, self._batch, self._pages = model, batch, pages
+        self._budget, self._isolation = budget, isolation
         self.queue: deque[Sequence] = deque()
         """The sequences whose prefill has not begun, in the order in which it will."""
         self.partial: Sequence | None = None
@@ -92,7 +85,7 @@ class Prefill:
 
         starting: sequences that start in the same pass.
         """
-        return sum(map(self._manager.may_grow, dict.fromkeys([*self.running, *starting])))
+        return sum(map(self._pages.may_grow, dict.fromkeys([*self.running, *starting])))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -103,9 +96,9 @@ class Prefill:
         if sequence is self.partial:
             # As a sampled token does, the last hidden state proves that everything before is finite.
             if self._partial_hidden is not None and bool(self._partial_hidden.isfinite().all()):
-                self._manager.publish(sequence)
+                self._pages.cache_pages(sequence)
             self.partial = None
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         sequence.preempt()
         self.queue.appendleft(sequence)
 
@@ -113,7 +106,7 @@ class Prefill:
         """Remove a sequence, free its KV slot and pages; return whether it was queued or partly cached."""
         if sequence is self.partial:
             self.partial = None
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         else:
@@ -129,7 +122,7 @@ class Prefill:
     def clear(self) -> None:
         """Remove all sequences and free their KV slots and pages."""
         for sequence in self.sequences:
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         self.queue.clear()
         self._computing = []
         self.partial = None
@@ -142,7 +135,7 @@ class Prefill:
             self._compute(group, prefilled)
         self._copy_prompts(prefilled)
         for sequence in prefilled.finished:
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         if self.partial in (*prefilled.sequences, *prefilled.finished):
             self.partial = None
         return prefilled
@@ -168,18 +161,19 @@ class Prefill:
         for sequence in list(self.queue):
             if sequence.share in shares or sequence.prompt_source() is not None:
                 continue
-            cached = len(self._manager.find(sequence))
-            if self._manager.next_missing(sequence, cached) in computed:
+            matching = len(self._pages.match_prefix(sequence))
+            uncomputed = self._pages.uncomputed_pages(sequence, matching)
+            if uncomputed and uncomputed[0] in computed:
                 continue
-            tokens += sequence.num_tokens - cached * self._manager.page_size
+            tokens += sequence.num_tokens - matching * self._pages.page_size
             if tokens > self._budget and group:
                 break
-            if not self._cache.reserve(sequence, self.headroom(group)):
+            if not self._pages.allocate(sequence, self.headroom(group)):
                 break
             self.queue.remove(sequence)
             self._computing.append(sequence)
             group.append(sequence)
-            computed |= self._manager.missing(sequence, cached)
+            computed.update(uncomputed)
             if sequence.share is not None:
                 shares.append(sequence.share)
             if tokens > self._budget:
@@ -226,7 +220,7 @@ class Prefill:
             source = sequence.prompt_source()
             if source is None:
                 continue
-            if not self._cache.fork(source, sequence, self.headroom(prefilled.sequences)):
+            if not self._pages.fork(source, sequence, self.headroom(prefilled.sequences)):
                 break
             self.queue.remove(sequence)
             self._computing.append(sequence)
@@ -242,7 +236,7 @@ class Prefill:
         assert source is not None
         assert share is not None
         assert share.hidden is not None
-        self._cache.copy_rest(source, sequence)
+        self._pages.copy_rest(source, sequence)
         sequence.prompt_log_probs = source.prompt_log_probs
         share.add(sequence)
         return share.hidden

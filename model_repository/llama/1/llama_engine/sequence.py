@@ -122,9 +122,9 @@ class Sequence:
     pages: list[int] = field(default_factory=list, repr=False)
     """Pages of the KV cache, in order of position; those of a prefix can be shared with other sequences."""
     page_digests: list[bytes] = field(default_factory=list, repr=False)
-    """Digests of the sequence's first full pages, as far as `BlockManager` has needed them."""
-    num_findable_pages: int = 0
-    """Number of full pages that other sequences can find."""
+    """Digests of the sequence's first full pages, as far as `PageManager` has needed them."""
+    num_cached_pages: int = 0
+    """Number of full pages that other sequences can match."""
     num_cached: int = 0
     """Number of positions in the KV cache."""
     num_cached_prompt_tokens: int = 0

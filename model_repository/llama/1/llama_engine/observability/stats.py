@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from functools import partial
 
-from llama_engine.block_manager import CacheCounts
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, RequestError
 from llama_engine.events import Completion, finish_reason
@@ -48,6 +47,7 @@ from llama_engine.observability.metrics import (
     Metric,
     Registry,
 )
+from llama_engine.page_manager import CacheCounts
 from llama_engine.sequence import Sequence
 
 FLUSH_SECONDS = 0.2

@@ -109,9 +109,6 @@ tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make t
 quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
-bench-receipts: $(READY_PERF) ## what receipts cost, and tokens verified over tokens generated, at 1 and 8 users (RECEIPTS options)
-	@$(PERF) perf.receipts $(RECEIPTS)
-
 soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINUTES (30): every request answered, flat memory (MODEL)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 

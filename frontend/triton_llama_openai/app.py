@@ -35,7 +35,6 @@ from triton_llama_openai.protocol.tokenization import DetokenizeRequest, Tokeniz
 from triton_llama_openai.responses import answer_response
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
-from triton_llama_openai.verification import VerificationRequest, answer_verification
 
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10
@@ -123,12 +122,6 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
         body = await parse(request, ResponsesRequest)
         salt = salts.salt(request.state.key_digest, body.cache_salt)
         return await answer_response(request, body, models, settings, salt)
-
-    @router.post("/v1/verify", response_model=None)
-    async def verify(request: Request) -> Response:
-        body = await parse(request, VerificationRequest)
-        salt = salts.salt(request.state.key_digest, body.cache_salt)
-        return await answer_verification(request, body, models, settings, salt)
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings() -> Response:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from perf.environment import ROOT
-from perf.report import plots, prefixes, receipts, tables
+from perf.report import plots, prefixes, tables
 from perf.report.results import RESULTS, NotMeasuredError, Result, read
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -29,7 +29,6 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "users-avx2": ("bench-avx2", tables.by_users),
     "prefixes": ("bench-prefixes", prefixes.prefixes),
     "context": ("bench-prefixes", prefixes.context),
-    "receipts": ("receipts", receipts.receipts),
     "quality": ("quality", tables.quality),
     "quality-planted": ("quality-planted", tables.quality),
     "quality-formats": ("quality-formats", tables.quality),

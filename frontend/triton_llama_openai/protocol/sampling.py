@@ -44,7 +44,7 @@ class StreamOptions(Schema):
 SAME_NAMES = (
     *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs", "receipt"),
+    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs"),
 )
 """Fields with the name of the model's input that they set."""
 
@@ -165,7 +165,6 @@ class SamplingRequest(SamplingFields):
     return_token_ids: bool | None = None
     """vLLM's; true: `token_ids` in each choice, in a stream in each event, and `prompt_token_ids`, in a stream in the
     first event"""
-    receipt: bool | None = None
     guided_json: GuidedJson | None = None
     """vLLM's structured output, a JSON schema; one of these four, `structured_outputs` or `response_format`; ignored
     beside a forced tool"""

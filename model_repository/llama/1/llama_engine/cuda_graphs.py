@@ -199,7 +199,7 @@ class DecodeGraphs:
         rows = slice(0, len(sequences))
         inputs = self._host_inputs.numpy()
         if self._batch.features.noise:
-            inputs[rows, :2] = self._sampler.keys(0, [sequence.num_output_tokens for sequence in sequences])
+            inputs[rows, :2] = self._sampler.keys(0, sequences)
         inputs[rows, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
         self._sampling_inputs[rows].copy_(self._host_inputs[rows], non_blocking=True)
 

@@ -3,9 +3,9 @@
 - checks: bits of exact INT8 products of Llama-2-7B's shapes against the CPU's reference; greedy tokens of the embedded
   checkpoint against transformers' generate(), where FP32's must agree; requests in random mixes and cuts of their
   prompts against each alone; KL divergence of INT8 and FP16 from FP32 on the held-out text.
-- fp16, int8: Llama-2-7B's shape with random weights: tokens/s of 1, 8 and 32 rows beside the limit, the peak of the
-  memory beside the plan, mixes as above; equal and mixed lengths, one request at a time, in batches of 8 that wait for
-  their longest, and 32 in flight.
+- fp16, int8: Llama-2-7B's shape with random weights: tokens/s of 1, 8 and 32 sequences beside the limit, the peak of
+  the memory beside the plan, mixes as above. Then the article's table: 32 requests of 200 tokens, all at once, served
+  one at a time (naive), in batches of 8 that wait for their longest, and 32 in flight; with mixed lengths, too.
 - stock: transformers' generate() with bitsandbytes' LLM.int8() on a padded batch of the same prompts.
 
 Each measurement is written as soon as it is made; `--only` splits the run. `--device cpu` runs the same program with
@@ -18,7 +18,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ import torch
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.memory_plan import plan_memory
+from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
@@ -40,8 +41,10 @@ from perf.workload import MEAN_OUTPUT, PROMPT_TOKENS, Mix, lengths, prompts
 
 PARTS = ("checks", "fp16", "int8", "stock")
 ROWS = (1, 8, 32)
-MODES = {1: "one at a time", 8: "batched", 32: "in flight"}
-"""How a load is served, by the engine's slots; a batch has the size of `batched_int8` and `batched_fp16`."""
+REQUESTS = 32
+"""Requests of the article's table, all sent at once."""
+MODES = {"in flight": 32, "batched": 8, "naive": 1}
+"""How a load is served, and the engine's slots: a batch has the size of `batched_int8` and `batched_fp16`."""
 
 Note = Callable[[str, dict[str, object]], None]
 
@@ -57,26 +60,36 @@ def main() -> int:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda, and there is no GPU; --device cpu tests the program")
-    device = torch.device(options.device)
+    # With an index, which `torch.cuda.set_device` asks for, and without cuDNN's attention.
+    device = choose_device(options.device, 0)
     shape = LLAMA_2_7B if device.type == "cuda" else SMALL
-    large = random_checkpoint(shape)
-    facts = {"model": described(large), "threads": CORES}
-    results = Results(options.output, "gpu", facts, make_command("bench-gpu"))
-    rates = measure_rates(CORES)
-    results.section("rates", rates.to_json())
-    print(rates.describe(), flush=True)
+    results = Results(options.output, "gpu", {"threads": CORES}, make_command("bench-gpu"))
+    noted: dict[str, dict[str, object]] = {}
 
     def note(key: str, measurement: dict[str, object]) -> None:
+        # PyTorch compiles a function eight times; a model's `dequantize` takes four, and each part loads other models.
+        torch.compiler.reset()
+        noted[key] = measurement
         results.add(key, measurement)
         print(f"{key}: {measurement}", flush=True)
 
     wrong = "checks" in options.only and check(device, shape, options.mixes, note)
     half: Weights = "fp16" if device.type == "cuda" else "fp32"
-    for part, weights in (("fp16", half), ("int8", "int8")):
-        if part in options.only:
-            measure(large, device, weights, rates, options.tokens, options.mixes, note)
+    measured = {part: weights for part, weights in (("fp16", half), ("int8", "int8")) if part in options.only}
+    if measured:
+        rates = measure_rates(CORES)
+        results.section("rates", rates.to_json())
+        print(rates.describe(), flush=True)
+    if measured or "stock" in options.only:
+        large = random_checkpoint(shape)
+        results.section("model", described(large))
+    for weights in measured.values():
+        measure(large, device, weights, rates, options.tokens, options.mixes, note)
     if "stock" in options.only:
         stock(large, device, options.tokens, note)
+    table = article(noted)
+    results.section("article", table)
+    print(*table, sep="\n")
     results.finish()
     print(f"written to {options.output}")
     return int(wrong)
@@ -113,15 +126,30 @@ def measure(
     checkpoint = load_checkpoint(settings, device)
     for rows in ROWS:
         note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, tokens))
-    for slots, mode in MODES.items():
+    note(f"mixes/large/{weights}", mixes(checkpoint, settings, rounds))
+    for mode, slots in MODES.items():
+        if mode == "naive" and weights == "int8":
+            # The article has no such configuration, and it takes the longest.
+            continue
         engine = Engine(checkpoint, settings, slots)
         engine.warm_up()
-        mixed: tuple[Mix, ...] = ("equal", "uniform")
+        # Naive serving has the same rate at any lengths of equal mean.
+        mixed: tuple[Mix, ...] = ("equal",) if mode == "naive" else ("equal", "uniform")
         for mix in mixed:
-            note(f"serving/{mode}/{weights}/{mix}", serving(engine, checkpoint, mix, tokens))
+            note(f"serving/{mode}/{weights}/{mix}", serving(engine, checkpoint, mode, mix, tokens))
         # Freed before the next one is allocated.
         del engine
-    note(f"mixes/large/{weights}", mixes(checkpoint, settings, rounds))
+
+
+def article(noted: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return the article's table, in Markdown, of what has been measured."""
+    lines = ["| configuration | memory, MiB | p50, s | requests/s |", "|---|---:|---:|---:|"]
+    for mode in ("naive", "batched", "in flight"):
+        for weights in ("fp32", "fp16", "int8"):
+            if served := noted.get(f"serving/{mode}/{weights}/equal"):
+                figures = (served[name] for name in ("peak_mib", "p50_s", "requests_per_second"))
+                lines.append(f"| {mode} {weights.upper()} | {' | '.join(map(str, figures))} |")
+    return lines
 
 
 def decode(
@@ -148,23 +176,22 @@ def decode(
     }
 
 
-def serving(engine: Engine, checkpoint: Checkpoint, mix: Mix, tokens: int) -> dict[str, object]:
-    """Serve a load in the mode of the engine's slots. Returns rates, p50 from admission on, and the memory's peak."""
-    in_flight, amount = MODES[engine.slots] == "in flight", 2 * engine.slots if engine.slots > 1 else 4
-    load = requests(checkpoint, lengths(mix, amount, tokens))
-    size = amount if in_flight else engine.slots
+def serving(engine: Engine, checkpoint: Checkpoint, mode: str, mix: Mix, tokens: int) -> dict[str, object]:
+    """Serve requests that arrive at once. Returns rates, p50 of the latency with the wait, and the memory's peak."""
+    load = requests(checkpoint, lengths(mix, REQUESTS, tokens))
+    size = REQUESTS if mode == "in flight" else engine.slots
     reset_peak(checkpoint.info.device)
     began = time.monotonic()
-    batches = [generate(engine, load[first : first + size]) for first in range(0, amount, size)]
+    batches = [generate(engine, load[first : first + size]) for first in range(0, REQUESTS, size)]
     seconds = time.monotonic() - began
     latencies = []
     for batch in batches:
         # A static batch is answered when its longest completion ends.
         last = max(sequence.finished_at for sequence in batch)
-        latencies += [(each.finished_at if in_flight else last) - each.admitted_at for each in batch]
+        latencies += [(each.finished_at if mode == "in flight" else last) - began for each in batch]
     return {
-        "requests": amount,
-        "requests_per_second": round(amount / seconds, 3),
+        "requests": REQUESTS,
+        "requests_per_second": round(REQUESTS / seconds, 3),
         "tokens_per_second": round(sum(request.max_tokens for request in load) / seconds, 1),
         "p50_s": round(statistics.median(latencies), 3),
         "peak_mib": peak(checkpoint.info.device),

@@ -64,6 +64,7 @@ def products(device: torch.device, config: LlamaConfig, terms: int) -> dict[str,
     hidden, inner, dim = architecture.hidden, architecture.intermediate, architecture.head_dim
     heads = architecture.heads + architecture.kv_heads
     elementwise = choose_elementwise(device, torch.float16, hidden, heads, dim, terms)
+    fused = [name for name, function in elementwise._asdict().items() if function is not getattr(SEPARATE, name)]
     generator = torch.Generator().manual_seed(0)
     values = different = 0
     for outputs, inputs in ((3 * hidden, hidden), (2 * inner, hidden), (hidden, inner), (config.vocab_size, hidden)):
@@ -80,7 +81,7 @@ def products(device: torch.device, config: LlamaConfig, terms: int) -> dict[str,
                 result = layer(activations.to(device)).cpu()[:, sample]
             values += result.numel()
             different += int((result != expected.half()).sum())
-    return {"values": values, "different": different, "fused": elementwise != SEPARATE}
+    return {"values": values, "different": different, "fused": fused}
 
 
 def mixes(checkpoint: Checkpoint, settings: Settings, amount: int, tokens: int = 16) -> dict[str, object]:

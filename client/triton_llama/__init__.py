@@ -16,16 +16,13 @@ from triton_llama.errors import (
 )
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.status import ModelConfig, ServerStatus
-from triton_llama.verification import Candidate, Difference, Verification
 
 __all__ = [
     "AsyncCompletionStream",
     "AsyncLlamaClient",
-    "Candidate",
     "Chunk",
     "Completion",
     "CompletionStream",
-    "Difference",
     "LlamaClient",
     "LlamaConnectionError",
     "LlamaTimeoutError",
@@ -37,5 +34,4 @@ __all__ = [
     "ServerError",
     "ServerStatus",
     "TritonLlamaError",
-    "Verification",
 ]

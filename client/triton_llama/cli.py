@@ -1,4 +1,4 @@
-"""The command line `triton-llama`: complete a prompt, verify a receipt, show a server's state, inspect a checkpoint.
+"""The command line `triton-llama`: complete a prompt, show the state of a server, or inspect a checkpoint.
 
 The bounds of the parameters are the server's, which checks them; the command line doesn't.
 """
@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
-from typing import TextIO, cast
+from typing import cast
 
 import click
 
@@ -25,10 +25,8 @@ from triton_llama.errors import (
 )
 from triton_llama.sampling_params import INPUTS, SamplingOptions, SamplingParams
 from triton_llama.status import ModelInfo, NoModelInfoError, ServerStatus, metrics_address, read_model_info
-from triton_llama.verification import Verification
 
 SERVER_ERROR = 7
-DIFFERENT = 8
 _EXIT_CODES = {LlamaConnectionError: 3, LlamaTimeoutError: 4, RejectedInputError: 5, OverloadedError: 6}
 _EPILOG = """\b
 Exit codes:
@@ -40,7 +38,6 @@ Exit codes:
   5  input rejected
   6  server overloaded; try later
   7  server error, model not found or not ready
-  8  a receipt's tokens are not the server's
 """
 _TYPES: dict[str, click.types.ParamType[object]] = {
     "STRING": click.STRING,
@@ -179,39 +176,6 @@ async def _stream(client: AsyncLlamaClient, prompt: str, params: SamplingParams,
 
 
 @main.command()
-@click.argument("file", type=click.File(encoding="utf-8"))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each receipt.")
-@_server_options
-@click.pass_context
-def verify(
-    context: click.Context,
-    file: TextIO,
-    as_json: bool,
-    url: str,
-    model: str,
-    timeout: float,
-    connect_timeout: float,
-) -> None:
-    """Have the tokens of receipts computed again; exit with 8 if some are not the server's.
-
-    FILE, or - for stdin, is JSON: a receipt, or an answer with receipts: of `generate --json`, or of the OpenAI
-    endpoint.
-    """
-    try:
-        receipts = list(receipts_in(json.load(file)))
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"{file.name} is not JSON: {error}") from error
-    if not receipts:
-        raise click.UsageError(f"{file.name} has no receipt")
-    with LlamaClient(url, _protocol(url), model, timeout=timeout, connect_timeout=connect_timeout) as client:
-        verifications = [client.verify(receipt) for receipt in receipts]
-    for verification in verifications:
-        shown = json.dumps(asdict(verification), ensure_ascii=False) if as_json else described(verification)
-        click.echo(shown)
-    context.exit(0 if all(verification.equal for verification in verifications) else DIFFERENT)
-
-
-@main.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--metrics-url", help="HOST:PORT of Triton's metrics.  [default: beside --url, as Triton's ports are]")
 @_server_options
@@ -268,36 +232,6 @@ def inspect(context: click.Context, checkpoint: str, revision: str | None, as_js
         ) from error
     options = [*(("--revision", revision) if revision else ()), *(("--json",) if as_json else ())]
     context.exit(inspect_checkpoint([*options, "--", checkpoint]))
-
-
-def receipts_in(value: object) -> Iterator[str]:
-    """Yield the receipts in a JSON value, each as JSON, in order. `generate --json` has one as text."""
-    if isinstance(value, dict) and {"output_ids", "hash"} <= value.keys():
-        yield json.dumps(value)
-    elif isinstance(value, dict):
-        if isinstance(receipt := value.get("receipt"), str):
-            yield receipt
-        for item in value.values():
-            yield from receipts_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from receipts_in(item)
-
-
-def described(verification: Verification) -> str:
-    """Return a verification as one line."""
-    tokens = f"{verification.tokens} tokens"
-    if verification.equal:
-        return f"equal, {tokens} ({verification.finish_reason})"
-    if (difference := verification.difference) is not None:
-        claimed, drawn = (
-            f"{json.dumps(token.text, ensure_ascii=False)} (token {token.token_id}, logit {token.logit:g})"
-            for token in (difference.claimed, difference.drawn)
-        )
-        return f"different after {tokens}: the receipt has {claimed}, the server draws {drawn}"
-    if verification.finish_reason:
-        return f"different: the server's text ends after {tokens} ({verification.finish_reason}), the receipt's goes on"
-    return f"different: the receipt ends after {tokens}, the server's text goes on"
 
 
 def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> Iterator[str]:

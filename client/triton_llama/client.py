@@ -12,8 +12,7 @@ from triton_llama.errors import DecoupledModelError
 from triton_llama.grpc_transport import AsyncGrpcTransport, GrpcTransport
 from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus
-from triton_llama.tensors import PreparedRequest, prepare, prepare_verification, read_chunk
-from triton_llama.verification import Verification, only, read_verification
+from triton_llama.tensors import PreparedRequest, prepare
 
 if TYPE_CHECKING:
     from triton_llama.http_transport import AsyncHttpTransport, HttpTransport
@@ -102,7 +101,7 @@ class LlamaClient(_BaseClient["HttpTransport | GrpcTransport"]):
                 return self._transport.infer(self.model, request, timeout)
             except DecoupledModelError:
                 self._decoupled = True
-        with CompletionStream(self._transport.stream(self.model, request, timeout, read_chunk), request) as stream:
+        with CompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
             for _ in stream:
                 pass
         return stream.completion
@@ -122,17 +121,7 @@ class LlamaClient(_BaseClient["HttpTransport | GrpcTransport"]):
                 first chunk or after any. A stream that ends without an error is complete.
         """
         request, timeout = self._prepare(prompt, params, stream=True, **options)
-        return CompletionStream(self._transport.stream(self.model, request, timeout, read_chunk), request)
-
-    def verify(self, receipt: str, *, timeout: float | None = None) -> Verification:
-        """Have a receipt's tokens computed again, whichever server of the same checkpoint and settings made it.
-
-        Raises:
-            TritonLlamaError: `triton_llama.errors` lists which; RejectedInputError for a receipt that is malformed,
-                changed, or of another checkpoint, version or setting.
-        """
-        request, timeout = prepare_verification(receipt), self._seconds(timeout)
-        return only([*self._transport.stream(self.model, request, timeout, read_verification)])
+        return CompletionStream(self._transport.stream(self.model, request, timeout), request)
 
     def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask for the state of the server, of the model, and for its live configuration.
@@ -186,9 +175,7 @@ class AsyncLlamaClient(_BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
                 return await self._transport.infer(self.model, request, timeout)
             except DecoupledModelError:
                 self._decoupled = True
-        async with AsyncCompletionStream(
-            self._transport.stream(self.model, request, timeout, read_chunk), request
-        ) as stream:
+        async with AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
             async for _ in stream:
                 pass
         return stream.completion
@@ -205,13 +192,7 @@ class AsyncLlamaClient(_BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
         Leaving the block early cancels the request.
         """
         request, timeout = self._prepare(prompt, params, stream=True, **options)
-        return AsyncCompletionStream(self._transport.stream(self.model, request, timeout, read_chunk), request)
-
-    async def verify(self, receipt: str, *, timeout: float | None = None) -> Verification:
-        """Have a receipt's tokens computed again, as `LlamaClient.verify` does."""
-        request, timeout = prepare_verification(receipt), self._seconds(timeout)
-        stream = self._transport.stream(self.model, request, timeout, read_verification)
-        return only([verification async for verification in stream])
+        return AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request)
 
     async def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask for the state of server and model, and for the live configuration, as `LlamaClient.status` does."""

@@ -30,8 +30,6 @@ class Completion:
     """The seed sent, drawn by the client if the caller gave none: with it the same request gives the same text."""
     num_cached_tokens: int | None = None
     """Tokens of the prompt that were in the KV cache already; None if the server doesn't report them."""
-    receipt: str | None = None
-    """The receipt, JSON for `verify`; None unless requested."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,6 @@ class Chunk:
     num_output_tokens: int
     """Tokens generated since the chunk before; the sum over all chunks is the completion's."""
     num_cached_tokens: int | None = None
-    """As in `Completion`, in the last chunk; None before."""
-    receipt: str | None = None
     """As in `Completion`, in the last chunk; None before."""
 
     def __str__(self) -> str:
@@ -90,7 +86,6 @@ class _Stream:
             request_id=self.request_id,
             seed=self.seed,
             num_cached_tokens=self._last.num_cached_tokens,
-            receipt=self._last.receipt,
         )
 
     def _add(self, chunk: Chunk) -> Chunk:

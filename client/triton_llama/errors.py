@@ -84,7 +84,7 @@ _NOT_LOADED = ("has no available versions", "is not at ready state")
 # A test checks the model's own against its source.
 _OVERLOADED = re.compile(
     "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot|too many guides|"
-    "being read for receipts|http2 header with status: (?:429|503)"
+    "http2 header with status: (?:429|503)"
 )
 _SERVER_FAULT = re.compile(
     "stub process|the server's log has the reason|were not finite|memory was exhausted|the request was cancelled"
@@ -96,7 +96,7 @@ _INTERRUPTED = re.compile(
 )
 # What gRPC says, with another status than UNAVAILABLE, of a closed channel and of a request cut off while it was sent.
 _BROKEN = re.compile("Channel closed|Internal error from Core")
-_FULL = re.compile("maximum queue size|too many guides|being read for receipts")
+_FULL = re.compile("maximum queue size|too many guides")
 
 
 def is_interruption(error: TritonLlamaError) -> bool:

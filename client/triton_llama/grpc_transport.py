@@ -17,11 +17,11 @@ from google.protobuf.json_format import MessageToDict  # type: ignore[import-unt
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from triton_llama.completion import Completion
+from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import from_stream_error, grpc_errors
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import PreparedRequest, Read, T, decode, read_completion
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, decode, read_chunk, read_completion
 
 # Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
 ERRORS_WITH_STATUS = ("triton_grpc_error", "true")
@@ -76,8 +76,8 @@ class GrpcTransport(_Transport):
             config = stub.ModelConfig(messages.ModelConfigRequest(name=model), **options) if ready else None
         return _read_status(self._endpoint, model, responses, config)
 
-    def stream(self, model: str, request: PreparedRequest, timeout: float, read: Read[T]) -> Generator[T, None, None]:
-        """Send one request at the first `next` and yield its responses, read, `timeout` seconds for all.
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
+        """Send one request at the first `next` and yield its chunks, `timeout` seconds for all.
 
         Closing the generator cancels the request on the server.
         """
@@ -87,7 +87,7 @@ class GrpcTransport(_Transport):
                 call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
                 try:
                     for number, response in enumerate(call):
-                        yield _read_stream_response(response, read, started=number > 0)
+                        yield _read_stream_response(response, started=number > 0)
                 finally:
                     # No effect on a call that has ended.
                     call.cancel()
@@ -128,17 +128,15 @@ class AsyncGrpcTransport(_Transport):
             config = await stub.ModelConfig(messages.ModelConfigRequest(name=model), **options) if ready else None
         return _read_status(self._endpoint, model, responses, config)
 
-    async def stream(
-        self, model: str, request: PreparedRequest, timeout: float, read: Read[T]
-    ) -> AsyncGenerator[T, None]:
-        """Send one request at the first `anext` and yield its responses, read, as `GrpcTransport.stream` does."""
+    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
+        """Send one request at the first `anext` and yield its chunks, as `GrpcTransport.stream` does."""
         message = _infer_request(model, request)
         with grpc_errors(self._endpoint, timeout):
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
             started = False
             try:
                 async for response in call:
-                    yield _read_stream_response(response, read, started=started)
+                    yield _read_stream_response(response, started=started)
                     started = True
             finally:
                 # No effect on a call that has ended.
@@ -178,15 +176,15 @@ def _infer_request(model: str, request: PreparedRequest) -> messages.ModelInferR
     for tensor in request.tensors:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_input_contents.append(tensor.encode())
-    for name in request.outputs:
+    for name in OUTPUT_NAMES:
         message.outputs.add(name=name)
     return message
 
 
-def _read_stream_response(response: messages.ModelStreamInferResponse, read: Read[T], *, started: bool) -> T:
+def _read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Chunk:
     if response.error_message:
         raise from_stream_error(response.error_message, started=started)
-    return read(_outputs(response.infer_response))
+    return read_chunk(_outputs(response.infer_response))
 
 
 def _outputs(response: messages.ModelInferResponse) -> dict[str, object]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
-from triton_llama.completion import Completion
+from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     LlamaConnectionError,
@@ -29,7 +29,7 @@ from triton_llama.errors import (
 )
 from triton_llama.sampling_params import INPUTS
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import PreparedRequest, Read, T, read_completion
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, read_chunk, read_completion
 
 JsonObject = dict[str, object]
 
@@ -101,8 +101,8 @@ class HttpTransport(_Transport):
             responses = [self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
         return _read_status(self._endpoint, model, responses)
 
-    def stream(self, model: str, request: PreparedRequest, timeout: float, read: Read[T]) -> Generator[T, None, None]:
-        """Send one request at the first `next` and yield its responses, read, each within `timeout` seconds.
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
+        """Send one request at the first `next` and yield its chunks, waiting `timeout` seconds for each at most.
 
         Closing the generator closes the connection, which cancels the request on the server.
         """
@@ -114,7 +114,7 @@ class HttpTransport(_Transport):
             if source.response.status_code != 200:
                 raise from_generate_response(source.response.status_code, source.response.read())
             for number, event in enumerate(source.iter_sse()):
-                yield _read_event(event.data, read, started=number > 0)
+                yield _read_event(event.data, started=number > 0)
 
     def close(self) -> None:
         """Close every connection. A thread that waits for an answer goes on waiting: close after its request."""
@@ -141,10 +141,8 @@ class AsyncHttpTransport(_Transport):
             responses = [await self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
         return _read_status(self._endpoint, model, responses)
 
-    async def stream(
-        self, model: str, request: PreparedRequest, timeout: float, read: Read[T]
-    ) -> AsyncGenerator[T, None]:
-        """Send one request at the first `anext` and yield its responses, read, as `HttpTransport.stream` does."""
+    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
+        """Send one request at the first `anext` and yield its chunks, as `HttpTransport.stream` does."""
         path, body = _model_path(model, "generate_stream"), _stream_body(request)
         with _http_errors(self._endpoint, timeout):
             async with aconnect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source:
@@ -153,7 +151,7 @@ class AsyncHttpTransport(_Transport):
                 started = False
                 async with aclosing(source.aiter_sse()) as events:
                     async for event in events:
-                        yield _read_event(event.data, read, started=started)
+                        yield _read_event(event.data, started=started)
                         started = True
 
     async def close(self) -> None:
@@ -175,7 +173,7 @@ def _infer_body(request: PreparedRequest) -> JsonObject:
         {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype, "data": tensor.values}
         for tensor in request.tensors
     ]
-    return {"id": request.request_id, "inputs": inputs, "outputs": [{"name": name} for name in request.outputs]}
+    return {"id": request.request_id, "inputs": inputs, "outputs": [{"name": name} for name in OUTPUT_NAMES]}
 
 
 def _stream_body(request: PreparedRequest) -> JsonObject:
@@ -201,11 +199,11 @@ def _read_status(endpoint: Endpoint, model: str, responses: Sequence[httpx.Respo
     return read_status(endpoint, model, live.is_success, ready.is_success, _read_object(server), model_config)
 
 
-def _read_event(data: str, read: Read[T], *, started: bool) -> T:
+def _read_event(data: str, *, started: bool) -> Chunk:
     event = _read_json(data)
     if "error" in event:
         raise from_stream_error(str(event["error"]), started=started)
-    return read(event)
+    return read_chunk(event)
 
 
 def _read_object(response: httpx.Response) -> JsonObject:

@@ -39,7 +39,6 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
     "stream_interval_ms": ("INT32", False),
     "exclude_input_in_output": ("BOOL", False),
     "return_output_ids": ("BOOL", False),
-    "receipt": ("BOOL", False),
     "return_log_probs": ("BOOL", False),
     "num_logprobs": ("INT32", False),
     "prompt_logprobs": ("INT32", False),
@@ -87,7 +86,6 @@ class SamplingOptions(TypedDict, total=False):
     stream_interval_ms: int | None
     exclude_input_in_output: bool | None
     return_output_ids: bool | None
-    receipt: bool | None
     return_log_probs: bool | None
     num_logprobs: int | None
     prompt_logprobs: int | None
@@ -175,8 +173,6 @@ class SamplingParams:
     """False returns the prompt in front of the completion."""
     return_output_ids: bool | None = None
     """True returns `output_ids` and `seed`, which a request with `resume_ids` needs."""
-    receipt: bool | None = None
-    """True returns `receipt`, which anyone with the checkpoint can verify."""
     return_log_probs: bool | None = None
     """True returns `output_log_probs` and `cum_log_probs`."""
     num_logprobs: int | None = None

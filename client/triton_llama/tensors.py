@@ -12,21 +12,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import SupportsFloat, TypeVar
+from typing import SupportsFloat
 
 from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.sampling_params import INPUTS, SamplingParams
-from triton_llama.verification import VERIFICATION
 
 OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 """The outputs that are read: the first four of every response, the last one of those that have it."""
 
 _ALWAYS = OUTPUT_NAMES[:4]
-
-T = TypeVar("T")
-Read = Callable[[Mapping[str, object]], T]
-"""Reads the outputs of one response, by name."""
 
 Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
@@ -75,8 +70,6 @@ class PreparedRequest:
     request_id: str
     seed: int
     tensors: tuple[Tensor, ...]
-    outputs: tuple[str, ...] = OUTPUT_NAMES
-    """The outputs that are read."""
 
 
 def prepare(prompt: str, params: SamplingParams, stream: bool = False) -> PreparedRequest:
@@ -94,15 +87,7 @@ def prepare(prompt: str, params: SamplingParams, stream: bool = False) -> Prepar
             tensors.append(Tensor(name, "BYTES" if type_ == "STRING" else type_, values))
     if stream:
         tensors.append(Tensor("stream", "BOOL", (True,)))
-    # Models of earlier versions refuse to be asked for an output that they don't have.
-    outputs = (*OUTPUT_NAMES, "receipt") if params.receipt else OUTPUT_NAMES
-    return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors), outputs)
-
-
-def prepare_verification(receipt: str) -> PreparedRequest:
-    """Turn a receipt into its input; raises as `prepare`."""
-    tensor = Tensor("verify_receipt", "BYTES", (_string("verify_receipt", receipt),))
-    return PreparedRequest(uuid.uuid4().hex, 0, (tensor,), (VERIFICATION,))
+    return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
 
 
 def read_chunk(outputs: Mapping[str, object]) -> Chunk:
@@ -115,17 +100,16 @@ def read_chunk(outputs: Mapping[str, object]) -> Chunk:
     if missing:
         raise ServerError(f"the server's answer lacks the output {missing[0]}")
     text, finish_reason, num_input_tokens, num_output_tokens = (outputs[name] for name in _ALWAYS)
-    num_cached_tokens, receipt = outputs.get("num_cached_tokens"), outputs.get("receipt")
+    num_cached_tokens = outputs.get("num_cached_tokens")
     if not (
         isinstance(text, str)
         and isinstance(finish_reason, str)
         and isinstance(num_input_tokens, int)
         and isinstance(num_output_tokens, int)
         and isinstance(num_cached_tokens, int | None)
-        and isinstance(receipt, str | None)
     ):
         raise ServerError(f"the server's outputs {', '.join(OUTPUT_NAMES)} must be two strings and three integers")
-    return Chunk(text, finish_reason, num_input_tokens, num_output_tokens, num_cached_tokens, receipt)
+    return Chunk(text, finish_reason, num_input_tokens, num_output_tokens, num_cached_tokens)
 
 
 def read_completion(outputs: Mapping[str, object], request: PreparedRequest) -> Completion:

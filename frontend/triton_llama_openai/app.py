@@ -35,7 +35,6 @@ from triton_llama_openai.protocol.tokenization import DetokenizeRequest, Tokeniz
 from triton_llama_openai.responses import answer_response
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
-from triton_llama_openai.verification import VerificationRequest, answer_verification
 
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10
@@ -106,40 +105,40 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
+        """A chat, streamed or not."""
         chat = await parse(request, ChatRequest)
         return await answer_chat(request, chat, models, settings, salts.salt(request.state.key_digest, chat.cache_salt))
 
     @router.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Response:
+        """Texts or tokens, one prompt or several."""
         completion = await parse(request, CompletionRequest)
         salt = salts.salt(request.state.key_digest, completion.cache_salt)
         return await answer_completion(request, completion, models, settings, salt)
 
     @router.post("/v1/responses", response_model=None)
     async def responses(request: Request) -> Response:
+        """A response, streamed or not (docs/openai.md#the-responses-api)."""
         body = await parse(request, ResponsesRequest)
         salt = salts.salt(request.state.key_digest, body.cache_salt)
         return await answer_response(request, body, models, settings, salt)
 
-    @router.post("/v1/verify", response_model=None)
-    async def verify(request: Request) -> Response:
-        body = await parse(request, VerificationRequest)
-        salt = salts.salt(request.state.key_digest, body.cache_salt)
-        return await answer_verification(request, body, models, settings, salt)
-
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings() -> Response:
+        """Refused: the models generate text."""
         raise ApiError(400, _NO_EMBEDDINGS, None, "unsupported_endpoint")
 
     # In threads: a large text takes the tokenizer long, and it runs without Python's lock.
     @router.post("/tokenize", response_model=None)
     async def tokenize_text(request: Request) -> Response:
+        """vLLM's: a text or a conversation as tokens."""
         body = await parse(request, TokenizeRequest)
         model = models.find(body.model)
         return JSONResponse(await asyncio.to_thread(tokenize, model.checkpoint, body, settings.max_messages))
 
     @router.post("/detokenize", response_model=None)
     async def detokenize_tokens(request: Request) -> Response:
+        """vLLM's: tokens as text."""
         body = await parse(request, DetokenizeRequest)
         return JSONResponse(await asyncio.to_thread(detokenize, models.find(body.model).checkpoint, body))
 
@@ -154,6 +153,7 @@ def _stored_responses() -> APIRouter:
     @router.delete("/v1/responses/{name:path}", response_model=None)
     @router.post("/v1/responses/{name}/cancel", response_model=None)
     async def stored_response(name: str) -> Response:
+        """404: answers are not stored."""
         raise ApiError(404, f"there is no response {shorten(name)}: answers are not stored", None, "response_not_found")
 
     return router
@@ -164,15 +164,18 @@ def _models(models: Models) -> APIRouter:
 
     @router.get("/tokenizer_info", response_model=None)
     async def describe_tokenizer(model: str | None = None) -> Response:
+        """vLLM's: special tokens, chat template, `tokenizer_class` and `max_model_len`, which `lm_eval` asks for."""
         return JSONResponse(tokenizer_info(models.find(model).checkpoint))
 
     @router.get("/v1/models", response_model=None)
     async def list_models() -> Response:
+        """The served models, with vLLM's `root` (the checkpoint), `parent` (null) and `max_model_len`."""
         return JSONResponse({"object": "list", "data": [model.body() for model in models]})
 
     # A path: a hub id has a slash.
     @router.get("/v1/models/{name:path}", response_model=None)
     async def model(name: str) -> Response:
+        """One served model."""
         return JSONResponse(models.find(name).body())
 
     return router
@@ -185,6 +188,7 @@ def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
 
     @router.get("/openapi.json", response_model=None)
     async def describe() -> Response:
+        """Paths and fields, for programs: OpenAPI 3.1; with the setting `openapi`."""
         return JSONResponse(await asyncio.to_thread(document))
 
     return router
@@ -195,17 +199,18 @@ def _state(models: Models, metrics: Metrics) -> APIRouter:
 
     @router.get("/health", response_model=None, responses={503: {"description": "Not ready"}})
     async def health() -> Response:
-        """Ready: every model can answer."""
+        """200 if every model can answer now, at one of its Tritons at least, else 503 with the reasons; no key."""
         reasons = await models.ready()
         return JSONResponse({"not_ready": reasons} if reasons else {}, 503 if reasons else 200)
 
     @router.get("/health/live", response_model=None)
     async def live() -> Response:
-        """Alive: this process answers, whatever Triton does."""
+        """200 as long as this process answers, whatever Triton does; no key."""
         return JSONResponse({})
 
     @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def page() -> Response:
+        """The metrics, for Prometheus; no key."""
         return Response(metrics.page(), media_type=CONTENT_TYPE)
 
     return router

@@ -93,10 +93,6 @@ class _Choice:
         ids, self.ids = self.ids, []
         return {"token_ids": ids} if self._chat.return_token_ids else {}
 
-    def receipt(self, chunk: Chunk) -> Json:
-        """Return the receipt of the last chunk, for a request with receipts."""
-        return {"receipt": chunk.receipt} if self._chat.receipt else {}
-
     def body(self, chunk: Chunk) -> Json:
         """Return the choice of an answer that isn't streamed."""
         parts = self.read(chunk)
@@ -113,7 +109,6 @@ class _Choice:
             "finish_reason": self.finish_reason(chunk),
             "stop_reason": stop_reason(chunk, self._chat.stop_strings),
             **self.token_ids(),
-            **self.receipt(chunk),
         }
 
 
@@ -148,7 +143,6 @@ class ChatEvents(ChoiceEvents):
         if chunk.finish_reason:
             logprobs = choice.logprobs() if choice.reader.tokens else None
             reason: Json = {"stop_reason": stop_reason(chunk, self._stop_strings), **choice.token_ids()}
-            reason |= choice.receipt(chunk)
             events.append(self._event(chunk.index, {"delta": {}}, logprobs, choice.finish_reason(chunk), reason))
         return b"".join(events)
 

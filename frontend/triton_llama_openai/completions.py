@@ -92,7 +92,7 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
     if completion.logprobs is not None:
         prompt = (chunk.prompt_logprobs or []) if completion.echo else []
         logprobs = CompletionLogprobs(echo.first_token).add([*prompt, *chunk.logprobs])
-    body: Json = {
+    return {
         "index": chunk.index,
         "text": echo.text + chunk.text,
         "logprobs": logprobs,
@@ -100,9 +100,6 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
         "stop_reason": stop_reason(chunk, completion.stop_strings),
         "prompt_logprobs": None if completion.prompt_logprobs is None else chunk.prompt_logprobs,
     }
-    if completion.receipt:
-        body["receipt"] = chunk.receipt
-    return body
 
 
 class CompletionEvents(ChoiceEvents):
@@ -149,7 +146,6 @@ class CompletionEvents(ChoiceEvents):
         additions = self._token_ids(chunk.index, chunk.output_ids)
         if chunk.finish_reason:
             additions["stop_reason"] = stop_reason(chunk, self._completion.stop_strings)
-            additions |= {"receipt": chunk.receipt} if self._completion.receipt else {}
         return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, additions)
 
     def _token_ids(self, index: int, ids: tuple[int, ...] = ()) -> Json:

@@ -52,8 +52,6 @@ OUTPUTS = (
     "num_cached_tokens",
     "output_ids",
     "seed",
-    "receipt",
-    "verification",
 )
 """The outputs that are read: the first four of every response, the others of those that have them."""
 
@@ -80,15 +78,6 @@ class Chunk:
     """The chunk's own tokens."""
     seed: int | None = None
     """The choice's own."""
-    receipt: dict[str, object] | None = None
-    """In the choice's last chunk, of a request with receipts."""
-    verification: dict[str, object] | None = None
-    """Of the receipt that is the request."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the choice ends with it; a receipt that differs has no finish_reason."""
-        return bool(self.finish_reason) or self.verification is not None
 
 
 class EngineClient:
@@ -135,7 +124,7 @@ class EngineClient:
                         raise _error(response.error_message)
                     self.last_response = self.last_heard
                     chunks = read_chunks(response.infer_response, choices)
-                    unfinished.difference_update(chunk.index for chunk in chunks if chunk.is_last)
+                    unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
                     yield chunks
                     self._awaited[call] = time.monotonic()
             finally:
@@ -222,7 +211,7 @@ def _error(message: str) -> TritonLlamaError:
 
 
 _WORD = re.compile(r"\w+")
-_INPUTS = {"text_input", "input_ids", "resume_ids", "verify_receipt", "stream", *INPUTS}
+_INPUTS = {"text_input", "input_ids", "resume_ids", "stream", *INPUTS}
 
 
 def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:
@@ -281,8 +270,6 @@ def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> C
         num_cached_tokens=int(outputs["num_cached_tokens"][row]) if "num_cached_tokens" in outputs else None,
         output_ids=tuple(int(token) for token in ids[row * width : (row + 1) * width] if int(token) >= 0),
         seed=int(outputs["seed"][row]) if "seed" in outputs else None,
-        receipt=json.loads(str(outputs["receipt"][row])) if "receipt" in outputs else None,
-        verification=json.loads(str(outputs["verification"][row])) if "verification" in outputs else None,
     )
 
 

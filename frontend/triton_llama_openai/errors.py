@@ -155,7 +155,7 @@ def _path(details: ErrorDetails) -> str:
     return path
 
 
-_ENGINE_INPUTS = re.compile(r"(?:row \d+: )?(\w+(?:, \w+)*):? ")
+_ENGINE_INPUTS = re.compile(r"(?:row \d+: )?(\w+(?:, \w+)*) ")
 _NO_ROOM = re.compile(r"at most (?P<prompt>\d+) tokens \(max_model_len - 1\)|together may have (?P<context>\d+)")
 
 

@@ -34,30 +34,31 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "llama_openai_requests",
-            "Requests answered; code 499: the client has left before, or has not read its stream.",
+            "Requests answered, by route and code; code 499: the client has left before, or has not read its stream.",
             ("route", "code"),
             registry=self._registry,
         )
         self.seconds = Histogram(
             "llama_openai_request_seconds",
-            "From a request's arrival to the end of its answer.",
+            "From a request's arrival to the end of its answer, by route.",
             ("route",),
             buckets=_SECONDS,
             registry=self._registry,
         )
         self.first_token_seconds = Histogram(
             "llama_openai_time_to_first_token_seconds",
-            "From a streamed request's arrival to its first text.",
+            "From a streamed request's arrival to its first text, by route.",
             ("route",),
             buckets=_SECONDS,
             registry=self._registry,
         )
         self.tokens = Counter(
-            "llama_openai_tokens", "Tokens of prompts and completions.", ("kind",), registry=self._registry
+            "llama_openai_tokens", "Tokens of prompts and completions, by kind.", ("kind",), registry=self._registry
         )
         self.resumptions = Counter(
             "llama_openai_resumptions",
-            "Losses of a request's Triton, or of all of them: resumed at once, waited for a Triton, or given_up.",
+            "Losses of a request's Triton, or of all of them, by outcome: resumed at once, waited for a Triton, or "
+            "given_up.",
             ("outcome",),
             registry=self._registry,
         )

@@ -63,7 +63,7 @@ class _Choice:
     def add(self, chunk: Chunk) -> None:
         self.ids += chunk.output_ids
         self.seed = self.seed if chunk.seed is None else chunk.seed
-        self.finished = chunk.is_last
+        self.finished = bool(chunk.finish_reason)
 
 
 class Resumption:

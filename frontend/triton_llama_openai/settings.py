@@ -40,23 +40,25 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     triton: Text = "localhost:8001"
-    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several Tritons with commas between"""
+    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several with the same model under the same
+    settings have commas between (docs/openai.md#when-a-triton-dies)"""
     model: Text = "llama"
     """the model's name in Triton; it must be loaded under the config streaming"""
     tokenizer: Text | None = None
-    """folder or hub id of the served checkpoint, for its tokenizer, chat template and context; default: the server's
-    LLAMA_MODEL, else the embedded checkpoint"""
+    """folder or hub id of the served checkpoint, for its tokenizer, chat template and context; of a GGUF file, the
+    files beside it; default: the server's LLAMA_MODEL, else the embedded checkpoint"""
     revision: Text | None = None
     """branch, tag or commit of a hub id; default: the server's LLAMA_REVISION where the tokenizer is its LLAMA_MODEL,
     else the default branch"""
     served_name: Annotated[Text, Field(max_length=256)] | None = None
-    """the name that requests give as model; default: the folder's name or the hub id"""
+    """the name that requests give as model; default: the folder's or GGUF file's name, or the hub id"""
     chat_template: File | None = None
     """file of a Jinja template, over the checkpoint's own"""
     tool_form: Literal["auto", "hermes", "llama3_json"] = "auto"
     """how the model writes tool calls; auto reads it off the chat template"""
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
-    """the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context"""
+    """the server's, to be set where it has reduced its own because memory is short; default: its LLAMA_MAX_MODEL_LEN,
+    else the checkpoint's context"""
 
 
 class Settings(ModelSettings):
@@ -67,24 +69,29 @@ class Settings(ModelSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     """port to listen on; 0 is any free one, which is printed"""
     models_file: File | None = None
-    """JSON list of several models, each with the settings triton to max_model_len (docs/openai.md); triton is the
-    default of theirs"""
+    """JSON list of several models, each with the settings triton to max_model_len, of which only triton may be given
+    beside it: it is the default of entries without one"""
     api_keys_file: File | None = None
     """a key a line; without it requests need no key"""
     prefix_cache_shared: Literal["off", "on"] = "off"
-    """on: requests of all API keys share cached prefixes; off: only those of the same key"""
+    """on: requests of all API keys share cached prefixes; off: only those of the same key
+    (docs/openai.md#the-prefix-cache)"""
     allowed_origins: Text | None = None
-    """origins of browser pages that may call, with commas between; * is any (CORS)"""
+    """origins of browser pages that may call, with commas between; * is any (CORS). Pages may read the headers
+    x-request-id, x-ignored-parameters and retry-after"""
     openapi: Literal["off", "on"] = "on"
     """on: GET /openapi.json describes paths and fields, to the holders of a key where there are keys"""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """ignore: fields that no request has are left out and named in the header x-ignored-parameters"""
+    """ignore: fields that no request has are left out and named in the header x-ignored-parameters, misspelled ones,
+    too; bad values of known fields and refused ones are still refused"""
     stream_interval_ms: Annotated[int, Field(ge=0, le=1000)] = 20
-    """minimum milliseconds between two chunks of a stream; tokens of that time share one"""
+    """minimum milliseconds between two chunks of a stream; tokens of that time share one; 0 sends every token by
+    itself"""
     request_timeout: Annotated[int, Field(ge=1, le=86400)] = 600
     """maximum seconds of a request"""
     resume_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
-    """seconds that a request waits for a Triton when all are lost; 0: it ends with an error when its own is lost"""
+    """seconds that a request without a working Triton waits for one; 0: it ends with an error when its own is lost
+    (docs/openai.md#when-a-triton-dies)"""
     hang_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
     """seconds of silence of streams that have begun, after which a probe tells whether the model hangs and its requests
     move to another Triton; 0: never"""
@@ -93,13 +100,13 @@ class Settings(ModelSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4 << 20
     """maximum bytes of a request's body"""
     max_messages: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
-    """maximum messages of a conversation"""
+    """maximum messages of a conversation, on /tokenize, too"""
     max_prompts: Annotated[int, Field(ge=1, le=1 << 16)] = 128
     """maximum prompts of one completion request"""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
-    """maximum requests in flight; one more is refused with 503"""
+    """maximum requests in flight, those whose body is still arriving included; one more is refused with 503"""
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
-    """maximum open connections; beyond it every request is refused with 503"""
+    """maximum open connections; beyond it every request, of /health, too, is refused with a plain 503"""
     body_timeout: Annotated[int, Field(ge=1, le=3600)] = 30
     """seconds for a request's body to arrive"""
     log_requests: Literal["none", "summary", "prompts"] = "summary"

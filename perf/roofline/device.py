@@ -57,7 +57,7 @@ def measure_rates(threads: int, seconds: float = SECONDS) -> DeviceRates:
 
 def _read(size: int, device: torch.device, seconds: float) -> float:
     """Return bytes per second over a tensor of `size` bytes."""
-    values = torch.zeros(size // 4, device=device)
+    values = torch.rand(size // 4, device=device)
     target, source = values.chunk(2)
     return size / min(_best(values.sum, device, seconds), _best(lambda: target.copy_(source), device, seconds))
 
@@ -66,8 +66,13 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
     """Return operations per second at the best edge length; None if this format can't be multiplied here."""
     best = 0.0
     for edge in _EDGES[device.type]:
-        # Ones: exact in every format, without overflow.
-        square = torch.ones(edge, edge, dtype=_DTYPES[kind], device=device)
+        # Random values: a GPU multiplies equal ones faster, as its clock depends on the bits that change.
+        random = (
+            torch.randint(-127, 128, (edge, edge), device=device)
+            if kind == "int8"
+            else torch.randn(edge, edge, device=device)
+        )
+        square = random.to(_DTYPES[kind])
         # torch has no public INT8 product with INT32 sums; bitsandbytes calls this one too.
         multiply = torch._int_mm if kind == "int8" else torch.matmul
         # On a GPU, INT8 needs the second factor's columns contiguous, as weights are.

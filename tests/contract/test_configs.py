@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from contract.configs import FILES, MODEL, read_config
+from contract.configs import FILES, read_config
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import DataType, ModelInput
 
@@ -115,13 +111,6 @@ def _line(item: ModelInput) -> str:
     is_list = (list(item.dims), item.allow_ragged_batch) == ([-1], True)
     assert is_list or (list(item.dims), item.allow_ragged_batch) == ([1], False), item.name
     return f"{item.name} {DataType.Name(item.data_type).removeprefix('TYPE_')}{' list' * is_list}"
-
-
-def test_what_make_configs_writes_is_up_to_date() -> None:
-    path = os.pathsep.join([str(MODEL / "1"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    program = [sys.executable, str(MODEL.with_name("write_configs.py")), "--check"]
-    check = subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
 def test_the_queue_is_bounded() -> None:

@@ -27,7 +27,7 @@ FINAL = 1
 OUTPUTS = (
     *("text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens", "sequence_index"),
     *("output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", "num_cached_tokens"),
-    *("output_ids", "seed", "receipt", "verification"),
+    *("output_ids", "seed"),
     *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
 )
 """The config's."""
@@ -142,7 +142,7 @@ from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
 def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestDecoder]:
     """A decoder of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher = ResponseDispatcher()
-    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len, origin=engine.origin)
+    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
     try:
         yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, dispatcher)
     finally:

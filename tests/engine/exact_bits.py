@@ -105,7 +105,7 @@ class Bits:
         for seed in range(mixes):
             self._mix(seed, requests)
         for engine in self._engines.values():
-            assert engine._manager.num_available == engine.plan.shape.pages
+            assert engine._pages.num_available == engine.plan.shape.pages
 
     def _with_prefix(self, request: GenerationRequest, randomness: random.Random) -> GenerationRequest:
         """Return the request with a common prefix before its prompt, and sometimes another salt or several choices."""

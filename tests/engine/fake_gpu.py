@@ -121,7 +121,7 @@ class Indexing(TorchFunctionMode):
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         tensor = args[0] if args else None
         written = isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
-        if (func is torch.empty and pinned) or (func in _OF_THE_HOST and written):
+        if (func in (torch.empty, torch.zeros) and pinned) or (func in _OF_THE_HOST and written):
             # The host writes values into pinned memory, through views of it.
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
@@ -197,7 +197,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     stubs: dict[str, Function] = {
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
-        "set_device": lambda device: None,
+        # As PyTorch does, it refuses a device without an index.
+        "set_device": lambda device: torch.device(device).index + 0,
         "mem_get_info": lambda device: (FREE, FREE),
         "memory_reserved": lambda device: 0,
         "memory_allocated": lambda device: 0,
@@ -205,6 +206,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(FakeTensor, "tolist", tolist)
+    # The CUDA build's would ask for a driver.
+    monkeypatch.setattr("torch._subclasses.fake_tensor.init_gpu_context", lambda device: None)
     torch._C._ensureCUDADeviceGuardSet()
     torch._C._set_only_lift_cpu_tensors(True)
     try:

@@ -51,7 +51,7 @@ def parse(
     tokenizer: Tokenizer, parameters: dict[str, object] | None = None, truncates: bool = False, /, **values: object
 ) -> GenerationRequest:
     """Parse a request of one row, of a prompt that has one if there is none."""
-    inputs = values if values.keys() & {"input_ids", "verify_receipt"} else {"text_input": "def f", **values}
+    inputs = values if "input_ids" in values else {"text_input": "def f", **values}
     (request,) = parse_rows(tokenizer, parameters, truncates, **{name: [value] for name, value in inputs.items()})
     return request
 

@@ -24,13 +24,14 @@ from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets
+from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, row_buckets
 from llama_engine.engine import Engine
 from llama_engine.events import Completion
 from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import sampler
+from llama_engine.sampling.sampling_state import SamplingFeatures
 from llama_engine.settings import Settings
 from transformers import GenerationConfig
 
@@ -234,6 +235,27 @@ def test_steps_that_cannot_be_captured_are_launched(
     assert lines == ([expected] if reason else [])
     assert engine.describe_decode().endswith(", launched")
     assert completions(engine, _greedy(3)) == alone(small, _greedy(3))
+
+
+def test_sampling_that_cannot_be_captured_is_launched_alone(
+    small: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sample = DecodeGraphs._sample
+
+    def failing(graphs: DecodeGraphs, rows: int, features: SamplingFeatures) -> None:
+        if features.truncation:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        sample(graphs, rows, features)
+
+    monkeypatch.setattr(DecodeGraphs, "_sample", failing)
+    engine, recorder = engine_of(small, SLOTS, cuda_graphs="on"), Recorder()
+    engine.capture_graphs(recorder)
+    assert recorder.captured == len(row_buckets(SLOTS)) * (SPANS + len(FEATURE_SETS) - 1)
+    assert engine.describe_decode().endswith(f", replayed as {recorder.captured} CUDA graphs")
+    assert "sampling of 6 rows with SamplingFeatures(repetition=True" in caplog.text
+    requests = [replace(request, repetition_penalty=1.2) for request in _greedy(3)]
+    assert completions(engine, requests) == alone(small, requests)
+    assert recorder.replayed
 
 
 def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:

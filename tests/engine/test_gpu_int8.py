@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
+from bitsandbytes.functional import int8_linear_matmul
 from engine.engines import completions, engine_of, load
 from engine.int8_layers import SHAPES, random_rows, random_weight
 from engine.prompts import requests_of
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.gpu import exact_int8
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, ExactInt8Linear, exact_int8_linear
 from llama_engine.model import products
@@ -29,6 +34,35 @@ def test_a_product_has_the_bits_of_the_cpus_kernels(outputs: int, inputs: int, t
     assert torch.equal(
         exact_int8_linear(weight, terms)(rows), cpu_reference.linear(rows, weight, (ONE_TERM, TWO_TERMS)[terms - 1])
     )
+
+
+@pytest.mark.parametrize("outputs", [36, 37, 39])
+def test_outputs_of_a_product_are_padded_to_a_multiple_of_four(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def matmul(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(weight.shape))
+        sums: torch.Tensor = int8_linear_matmul(rows, weight)
+        return sums
+
+    monkeypatch.setattr(exact_int8, "int8_linear_matmul", matmul)
+    weight, rows = random_weight(outputs, 48, bias=True), random_rows(9, 48)
+    assert torch.equal(exact_int8_linear(weight, 2)(rows), cpu_reference.linear(rows, weight, TWO_TERMS))
+    assert shapes == [(36 if outputs == 36 else 40, 48)]
+
+
+def test_a_product_that_falls_back_to_floats_is_an_error() -> None:
+    # In a process of its own, because pytest has warning filters of its own.
+    program = (
+        "import warnings; import llama_engine.kernels.gpu.exact_int8\n"
+        "warnings.warn('no usable algo for shape (1, 2); falling back to fp32 matmul.', RuntimeWarning)"
+    )
+    paths = os.pathsep.join(path for path in sys.path if path)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "RuntimeWarning: no usable algo for shape" in ended.stderr
 
 
 @each_terms

@@ -171,3 +171,17 @@ def test_every_captured_step_computes_on_the_gpu(gpu: Gpu, monkeypatch: pytest.M
     gpu.engine.capture_graphs(capture)
     assert gpu.engine.uses_cuda_graphs
     assert len(actions) == graph_count(gpu.engine.plan.shape)
+
+
+def test_a_replayed_step_waits_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its verification needs values.
+    monkeypatch.setattr(DecodeGraphs, "_verify", lambda *_: None)
+    gpu.engine.capture_graphs(lambda action: action)
+    sequences = add_all(gpu.engine, _requests())
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        gpu.engine.step()
+        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    assert gpu.engine.uses_cuda_graphs
+    assert gpu.engine._isolation.errors == 0
+    assert all(isinstance(sequence.result, Completion) for sequence in sequences)

@@ -13,7 +13,6 @@ import pytest
 from engine.engines import alone, engine_of
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
-from engine.receipts import parse
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
@@ -61,9 +60,9 @@ def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf
     engine = engine_with_guides(int8)
     chat = [{"role": "user", "content": "What is a list?"}]
     prompt = engine.tokenizer.pretrained.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    inputs = {"input_ids": list(prompt), "max_tokens": 100, "guided_decoding_guide_type": "json_schema",
-              "guided_decoding_guide": json.dumps(schema)}  # fmt: skip
-    results = engine.generate(request for seed in range(60) for request in parse(engine, seed=seed, **inputs))
+    values = {**engine.defaults.values, "prompt_tokens": tuple(prompt), "max_tokens": 100}
+    guided = request("json_schema", json.dumps(schema), **values)
+    results = engine.generate(replace(guided, seed=seed) for seed in range(60))
     assert [json.loads(text_of(result)).keys() for result in results] == [bounded.keys()] * 60
 
 

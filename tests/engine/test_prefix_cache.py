@@ -115,7 +115,7 @@ def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoin
         outcome = run(engine, sequences)
     assert all(isinstance(result, GenerationError) for result in outcome.results)
     assert_consistent(engine)
-    assert engine._manager.num_available == engine.plan.shape.pages
+    assert engine._pages.num_available == engine.plan.shape.pages
     assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
 
 

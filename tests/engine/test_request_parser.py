@@ -79,7 +79,7 @@ EVERY: dict[str, list[object]] = {
 }
 """Three rows with every input that sets an attribute of its name."""
 
-TENSORS = sorted(set(PARAMETERS) - {"input_ids", "verify_receipt"})
+TENSORS = sorted(set(PARAMETERS) - {"input_ids"})
 
 
 def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:

@@ -6,7 +6,6 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -388,29 +387,3 @@ def test_a_request_is_freed_once_it_is_answered(decoder: RequestDecoder, max_tok
         assert freed() is None
     finally:
         gc.enable()
-
-
-def test_rows_have_a_receipt_each_and_are_verified_together(int8: Checkpoint) -> None:
-    with decoding(engine_of(int8, 2), Stats(RecordingRegistry(), 2), "none") as decoder:
-        prompts = text(PROMPT, "class", "def f")
-        flags, tokens = np.array([[True], [False], [True]]), _int32(5, 6, 7)
-        answer = _answer(decoder, Request(text_input=prompts, receipt=flags, max_tokens=tokens))
-        first, none, last = answer["receipt"]
-        assert none == ""
-        assert [len(json.loads(receipt)["output_ids"]) for receipt in (first, last)] == [5, 7]
-        verified = _answer(decoder, Request(verify_receipt=text(first, last)))
-        assert verified["text_output"] == [answer["text_output"][0], answer["text_output"][2]]
-        assert verified["num_output_tokens"] == [5, 7]
-        assert all(json.loads(verification)["equal"] for verification in verified["verification"])
-
-
-def test_a_batch_answers_a_verification_in_the_response_it_returns(int8: Checkpoint) -> None:
-    engine = engine_of(int8, 2)
-    with decoding(engine, Stats(RecordingRegistry(), 2), "none") as decoder:
-        answer = _answer(decoder, Request(text_input=text(PROMPT), receipt=_flag(True), max_tokens=_int32(5)))
-        batch = replace(decoder, inflight=False)
-        response = _decode(batch, Request(verify_receipt=text(*answer["receipt"])))
-        engine.add(response.sequences[0])
-        engine.step()
-        outputs = cast(Any, response.build()).values()
-        assert json.loads(outputs["verification"][0]) == {"equal": True, "tokens": 5, "finish_reason": "length"}

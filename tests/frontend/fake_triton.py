@@ -57,7 +57,7 @@ class FakeTriton:
     text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
     tokens of a choice after which it generates no more, until the client cancels. failing: an error's message
     instead of an answer; after_tokens: once that number of responses is sent. die_after: responses after which the
-    server dies, once. probes_hang: probes get no token. verification: of every receipt. cancelled: ids of requests
+    server dies, once. probes_hang: probes get no token. cancelled: ids of requests
     whose client has left. probes: their number; they aren't among the requests.
     """
 
@@ -77,9 +77,6 @@ class FakeTriton:
     after_tokens: int = 0
     die_after: int | None = None
     cached_tokens: int = 0
-    verification: dict[str, object] = field(
-        default_factory=lambda: {"equal": True, "tokens": 2, "finish_reason": "stop"}
-    )
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
     probes: int = 0
@@ -112,11 +109,6 @@ class FakeTriton:
         """Yield a request's responses: the tokens of all choices, after those that it resumes."""
         if self.probes_hang and request.id == "probe":
             await asyncio.Event().wait()
-        if "verify_receipt" in request.inputs:
-            if self.hold_after == 0:
-                await asyncio.Event().wait()
-            yield self._verification(request)
-            return
         assert request.id == "probe" or bool(request.value("stream")) is self.decoupled, "the endpoint sends streams"
         first, seed = len(request.inputs.get("resume_ids", [])), request.integer("seed", 7)
         choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
@@ -127,15 +119,6 @@ class FakeTriton:
             tokens, reason = choices[index]
             last = number == len(tokens) - 1
             yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
-
-    def _verification(self, request: ModelRequest) -> messages.ModelStreamInferResponse:
-        message = messages.ModelStreamInferResponse()
-        _add(message, "text_output", [""])
-        _add(message, "finish_reason", [str(self.verification["finish_reason"])])
-        _add(message, "num_input_tokens", [3])
-        _add(message, "num_output_tokens", [2])
-        _add(message, "verification", [json.dumps(self.verification)])
-        return _requested(message, request.outputs)
 
     def _generated(self, request: ModelRequest, seed: int) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)
@@ -167,8 +150,6 @@ class FakeTriton:
         if request.integer("n", 1) > 1:
             _add(message, "sequence_index", [index])
         if reason:
-            if request.value("receipt"):
-                _add(message, "receipt", [json.dumps({"seed": str(seed), "output_ids": list(range(number + 1))})])
             stops = [str(word) for word in request.inputs.get("stop_words", [])]
             _add(message, "stop_reason", [stops[0] if stops and reason == "stop" else ""])
         if "num_logprobs" in request.inputs:

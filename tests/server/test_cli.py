@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,7 +12,6 @@ from dataclasses import fields
 
 import pytest
 from server.metrics import Metrics
-from server.servers import in_use, new_server
 from triton_llama import Completion
 from triton_local.server import LocalTriton
 
@@ -88,43 +86,6 @@ def test_a_stream_prints_the_same_text_in_chunks(streaming: LocalTriton, protoco
     assert "".join(chunk["text"] for chunk in chunks) + "\n" == plain.stdout
     assert [chunk["seed"] for chunk in chunks] == [7] * len(chunks)
     assert chunks[-1]["finish_reason"]
-
-
-@both_protocols
-def test_a_receipt_is_verified_by_other_servers(
-    triton: LocalTriton, streaming: LocalTriton, batched_int8: LocalTriton, protocol: str
-) -> None:
-    arguments = ("A list", "--max-tokens", "20", "--temperature", "1", "--seed", "7", "--receipt", "true", "--json")
-    answer = run(streaming, protocol, "generate", *arguments).stdout
-    assert json.loads(answer)["receipt"] == json.loads(run(triton, protocol, "generate", *arguments).stdout)["receipt"]
-    for server in (triton, streaming, batched_int8):
-        verified = run(server, protocol, "verify", "-", stdin=answer)
-        assert (verified.returncode, verified.stdout, verified.stderr) == (0, "equal, 20 tokens (length)\n", "")
-
-
-@both_protocols
-def test_a_tampered_receipt_is_told_apart(streaming: LocalTriton, protocol: str) -> None:
-    arguments = ("A list", "--max-tokens", "20", "--receipt", "true", "--json")
-    receipt = json.loads(json.loads(run(streaming, protocol, "generate", *arguments).stdout)["receipt"])
-    receipt["output_ids"][5] += 1
-    refused = run(streaming, protocol, "verify", "-", stdin=json.dumps(receipt))
-    assert (refused.returncode, refused.stdout) == (5, "")
-    assert "verify_receipt is an object of the hash" in refused.stderr
-    del receipt["hash"]
-    text = json.dumps(receipt, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    receipt["hash"] = hashlib.sha256(text.encode()).hexdigest()
-    different = run(streaming, protocol, "verify", "-", stdin=json.dumps(receipt))
-    assert (different.returncode, different.stderr) == (8, "")
-    assert different.stdout.startswith("different after 5 tokens: the receipt has ")
-
-
-def test_a_server_of_another_setting_refuses_a_receipt(triton: LocalTriton) -> None:
-    answer = run(triton, "grpc", "generate", "A list", "--max-tokens", "4", "--receipt", "true", "--json").stdout
-    with new_server(environment={"LLAMA_INT8_TERMS": "2"}) as other, in_use("two terms", other):
-        for protocol in ("http", "grpc"):
-            refused = run(other, protocol, "verify", "-", stdin=answer)
-            assert refused.returncode == 5
-            assert "a receipt of the 'setting int8_terms' 'auto'; it must be of this server's, '2'" in refused.stderr
 
 
 @both_protocols

@@ -203,22 +203,3 @@ def test_a_client_that_leaves_frees_its_slot(narrow_streaming: LocalTriton, stre
         next(response.iter_raw())
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
     assert "HandleCancellation called even when" not in narrow_streaming.log_text()
-
-
-def test_receipts_of_every_answer_are_verified(served: Endpoint) -> None:
-    sampled = {"temperature": 1.0, "max_tokens": 12, "n": 2, "receipt": True, "stop": ["."], "logit_bias": {"300": 1}}
-    choices = [*served.complete(prompt=PROMPT, **sampled).json()["choices"], *_chat(served, **sampled)]
-    events = events_of(served.chat(stream=True, **sampled))
-    choices += [choice for event in events for choice in event["choices"] if choice["finish_reason"]]  # type: ignore[attr-defined]
-    for choice in choices:
-        verified = served.http.post("/v1/verify", json={"model": MODEL, "receipt": choice["receipt"]}).json()
-        assert verified == {
-            "object": "verification",
-            "model": MODEL,
-            "equal": True,
-            "tokens": len(choice["receipt"]["output_ids"]),
-            "finish_reason": choice["finish_reason"],
-        }
-    assert len(choices) == 6
-    refused = served.http.post("/v1/verify", json={"receipt": {**choices[0]["receipt"], "seed": "1"}})
-    assert error_of(refused)["param"] == "receipt"

@@ -68,11 +68,10 @@ both_clients = pytest.mark.parametrize("stream", [stream, stream_async], ids=["s
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
-def event(text: str, reason: str = "", *, tokens: int = 1, **outputs: str) -> bytes:
-    """A chunk as Triton's event, with further outputs."""
+def event(text: str, reason: str = "", *, tokens: int = 1) -> bytes:
+    """A chunk as Triton's event."""
     fields = {"text_output": text, "finish_reason": reason, "num_input_tokens": 3, "num_output_tokens": tokens}
-    content = {**fields, **outputs, "model_name": "llama"}
-    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps({**fields, "model_name": "llama"}, ensure_ascii=False).encode() + b"\n\n"
 
 
 @dataclass

@@ -97,7 +97,6 @@ def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: ty
     [
         ("the server is stopping", OverloadedError),
         ("the request's time was up before it got a slot", OverloadedError),
-        ("the checkpoint's files are being read for receipts", OverloadedError),
         ("the request was cancelled", ServerError),
         ("decoding failed; the server's log has the reason", ServerError),
         ("the request could not be read; the server's log has the reason", ServerError),

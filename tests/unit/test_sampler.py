@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.kv_slots import KVSlots
+from llama_engine.page_manager import PageManager
 from llama_engine.sampling.logits_processors import draw, penalize_output
 from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.row_processor import RowProcessor, row_processor
@@ -48,7 +48,7 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
 
 def _batch(requests: list[GenerationRequest], vocabulary: int, processor: RowProcessor | None = None) -> SlotBatch:
     """Return a batch with a row for each request. processor: of the first row."""
-    batch = SlotBatch(len(requests), vocabulary, CPU, Mock(KVSlots))
+    batch = SlotBatch(len(requests), vocabulary, CPU, Mock(PageManager))
     tokens_without_text = Vocabulary([b""] * vocabulary)
     for row, request in enumerate(requests):
         of_row = (

@@ -11,7 +11,6 @@ from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.messages import Message, TemplateKwargs, ToolChoice, Tools, check_continuation
 from triton_llama_openai.protocol.sampling import SamplingRequest, check_names
 from triton_llama_openai.protocol.schema import (
-    IGNORED,
     MAX_TOKEN,
     Items,
     JsonObject,
@@ -19,6 +18,7 @@ from triton_llama_openai.protocol.schema import (
     OnlyFalse,
     Unsupported,
     refused,
+    without_effect,
 )
 
 
@@ -32,28 +32,42 @@ class ChatRequest(SamplingRequest):
     }
 
     messages: Annotated[Items[Message], Field(min_length=1)]
+    """at most `max_messages`; roles system, developer (as system), user, assistant, tool; a content is text or a list
+    of text parts, which are joined with line ends"""
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    """newer name of `max_tokens`"""
     logprobs: bool | None = None
+    """true: log probabilities of the tokens"""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """alternatives of each token; above 0 with `logprobs`"""
     tools: Tools | None = None
+    """functions (docs/openai.md#tools)"""
     tool_choice: ToolChoice | None = None
+    """`none`, `auto`, `required`, or a function by name"""
     parallel_tool_calls: bool | None = None
+    """false: one call at most"""
     modalities: Items[Literal["text"]] | None = None
+    """text is the only one"""
 
-    metadata: Metadata | None = Field(None, json_schema_extra=IGNORED)
-    store: bool | None = Field(None, json_schema_extra=IGNORED)
-    service_tier: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
-    prompt_cache_retention: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
-    prompt_cache_options: JsonObject | None = Field(None, json_schema_extra=IGNORED)
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
-    verbosity: Annotated[str, Field(max_length=64)] | None = Field(None, json_schema_extra=IGNORED)
+    metadata: Metadata | None = without_effect("OpenAI's bookkeeping")
+    store: bool | None = without_effect("OpenAI's bookkeeping")
+    service_tier: Annotated[str, Field(max_length=64)] | None = without_effect("OpenAI's bookkeeping")
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = without_effect("OpenAI's bookkeeping")
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = without_effect("a hint for OpenAI's cache")
+    prompt_cache_retention: Annotated[str, Field(max_length=64)] | None = without_effect("a hint for OpenAI's cache")
+    prompt_cache_options: JsonObject | None = without_effect("a hint for OpenAI's cache")
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = without_effect("the models have no such setting")
+    verbosity: Annotated[str, Field(max_length=64)] | None = without_effect("the models have no such setting")
 
     add_generation_prompt: bool | None = None
+    """vLLM's; default: true"""
     continue_final_message: bool | None = None
+    """vLLM's; true: the last message is continued"""
     chat_template_kwargs: TemplateKwargs | None = None
+    """vLLM's; up to 64 more variables for the template, such as `enable_thinking`; those that it already has
+    (`messages`, `tools`, …) are refused by name"""
     documents: Items[JsonObject] | None = None
+    """vLLM's; for templates that show documents"""
 
     audio: Unsupported = None
     function_call: Annotated[object | None, refused("use tool_choice")] = None
@@ -63,6 +77,7 @@ class ChatRequest(SamplingRequest):
     web_search_options: Unsupported = None
     chat_template: Annotated[object | None, refused("a template is code; the server's operator sets it")] = None
     echo: OnlyFalse = None
+    """a field of completions"""
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -51,9 +51,15 @@ class CompletionRequest(SamplingRequest):
     }
 
     prompt: Prompt
+    """a text, a list of texts, tokens, or a list of token lists, each shorter than `max_model_len`; at most
+    `max_prompts`, which are computed at the same time"""
     echo: bool | None = None
+    """true: the prompt in front of the text, with `logprobs` its log probabilities, too, in a stream in each choice's
+    first event"""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """alternatives of each token"""
     best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    """equal to `n`; another number is refused"""
     suffix: Annotated[object | None, refused("the models of this endpoint complete a prompt at its end")] = None
     prompt_embeds: Unsupported = None
     add_special_tokens: Annotated[object | None, refused("the server adds the BOS that the prompt lacks")] = None

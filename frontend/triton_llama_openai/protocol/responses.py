@@ -23,6 +23,7 @@ from triton_llama_openai.protocol.schema import (
     by_json_type,
     one_of,
     refused,
+    without_effect,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -108,29 +109,47 @@ class ResponsesRequest(SamplingFields):
         Annotated[str, Tag("<string>")] | Annotated[Items[InputItem], Field(min_length=1), Tag("<list>")],
         one_of("a string or a list of items"),
     ]
+    """a text, or items, at most `max_messages`: messages with or without `type` (roles user, assistant, system,
+    developer; a content is text, or parts `input_text` and `output_text`), `function_call`, `function_call_output`
+    (after its call), `reasoning` (its `content`, for templates that show it)"""
     instructions: str | None = None
+    """a system message in front"""
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    """default: what the context leaves"""
     text: TextOptions | None = None
+    """`format`: `text`, `json_object`, `json_schema` (enforced whatever `strict` is); `verbosity` is ignored"""
     tools: FunctionTools | None = None
+    """functions; built-in tools are refused by name"""
     tool_choice: ResponseToolChoice | None = None
+    """`none`, `auto`, `required`, a function by name, or `allowed_tools`: the others are as if not sent"""
     parallel_tool_calls: bool | None = None
+    """false: one call at most"""
     include: Items[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    """`message.output_text.logprobs`: log probabilities; `reasoning.encrypted_content` is ignored"""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """alternatives of each token; above 0 with that `include`"""
     metadata: Metadata | None = None
+    """texts that are repeated in the answer"""
     truncation: Literal["auto", "disabled"] | None = None
+    """`auto` is ignored: an input that is too long is an error"""
     chat_template_kwargs: TemplateKwargs | None = None
+    """as a chat's"""
 
-    reasoning: ReasoningOptions | None = Field(None, json_schema_extra=IGNORED)
-    max_tool_calls: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = Field(None, json_schema_extra=IGNORED)
-    service_tier: _Short | None = Field(None, json_schema_extra=IGNORED)
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
-    prompt_cache_retention: _Short | None = Field(None, json_schema_extra=IGNORED)
-    prompt_cache_options: JsonObject | None = Field(None, json_schema_extra=IGNORED)
-    stream_options: ResponseStreamOptions | None = Field(None, json_schema_extra=IGNORED)
+    reasoning: ReasoningOptions | None = without_effect(
+        "a hint for OpenAI's models; `effort` and `summary` are repeated in the answer"
+    )
+    max_tool_calls: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = without_effect("of built-in tools")
+    service_tier: _Short | None = without_effect("OpenAI's bookkeeping")
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = without_effect("OpenAI's bookkeeping")
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = without_effect("a hint for OpenAI's cache")
+    prompt_cache_retention: _Short | None = without_effect("a hint for OpenAI's cache")
+    prompt_cache_options: JsonObject | None = without_effect("a hint for OpenAI's cache")
+    stream_options: ResponseStreamOptions | None = without_effect("the stream is not obfuscated")
 
     store: bool | None = None
+    """true is refused: nothing is stored"""
     background: bool | None = None
+    """true is refused: an answer ends with its request"""
     previous_response_id: Annotated[object | None, refused(_NOT_STORED)] = None
     conversation: Annotated[object | None, refused(_NOT_STORED)] = None
     prompt: Annotated[object | None, refused("prompts are not stored; send the text as instructions")] = None

@@ -29,6 +29,7 @@ from triton_llama_openai.protocol.schema import (
     Word,
     Words,
     one_of,
+    without_effect,
 )
 
 
@@ -43,7 +44,7 @@ class StreamOptions(Schema):
 SAME_NAMES = (
     *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs", "receipt"),
+    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs"),
 )
 """Fields with the name of the model's input that they set."""
 
@@ -73,11 +74,17 @@ class SamplingFields(Schema):
     """The fields that chat, completions and responses share. Null is no value: a default applies."""
 
     model: ModelName | None = None
+    """a served name, another one is 404; not needed where there is only one"""
     stream: bool | None = None
+    """true: server-sent events"""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 is greedy; default: the checkpoint's"""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 is greedy; default: the checkpoint's"""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """subtracted from a token's score for each time it was generated"""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """subtracted from a token's score once it was generated"""
     logit_bias: (
         Annotated[
             dict[
@@ -88,22 +95,37 @@ class SamplingFields(Schema):
         ]
         | None
     ) = None
+    """numbers by token id, at most 1024, that are added to the logits"""
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    """the same request with the same seed has the same text; choice 0 has the seed, the others have derived ones"""
     stop: Words | None = None
-    user: Annotated[str, Field(max_length=512)] | None = Field(None, json_schema_extra=IGNORED)
+    """stop strings, up to 16 of 1 … 1024 bytes; the text ends before the first of them"""
+    user: Annotated[str, Field(max_length=512)] | None = without_effect("OpenAI's bookkeeping")
 
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN)] | None = None
+    """vLLM's; 0 or -1 is off"""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """vLLM's; 0 is off"""
     repetition_penalty: RepetitionPenalty | None = None
+    """vLLM's; 1 is off"""
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = None
+    """vLLM's; no end token or stop string ends the text before"""
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
+    """vLLM's; tokens that end the text"""
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    """vLLM's; the only tokens that may be sampled"""
     bad_words: Annotated[Items[Word], Field(max_length=64)] | None = None
+    """vLLM's; strings that are never generated"""
     ignore_eos: bool | None = None
+    """vLLM's; true: end tokens are ordinary tokens"""
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
+    """vLLM's; lower first among the requests that wait for a slot"""
     truncate_max_tokens: bool | None = None
+    """true: a maximum beyond the context is cut to it, false: it is refused; default: the server's setting"""
     cache_salt: CacheSalt | None = None
+    """vLLM's; requests share cached prefixes with those of the same salt (docs/openai.md#the-prefix-cache)"""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's newer form of the `guided_` fields; ignored beside a forced tool"""
 
 
 class SamplingRequest(SamplingFields):
@@ -123,27 +145,55 @@ class SamplingRequest(SamplingFields):
     """The client's name of each field that its path names otherwise."""
 
     stream_options: StreamOptions | None = None
+    """with `stream`: `include_usage`; vLLM's `continuous_usage_stats`, without effect where `include_usage` is false;
+    `include_obfuscation` is ignored"""
     n: Annotated[int, Field(ge=1, le=16)] | None = None
+    """choices; the prompt is prefilled once"""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    """maximum tokens of a choice; default: what the context leaves"""
     response_format: ResponseFormat | None = None
+    """`text`, `json_object`, `json_schema` (enforced whatever `strict` is; its `name` may be missing), vLLM's
+    `structural_tag`"""
     repeat_penalty: RepetitionPenalty | None = None
+    """Ollama's name of `repetition_penalty`"""
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """vLLM's; refused in a stream; tokens of all prompts × `n` × (alternatives + 1) at most 524288, where a text counts
+    its bytes, up to the context"""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN), AfterValidator(_not_zero)] | None = None
+    """vLLM's; of a longer prompt its last tokens, at most `max_model_len` - 1; -1 leaves room for the maximum of
+    tokens, or one token. What is cut off may be the BOS or the system message"""
     return_token_ids: bool | None = None
-    receipt: bool | None = None
+    """vLLM's; true: `token_ids` in each choice, in a stream in each event, and `prompt_token_ids`, in a stream in the
+    first event"""
     guided_json: GuidedJson | None = None
+    """vLLM's structured output, a JSON schema; one of these four, `structured_outputs` or `response_format`; ignored
+    beside a forced tool"""
     guided_regex: str | None = None
+    """vLLM's; a regular expression"""
     guided_choice: Choices | None = None
+    """vLLM's; one of these texts"""
     guided_grammar: str | None = None
+    """vLLM's; a grammar in EBNF"""
     guided_whitespace_pattern: WhitespacePattern | None = None
-    keep_alive: KeepAlive | None = Field(None, json_schema_extra=IGNORED)
-    num_ctx: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = Field(None, json_schema_extra=IGNORED)
-    length_penalty: float | None = Field(None, json_schema_extra=IGNORED)
+    """vLLM's, also `whitespace_pattern` in `structured_outputs`: the gaps between JSON's tokens, a regular expression
+    of spaces, tabs and line ends; needs a JSON guide, whose own `x-guidance` it overrides
+    (docs/api.md#structured-output); ignored beside a forced tool"""
+    keep_alive: KeepAlive | None = without_effect(
+        "Ollama's: the model stays loaded, with the context of `max_model_len`"
+    )
+    num_ctx: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = without_effect(
+        "Ollama's: the model stays loaded, with the context of `max_model_len`"
+    )
+    length_penalty: float | None = without_effect("of beam search")
     skip_special_tokens: OnlyTrue = None
-    spaces_between_special_tokens: bool | None = Field(None, json_schema_extra=IGNORED)
+    """the text has no special tokens, but for the markers of reasoning on completions and those of an echoed prompt of
+    tokens"""
+    spaces_between_special_tokens: bool | None = without_effect("the text has no special tokens")
     include_stop_str_in_output: OnlyFalse = None
+    """the text ends before the stop string"""
     use_beam_search: OnlyFalse = None
-    guided_decoding_backend: Annotated[str, Field(max_length=256)] | None = Field(None, json_schema_extra=IGNORED)
+    """there is no beam search"""
+    guided_decoding_backend: Annotated[str, Field(max_length=256)] | None = without_effect("the server has one library")
 
     @model_validator(mode="after")
     def _check_shared(self) -> Self:

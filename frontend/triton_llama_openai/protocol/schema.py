@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.config import JsonDict
@@ -16,6 +16,11 @@ MAX_TOKEN = 2**31 - 1
 
 IGNORED: JsonDict = {"x-ignored": True}
 """`json_schema_extra` of a field that is checked and has no effect; the answer's header names those that were sent."""
+
+
+def without_effect(reason: str) -> Any:  # noqa: ANN401 - what pydantic's Field returns
+    """Return the field of a name that clients send, which has no effect here."""
+    return Field(None, json_schema_extra=IGNORED, description=reason)
 
 
 MAX_IGNORED = 64
@@ -31,7 +36,9 @@ class Schema(BaseModel):
     Unknown fields are refused, unless `model_validate_json` gets `extra="allow"`; then they have no effect.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def ignored(self) -> list[str]:
         """Return the fields that were sent and have no effect, MAX_IGNORED at most: `user`, `messages.refusal`."""

@@ -15,14 +15,23 @@ class TokenizeRequest(Schema):
     """A prompt, or a conversation, which the chat template makes one."""
 
     model: ModelName | None = None
+    """a served name, another one is 404; not needed where there is only one"""
     prompt: str | None = None
+    """a text; this or `messages`"""
     messages: Annotated[Items[Message], Field(min_length=1)] | None = None
+    """as a chat's; this or `prompt`"""
     tools: Tools | None = None
+    """as a chat's"""
     add_special_tokens: bool | None = None
+    """default: true for a text, false for messages"""
     add_generation_prompt: bool | None = None
+    """as a chat's"""
     continue_final_message: bool | None = None
+    """as a chat's"""
     chat_template_kwargs: TemplateKwargs | None = None
+    """as a chat's"""
     return_token_strs: bool | None = None
+    """true: `token_strs`, otherwise null"""
 
     @model_validator(mode="after")
     def _check_prompt(self) -> Self:
@@ -37,4 +46,6 @@ class DetokenizeRequest(Schema):
     """Tokens to turn into text."""
 
     model: ModelName | None = None
+    """a served name, another one is 404; not needed where there is only one"""
     tokens: Items[TokenId]
+    """ids of the vocabulary"""

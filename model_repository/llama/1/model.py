@@ -112,7 +112,6 @@ class TritonPythonModel:
                 engine.defaults,
                 engine.max_model_len,
                 settings.truncate_max_tokens == "on",
-                engine.origin,
             ),
             queue_policy,
             decoupled,

@@ -7,7 +7,8 @@ fixed addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do the same
 
 A step is two graphs: the forward pass up to the logits, captured per rows and span, then sampling, captured per rows
 and sampling features. In between, the host adds the logits of sequences that have just been prefilled. Sampling runs
-without a graph if any sequence has per-sequence biases or masks (such as bad words), min_p or log probabilities.
+without a graph if any sequence has per-sequence biases or masks (such as bad words), min_p or log probabilities, and
+for features whose sampling can't be captured.
 """
 
 from __future__ import annotations
@@ -135,12 +136,17 @@ class DecodeGraphs:
         self._forwards: dict[tuple[int, int], Action] = {}
         self._samplings: dict[tuple[int, SamplingFeatures], Action] = {}
 
+    @property
+    def count(self) -> int:
+        """Number of captured graphs."""
+        return len(self._forwards) + len(self._samplings)
+
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
         """Capture every graph and verify two of them against launched kernels.
 
         No slot may be in use, because capturing runs steps of padding rows. Raises RuntimeError for wrong logits, and
-        passes on errors of the capture.
+        passes on errors of the capture of a forward pass. Sampling that can't be captured is launched.
         """
         self._decoding.fill_(0)
         # Largest first, so that the smaller graphs reuse its memory.
@@ -148,7 +154,13 @@ class DecodeGraphs:
             for span in reversed(self._span_buckets):
                 self._forwards[rows, span] = capture(partial(self._forward, rows, span))
             for features in reversed(FEATURE_SETS):
-                self._samplings[rows, features] = capture(partial(self._sample, rows, features))
+                try:
+                    self._samplings[rows, features] = capture(partial(self._sample, rows, features))
+                except Exception as error:  # noqa: BLE001 - sampling works without a graph
+                    _log.warning(
+                        "sampling of %d rows with %s can't be captured and is launched: %s",
+                        rows, features, one_line(error),
+                    )  # fmt: skip
         self._verify(self._row_buckets[-1], self._span_buckets[0])
         self._verify(self._row_buckets[0], self._span_buckets[-1])
 
@@ -169,12 +181,13 @@ class DecodeGraphs:
             # After the replay, whose padding rows overwrite these logits.
             self._logits[decoding:rows] = self._model.logits(torch.cat([*prefilled]))
         features = next((features for features in FEATURE_SETS if features.cover(batch.features)), None)
-        if features is None:
+        sampling = None if features is None else self._samplings.get((_bucket(self._row_buckets, rows), features))
+        if sampling is None:
             tokens = self._sampler.sample(self._logits[:rows], 0, sequences, batch.features)
             batch.advance(decoding, tokens)
             return tokens
         self._stage_sampling_inputs()
-        self._samplings[_bucket(self._row_buckets, rows), features]()
+        sampling()
         return batch.tokens[:rows]
 
     def _stage_sampling_inputs(self) -> None:
@@ -186,7 +199,7 @@ class DecodeGraphs:
         rows = slice(0, len(sequences))
         inputs = self._host_inputs.numpy()
         if self._batch.features.noise:
-            inputs[rows, :2] = self._sampler.keys(0, [sequence.num_output_tokens for sequence in sequences])
+            inputs[rows, :2] = self._sampler.keys(0, sequences)
         inputs[rows, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
         self._sampling_inputs[rows].copy_(self._host_inputs[rows], non_blocking=True)
 

@@ -22,6 +22,10 @@ _log = logging.getLogger(__name__)
 class CapturedSteps(Protocol):
     """Decode steps that were captured as CUDA graphs."""
 
+    @property
+    def count(self) -> int:
+        """Number of captured graphs."""
+
     def step(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
         """Replay a step. Arguments and result are those of `DecodeStep.run`. If it raises, nothing has been stored."""
 

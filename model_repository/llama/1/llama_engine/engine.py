@@ -17,25 +17,22 @@ import torch
 
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.block_manager import BlockManager, CacheCounts
-from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
+from llama_engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.decode_step import DecodeStep
 from llama_engine.errors import GenerationError, InvalidRequest
-from llama_engine.events import Completion, Result
+from llama_engine.events import Result
 from llama_engine.isolation import Isolation
-from llama_engine.kv_slots import KVSlots
 from llama_engine.model.activation_terms import TermCounts
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
+from llama_engine.page_manager import CacheCounts, PageManager
 from llama_engine.prefill import Prefill
-from llama_engine.receipt_origin import receipt_origin
 from llama_engine.sampling.guides import Guides
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.sequence import Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import SlotBatch
-from llama_engine.verification import Verifier
 
 
 @dataclass
@@ -58,17 +55,12 @@ class StepResult:
     cache: CacheCounts | None = None
 
     @property
-    def succeeded(self) -> bool:
-        """Whether the step produced a token or verified a receipt."""
-        return bool(self.sampled) or any(isinstance(sequence.result, Completion) for sequence in self.finished)
-
-    @property
     def failed(self) -> bool:
         """Whether the step produced only failures: no token, and a failed computation or sequence.
 
         A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
         """
-        return not self.succeeded and bool(
+        return not self.sampled and bool(
             self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
         )
 
@@ -88,20 +80,11 @@ class Engine:
         self.max_model_len = self.plan.shape.max_model_len
         shape = self.plan.shape
         self._model = checkpoint.runner(shape, self.plan.graphs)
-        self._manager = BlockManager(
-            shape.pages, shape.page_size, settings.prefix_cache == "on", checkpoint.output_can_be_prefix
-        )
-        self._cache = KVSlots(shape, self._manager, self._model)
-        self.origin = receipt_origin(checkpoint, shape, settings)
-        """Gives the server's side of receipts; None where bits depend on more than the request."""
-        self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._cache)
+        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on", checkpoint.output_can_be_prefix)
+        self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
-        end_tokens = self.defaults.end_tokens
-        verifier = Verifier(self._model, self.tokenizer.vocabulary, end_tokens, slots)
-        self._prefill = Prefill(
-            self._model, self._batch, self._manager, self._cache, settings.prefill_tokens, self._isolation, verifier
-        )
+        self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self.builder = SequenceBuilder(
             self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
@@ -137,31 +120,32 @@ class Engine:
 
     def describe_decode(self) -> str:
         """Return one log line: the product, the attention, and whether decode steps replay CUDA graphs."""
-        graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.uses_cuda_graphs else "launched"
+        graphs = self._decode.graphs
+        steps = f"replayed as {graphs.count} CUDA graphs" if graphs else "launched"
         attention = ""
         if self._device.type == "cuda":
             attention = ", FlashAttention" if self._checkpoint.attention else ", attention with masks"
-        return f"decode steps: {self._checkpoint.info.computation}{attention}, {graphs}"
+        return f"decode steps: {self._checkpoint.info.computation}{attention}, {steps}"
 
     def take_cache_counts(self) -> CacheCounts:
         """Return the numbers of the KV cache's pages, and of its events since the last step or call."""
-        return self._manager.take_counts()
+        return self._pages.take_counts()
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Return whether a slot is free, and pages for the sequence besides those that queued sequences need."""
         if not self.used_slots or self.used_slots == self.slots:
             return not self.used_slots
-        available, starting = self._manager.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
+        available, starting = self._pages.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
         # Looking prefixes up takes time, and mostly there are pages without.
-        if sum(self._manager.num_pages(each.num_tokens) for each in starting) <= available:
+        if sum(self.plan.shape.pages_of(each.num_tokens) for each in starting) <= available:
             return True
-        return sum(map(self._manager.num_new_pages, starting)) <= available
+        return sum(map(self._pages.num_new_pages, starting)) <= available
 
     def has_pages(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether pages are available for all tokens of waiting sequences. Any thread may call it."""
         starting = [*self._prefill.queue, *sequences]
-        pages = sum(self._manager.num_pages(sequence.num_tokens) + 1 for sequence in starting)
-        return pages + self.used_slots <= self._manager.num_available
+        pages = sum(self.plan.shape.pages_of(sequence.num_tokens) + 1 for sequence in starting)
+        return pages + self.used_slots <= self._pages.num_available
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for prefill in a free slot, which must exist: WAITING → PREFILL."""
@@ -263,7 +247,7 @@ class Engine:
         """Give every decoding sequence a page for its next position, the oldest first; preempt while there is none."""
         for sequence in sorted(self._batch.sequences, key=_seniority):
             # Until the sequence has its page or is itself preempted.
-            while sequence.kv_slot is not None and not self._cache.extend(sequence):
+            while sequence.kv_slot is not None and not self._pages.extend(sequence):
                 self._preempt_youngest()
 
     def _preempt_youngest(self) -> None:
@@ -296,7 +280,7 @@ class Engine:
                 token_bytes = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
                 sequence.append(token, token_bytes)
-                self._manager.publish(sequence)
+                self._pages.cache_pages(sequence)
             except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
                 self._isolation.record(error, f"appending token {token} to {names_of([sequence])}")
                 sequence.fail()

@@ -24,16 +24,6 @@ class Completion:
     choice: int = 0
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first claimed token that isn't the one drawn, and the logits of both, before bias and penalties."""
-
-    claimed: int
-    claimed_logit: float
-    drawn: int
-    drawn_logit: float
-
-
 Result = Completion | RequestError
 
 FAILURE = GenerationError("decoding failed; the server's log has the reason")
@@ -42,8 +32,7 @@ FAILURE = GenerationError("decoding failed; the server's log has the reason")
 def finish_reason(result: Result) -> str:
     """Return a result's finish reason as in metrics and the request log, where errors have one, too."""
     if isinstance(result, Completion):
-        # Only a receipt with other tokens than this server's ends without one.
-        return result.finish_reason or "different"
+        return result.finish_reason
     if isinstance(result, Cancelled):
         return "cancelled"
     if isinstance(result, Unavailable):

@@ -1,4 +1,4 @@
-"""The outputs that a response has only on request: token ids, receipts, log probabilities and times.
+"""The outputs that a response has only on request: token ids, log probabilities and times.
 
 The JSON of log probabilities has the format of Triton's vLLM backend: a list with one object per token. The object maps
 the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
@@ -6,7 +6,6 @@ the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is th
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_engine.api.receipt import Receipt
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import Sequence as EngineSequence
 from llama_engine.text.tokenizer import Tokenizer
@@ -62,10 +60,6 @@ class LogProbsWriter:
         requested += [sequence.log_probs] if request.num_logprobs is not None else []
         return all(len(self.write(log_probs, max_tokens)) == len(log_probs) for log_probs in requested)
 
-    def candidate(self, token: int, logit: float) -> dict[str, object]:
-        """Return a token with its logit, for JSON."""
-        return {"token_id": token, "text": json.loads(self._tokenizer.token_in_json(token)), "logit": logit}
-
     def of_prompt(self, sequence: EngineSequence) -> str:
         """Return the JSON list of a prompt's log probabilities; null if the request has no prompt_logprobs."""
         if sequence.request.prompt_logprobs is None:
@@ -98,10 +92,6 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
         outputs["logprobs"] = _strings(writer.of_output(span) for span in spans)
     if any(request.prompt_logprobs is not None for request in requests) and not any(span.first for span in spans):
         outputs["prompt_logprobs"] = _strings(writer.of_prompt(span.sequence) for span in spans)
-    if final and any(request.receipt for request in requests):
-        outputs["receipt"] = _strings(_receipt(span.sequence) for span in spans)
-    if any(request.claimed_ids for request in requests):
-        outputs["verification"] = _strings(_verification(span.sequence, writer) for span in spans)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
     return outputs
@@ -114,35 +104,6 @@ def _output_ids(spans: Sequence[Span]) -> NDArray[np.int32]:
         if span.sequence.request.return_output_ids:
             row[: span.last - span.first] = span.sequence.output_tokens[span.first : span.last]
     return values
-
-
-def _receipt(sequence: EngineSequence) -> str:
-    """Return the receipt of a finished sequence as JSON; empty if its request asks for none."""
-    request = sequence.request
-    return "" if request.origin is None else Receipt.of(request, sequence.output_tokens, request.origin).to_json()
-
-
-def _verification(sequence: EngineSequence, writer: LogProbsWriter) -> str:
-    """Return the verification of a sequence's claimed tokens as JSON; empty if it has none.
-
-    equal: whether all tokens were drawn again and the text ends with them. tokens: number of equal tokens before the
-    first difference. difference: the claimed token and the one drawn, missing if the text ends elsewhere.
-    """
-    claimed, difference = sequence.request.claimed_ids, sequence.difference
-    if not claimed:
-        return ""
-    reason, count = sequence.stop_checker.finish_reason, sequence.num_output_tokens
-    verification: dict[str, object] = {
-        "equal": bool(reason) and count == len(claimed),
-        "tokens": count,
-        "finish_reason": reason,
-    }
-    if difference is not None:
-        verification["difference"] = {
-            "claimed": writer.candidate(difference.claimed, difference.claimed_logit),
-            "drawn": writer.candidate(difference.drawn, difference.drawn_logit),
-        }
-    return json.dumps(verification, ensure_ascii=False)
 
 
 def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:

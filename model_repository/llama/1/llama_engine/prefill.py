@@ -1,7 +1,7 @@
 """Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
 Prompts are computed in order of arrival, and after a preemption first, together with what was generated; so is an
-output that a request resumes or that is to be verified. Each decode step is preceded by one pass of at most `budget`
+output that a request resumes. Each decode step is preceded by one pass of at most `budget`
 tokens, which bounds how long decoding sequences wait. Prompts that fit the budget are computed together; a longer
 prompt is computed in chunks, one per pass. A sequence gets its KV slot and pages when its prefill begins, and waits if
 there are too few; later sequences then wait, too. Of its prompt, what the prefix cache has is not computed. A sequence
@@ -20,16 +20,14 @@ from typing import NamedTuple
 
 import torch
 
-from llama_engine.block_manager import BlockManager
 from llama_engine.isolation import Isolation
-from llama_engine.kv_slots import KVSlots
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.page_manager import PageManager
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
 from llama_engine.token_scores import token_scores
 from llama_engine.transfer import to_device
-from llama_engine.verification import Verifier
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Prefilled:
     """The outcome of a prefill pass.
 
     sequences: those whose prompts are now completely cached. hidden: hidden states of their last tokens, in order,
-    [rows, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed or were verified.
+    [rows, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -48,31 +46,23 @@ class Prefilled:
 
 class _Part(NamedTuple):
     """The output of a pass over some sequences. hidden: hidden states of the chunks' last tokens, [sequences, hidden].
-    scores: result of `token_scores`. claimed: hidden states before claimed tokens, [tokens, hidden] each."""
+    scores: result of `token_scores`."""
 
     sequences: list[Sequence]
     chunks: list[PromptChunk]
     hidden: torch.Tensor
     scores: list[list[TokenLogProbs]]
-    claimed: list[torch.Tensor]
 
 
 class Prefill:
     """Queues and prefills the sequences whose prompts are not completely cached."""
 
     def __init__(
-        self,
-        model: ModelRunner,
-        batch: SlotBatch,
-        manager: BlockManager,
-        cache: KVSlots,
-        budget: int,
-        isolation: Isolation,
-        verifier: Verifier,
+        self, model: ModelRunner, batch: SlotBatch, pages: PageManager, budget: int, isolation: Isolation
     ) -> None:
         """budget: maximum tokens computed per pass."""
-        self._model, self._batch, self._budget, self._isolation = model, batch, budget, isolation
-        self._manager, self._cache, self._verifier = manager, cache, verifier
+        self._model, self._batch, self._pages = model, batch, pages
+        self._budget, self._isolation = budget, isolation
         self.queue: deque[Sequence] = deque()
         """The sequences whose prefill has not begun, in the order in which it will."""
         self.partial: Sequence | None = None
@@ -95,7 +85,7 @@ class Prefill:
 
         starting: sequences that start in the same pass.
         """
-        return sum(map(self._manager.may_grow, dict.fromkeys([*self.running, *starting])))
+        return sum(map(self._pages.may_grow, dict.fromkeys([*self.running, *starting])))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -106,9 +96,9 @@ class Prefill:
         if sequence is self.partial:
             # As a sampled token does, the last hidden state proves that everything before is finite.
             if self._partial_hidden is not None and bool(self._partial_hidden.isfinite().all()):
-                self._manager.publish(sequence)
+                self._pages.cache_pages(sequence)
             self.partial = None
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         sequence.preempt()
         self.queue.appendleft(sequence)
 
@@ -116,7 +106,7 @@ class Prefill:
         """Remove a sequence, free its KV slot and pages; return whether it was queued or partly cached."""
         if sequence is self.partial:
             self.partial = None
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         else:
@@ -132,7 +122,7 @@ class Prefill:
     def clear(self) -> None:
         """Remove all sequences and free their KV slots and pages."""
         for sequence in self.sequences:
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         self.queue.clear()
         self._computing = []
         self.partial = None
@@ -145,7 +135,7 @@ class Prefill:
             self._compute(group, prefilled)
         self._copy_prompts(prefilled)
         for sequence in prefilled.finished:
-            self._cache.release(sequence)
+            self._pages.release(sequence)
         if self.partial in (*prefilled.sequences, *prefilled.finished):
             self.partial = None
         return prefilled
@@ -171,18 +161,19 @@ class Prefill:
         for sequence in list(self.queue):
             if sequence.share in shares or sequence.prompt_source() is not None:
                 continue
-            cached = len(self._manager.find(sequence))
-            if self._manager.next_missing(sequence, cached) in computed:
+            matching = len(self._pages.match_prefix(sequence))
+            uncomputed = self._pages.uncomputed_pages(sequence, matching)
+            if uncomputed and uncomputed[0] in computed:
                 continue
-            tokens += sequence.num_tokens - cached * self._manager.page_size
+            tokens += sequence.num_tokens - matching * self._pages.page_size
             if tokens > self._budget and group:
                 break
-            if not self._cache.reserve(sequence, self.headroom(group)):
+            if not self._pages.allocate(sequence, self.headroom(group)):
                 break
             self.queue.remove(sequence)
             self._computing.append(sequence)
             group.append(sequence)
-            computed |= self._manager.missing(sequence, cached)
+            computed.update(uncomputed)
             if sequence.share is not None:
                 shares.append(sequence.share)
             if tokens > self._budget:
@@ -194,27 +185,17 @@ class Prefill:
         parts, failed = self._isolation.isolate("prefill", group, self._compute_part)
         prefilled.finished += failed
         for part in parts:
-            for row, (sequence, chunk) in enumerate(zip(part.sequences, part.chunks, strict=True)):
+            for sequence, chunk, scores in zip(part.sequences, part.chunks, part.scores, strict=True):
                 prefilled.tokens += len(chunk.tokens)
                 sequence.num_cached += len(chunk.tokens)
-                sequence.add_scores(part.scores[row])
-                self._verify(sequence, part.claimed[row], prefilled)
+                sequence.add_scores(scores)
                 if sequence.share is not None and not sequence.num_uncached:
                     sequence.share.add(sequence)
             if part.sequences[0].num_uncached:
                 self._partial_hidden = part.hidden
                 continue
-            decoding = [row for row, sequence in enumerate(part.sequences) if sequence not in prefilled.finished]
-            prefilled.sequences += [part.sequences[row] for row in decoding]
-            prefilled.hidden.append(part.hidden if len(decoding) == len(part.hidden) else part.hidden[decoding])
-
-    def _verify(self, sequence: Sequence, states: torch.Tensor, prefilled: Prefilled) -> None:
-        """Draw the claimed tokens after the positions of `states`, [tokens, hidden], again; none if there are none."""
-        if len(states):
-            _, failed = self._isolation.isolate(
-                "verifying a receipt", [sequence], lambda _: self._verifier.verify(sequence, states)
-            )
-            prefilled.finished += [sequence] if sequence.result is not None or failed else []
+            prefilled.sequences += part.sequences
+            prefilled.hidden.append(part.hidden)
 
     def _compute_part(self, part: list[Sequence]) -> _Part:
         """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
@@ -224,16 +205,14 @@ class Prefill:
             states = self._model.prefill(chunks, every=True)
             # The logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
             scores = token_scores(self._model, part, chunks, states, self._batch.slots)
-            sizes = [len(chunk.tokens) for chunk in chunks]
-            hidden = states[to_device([end - 1 for end in accumulate(sizes)], states.device)]
-            claimed = list(map(_before_claimed, part, chunks, torch.split(states, sizes)))
+            ends = accumulate(len(chunk.tokens) for chunk in chunks)
+            hidden = states[to_device([end - 1 for end in ends], states.device)]
         else:
             hidden = self._model.prefill(chunks)
-            claimed = [hidden[:0]] * len(part)
         for row, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
             if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
                 sequence.share.keep(hidden[row : row + 1])
-        return _Part(part, chunks, hidden, scores, claimed)
+        return _Part(part, chunks, hidden, scores)
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
         """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""
@@ -241,7 +220,7 @@ class Prefill:
             source = sequence.prompt_source()
             if source is None:
                 continue
-            if not self._cache.fork(source, sequence, self.headroom(prefilled.sequences)):
+            if not self._pages.fork(source, sequence, self.headroom(prefilled.sequences)):
                 break
             self.queue.remove(sequence)
             self._computing.append(sequence)
@@ -257,7 +236,7 @@ class Prefill:
         assert source is not None
         assert share is not None
         assert share.hidden is not None
-        self._cache.copy_rest(source, sequence)
+        self._pages.copy_rest(source, sequence)
         sequence.prompt_log_probs = source.prompt_log_probs
         share.add(sequence)
         return share.hidden
@@ -268,11 +247,3 @@ class Prefill:
         end = min(start + self._budget, sequence.num_tokens)
         generated = max(end - max(start, sequence.num_prompt_tokens), 0)
         return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end), generated)
-
-
-def _before_claimed(sequence: Sequence, chunk: PromptChunk, states: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states of a chunk's positions that claimed tokens follow, of [tokens, hidden]."""
-    if not sequence.request.claimed_ids:
-        return states[:0]
-    assert sequence.scored_from is not None
-    return states[max(sequence.scored_from - 1 - chunk.start, 0) :]

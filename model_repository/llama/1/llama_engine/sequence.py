@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -20,7 +20,7 @@ import torch
 
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.events import FAILURE, Chunk, Completion, Difference, DiscardingSink, ResponseSink, Result
+from llama_engine.events import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.row_processor import RowProcessor
 from llama_engine.text.stop_checker import StopChecker
@@ -122,23 +122,21 @@ class Sequence:
     pages: list[int] = field(default_factory=list, repr=False)
     """Pages of the KV cache, in order of position; those of a prefix can be shared with other sequences."""
     page_digests: list[bytes] = field(default_factory=list, repr=False)
-    """Digests of the sequence's first full pages, as far as `BlockManager` has needed them."""
-    num_findable_pages: int = 0
-    """Number of full pages that other sequences can find."""
+    """Digests of the sequence's first full pages, as far as `PageManager` has needed them."""
+    num_cached_pages: int = 0
+    """Number of full pages that other sequences can match."""
     num_cached: int = 0
     """Number of positions in the KV cache."""
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
     output_tokens: list[int] = field(default_factory=list, repr=False)
-    """The tokens generated so far, those that the request resumes included; or all but the last of `claimed_ids`."""
+    """The tokens generated so far, those that the request resumes included."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the prompt's tokens, from the second to the last."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Log probabilities of the output tokens."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
     """Cumulative sums of the output tokens' log probabilities, one per output token."""
-    difference: Difference | None = None
-    """The first of the request's `claimed_ids` that is not the one drawn; None if there is none so far."""
     next_log_probs: TokenLogProbs | None = None
     """Log probabilities of the sampled token that `append` takes next."""
     arrived_at: float = field(default_factory=time.monotonic)
@@ -180,18 +178,16 @@ class Sequence:
 
     @property
     def scored_from(self) -> int | None:
-        """First position whose token prefill scores: with its log probability, or by drawing it again; None if none is.
+        """First position whose token gets its log probability from prefill; None if none does.
 
-        The prompt's tokens get their log probabilities from prefill, and so do output tokens that the request resumes.
-        Those that it claims are drawn again.
+        The prompt's tokens do, and so do output tokens that the request resumes.
         """
         request = self.request
         if self.has_sampled:
             return None
         if request.prompt_logprobs is not None:
             return 1
-        scored = request.claimed_ids or (request.resume_ids and request.needs_log_probs)
-        return self.num_prompt_tokens + len(request.claimed_ids[: self.num_output_tokens]) if scored else None
+        return self.num_prompt_tokens if request.resume_ids and request.needs_log_probs else None
 
     def num_log_probs(self, position: int) -> int:
         """Return how many likely tokens the log probabilities of a position's token have besides it."""
@@ -270,21 +266,6 @@ class Sequence:
             count = self.num_output_tokens
             ruled_out = GenerationError(f"the text does not conform to the guide after {count} tokens")
             self.finish(self._guide_problem or ruled_out)
-
-    def confirm(self, token_bytes: bytes) -> None:
-        """Append the next claimed token, which was drawn again; finish after the last one, or where the text ends."""
-        claimed = self.request.claimed_ids
-        finished, _ = self._advance(claimed[self.num_output_tokens], token_bytes)
-        if self.num_output_tokens == len(claimed):
-            self.finish(self.completion())
-        elif finished:
-            # Further tokens are claimed than there are.
-            self.finish(replace(self.completion(), finish_reason=""))
-
-    def differ(self, difference: Difference) -> None:
-        """Finish at a claimed token that was not drawn again."""
-        self.difference = difference
-        self.finish(self.completion())
 
     def add_scores(self, scores: list[TokenLogProbs]) -> None:
         """Store the log probabilities of the next tokens from `scored_from` on: the prompt's, then resumed ones."""

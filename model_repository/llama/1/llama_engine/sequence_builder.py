@@ -67,7 +67,6 @@ class SequenceBuilder:
             [self.vocabulary.token_bytes[token] for token in request.resume_ids],
             Status.WAITING_FOR_GUIDE if guided else Status.WAITING,
         )
-        sequence.output_tokens += request.claimed_ids[:-1]
         if not guided:
             sequence.resume()
         return sequence

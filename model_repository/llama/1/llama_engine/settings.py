@@ -23,73 +23,150 @@ MAX_MODEL_LEN = 1 << 20
 _T = TypeVar("_T")
 
 
-def _setting(default: _T, bound: Bound[_T]) -> _T:
-    return field(default=default, metadata={"bound": bound})
+def _setting(default: _T, bound: Bound[_T], meaning: str, default_in_words: str = "") -> _T:
+    """Return a field with its row of docs/settings.md. default_in_words: what None stands for."""
+    return field(default=default, metadata={"bound": bound, "meaning": meaning, "default": default_in_words})
 
 
 @dataclass(frozen=True)
 class Settings:
     """The model's settings; every field is a config parameter and an environment variable."""
 
-    model: str | None = _setting(None, Text(may_be_empty=False))
-    """Path or hub id of the checkpoint; None is the embedded checkpoint."""
-    revision: str | None = _setting(None, Text(may_be_empty=False))
-    """Revision of a hub id; None is the repository's default branch."""
-    quantization: str = _setting("int8", Choice(("int8", "nf4", "none", "checkpoint")))
-    """Precision of the linear layers; `checkpoint` keeps the precision of the files."""
-    int8_threshold: float | None = _setting(None, Real(low=0.0, high=1000.0))
-    """Outlier threshold of bitsandbytes. None is 0, or the value stored in an 8-bit checkpoint. At 0 a row's result is
-    independent of its batch; LLM.int8() uses 6."""
-    int8_terms: str = _setting("auto", Choice(("auto", "1", "2")))
-    """8-bit terms per activation in exact INT8 products: 2 keep 15 bits, 1 keeps 8. auto: on a CPU, 2 for rows with
-    outliers, else 1; on a GPU 2."""
-    int8_outlier_ratio: float = _setting(6.0, Real(low=1.0, high=1000.0))
-    """With `int8_terms` auto, a row has outliers if its largest magnitude exceeds this times its root mean square."""
-    dtype: str = _setting("auto", Choice(("auto", "float32", "float16", "bfloat16")))
-    """Precision of unquantized weights. auto: float16 on CUDA, float32 on a CPU."""
-    kv_cache_dtype: str = _setting("auto", Choice(("auto", "float32", "bfloat16", "int8")))
-    """Precision of keys and values. auto: bfloat16 for INT8 weights with the compiled kernels, else the dtype."""
-    device: str = _setting("auto", Choice(("auto", "cpu", "cuda")))
-    """auto: the GPU that Triton assigned to the instance, or the CPU if it assigned none."""
-    kernels: str = _setting("auto", Choice(("auto", "stock")))
-    """auto: compiled kernels for INT8 weights on a CPU; FlashAttention and fused elementwise operations on a GPU.
-    stock: PyTorch's alone, attention with masks. The others are verified against their references when the model
-    loads; one that fails falls back to stock."""
-    cuda_graphs: str = _setting("auto", Choice(("auto", "off", "on")))
-    """on: captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls back to
-    launching kernels if capture fails. auto: on for a GPU, off for a CPU."""
-    scheduling: str = _setting("inflight", Choice(("inflight", "batch")))
-    """inflight: adds and removes sequences between decode steps. batch: runs each Triton batch to its end."""
-    slots: int | None = _setting(None, Integer(1, 1024))
-    """Number of sequences decoded together; None is the config's max_batch_size."""
-    max_model_len: int | None = _setting(None, Integer(2, MAX_MODEL_LEN))
-    """Maximum tokens of prompt + completion; None is the checkpoint's number of positions, or less if memory
-    is short."""
-    kv_cache_tokens: int | None = _setting(None, Integer(16, 1 << 30))
-    """Positions in the KV cache, at least max_model_len; sequences take them in pages as they grow. None is slots times
-    max_model_len (at most 4096 of it), or less if memory is short."""
-    prefix_cache: str = _setting("on", Choice(("on", "off")))
-    """on: keeps the keys and values of finished sequences until their memory is needed, and computes of a prompt only
-    what follows its longest cached prefix."""
-    default_max_tokens: int = _setting(128, Integer(1, 1 << 20))
-    """max_tokens of requests without it, unless the checkpoint sets max_new_tokens."""
-    truncate_max_tokens: str = _setting("off", Choice(("off", "on")))
-    """on: reduces a max_tokens that exceeds max_model_len - prompt tokens. off: refuses it, because a
-    text cut early would report the finish reason `length`, too. A request's parameter of that name overrides it."""
-    prefill_tokens: int = _setting(512, Integer(1, 1 << 20))
-    """Maximum prompt tokens per prefill pass; longer prompts are computed in chunks."""
-    stream_interval: int = _setting(1, Integer(1, 64))
-    """Minimum tokens per chunk of a stream after the first chunk, which has one; larger chunks cost less CPU time."""
-    drain_seconds: int = _setting(60, Integer(0, 3600))
-    """Seconds for running sequences to finish after the model starts unloading."""
-    stuck_seconds: int = _setting(60, Integer(0, 3600))
-    """Duration of a step, in seconds, after which the model reports not ready; 0 disables the check."""
-    memory_fraction: float = _setting(0.9, Real(low=0.05, high=1.0))
-    """Share of the device's free memory available to weights, cache and reserve."""
-    log_requests: str = _setting("summary", Choice(("none", "summary", "prompts")))
-    """summary: a line for each request. prompts: the line and the prompt."""
-    log_format: str = _setting("text", Choice(("text", "json")))
-    """text: Triton's log. json: one JSON object per line on standard error."""
+    # fmt: off
+    model: str | None = _setting(
+        None, Text(may_be_empty=False),
+        "folder, GGUF file or hub id of the checkpoint",
+        "the embedded checkpoint",
+    )
+    revision: str | None = _setting(
+        None, Text(may_be_empty=False),
+        "revision of a hub id",
+        "the default branch",
+    )
+    quantization: str = _setting(
+        "int8", Choice(("int8", "nf4", "none", "checkpoint")),
+        "precision of the linear layers. int8: exact INT8 products, of integers as saved in any format "
+        "(docs/checkpoints.md#formats) or of floats that are quantized at load; nf4; none: floats; checkpoint: as "
+        "saved, floats included",
+    )
+    int8_threshold: float | None = _setting(
+        None, Real(low=0.0, high=1000.0),
+        "bitsandbytes' outlier threshold. At 0 the 8-bit products are exact and batch-invariant "
+        "(docs/exact-int8.md). 6, LLM.int8()'s own value, computes the outlier columns of the whole batch in 16 "
+        "bits and loses that",
+        "0, or the value saved with an 8-bit checkpoint",
+    )
+    int8_terms: str = _setting(
+        "auto", Choice(("auto", "1", "2")),
+        "8-bit terms of an activation in an exact INT8 product. 2 keep 15 bits; 1 keeps 8, for half the "
+        "operations and less accuracy; auto: 2 for tokens with outliers, else 1, on a GPU always 2. Without "
+        "effect where `int8_threshold` is above 0",
+    )
+    int8_outlier_ratio: float = _setting(
+        6.0, Real(low=1.0, high=1000.0),
+        "with `int8_terms` auto, a token has outliers if its largest magnitude exceeds this times its root mean "
+        "square; lower is nearer to two terms and slower",
+    )
+    dtype: str = _setting(
+        "auto", Choice(("auto", "float32", "float16", "bfloat16")),
+        "precision of everything unquantized; auto: float16 on a GPU, float32 on a CPU",
+    )
+    kv_cache_dtype: str = _setting(
+        "auto", Choice(("auto", "float32", "bfloat16", "int8")),
+        "precision of keys and values; int8 has a scale for each position and head; auto: bfloat16 for INT8 "
+        "weights with the compiled kernels, else the `dtype`. Half the bytes are half the memory and, with the "
+        "compiled kernels, half the reading of the cache at each step",
+    )
+    device: str = _setting(
+        "auto", Choice(("auto", "cpu", "cuda")),
+        "auto: the GPU that Triton assigned to the instance, else the CPU",
+    )
+    kernels: str = _setting(
+        "auto", Choice(("auto", "stock")),
+        "auto: for INT8 weights on a CPU the kernels compiled from C++ (docs/exact-int8.md); on a GPU (Ampere and "
+        "newer, FP16 or BF16) PyTorch's FlashAttention over each sequence's own positions, and elementwise "
+        "operations fused by `torch.compile`, which needs a C compiler. stock: PyTorch's own alone, on a GPU "
+        "attention with masks. The kernels are compared with their references at load; one that fails is replaced "
+        "by the stock one, with a log line",
+    )
+    cuda_graphs: str = _setting(
+        "auto", Choice(("auto", "off", "on")),
+        "on: decode steps are captured as CUDA graphs at load, one for each bucket of sequences and span, and "
+        "replayed. Where that is impossible (a CPU, an `int8_threshold` above 0, a failed capture) a log line "
+        "gives the reason, and kernels are launched one by one, as with off. auto: on for a GPU",
+    )
+    scheduling: str = _setting(
+        "inflight", Choice(("inflight", "batch")),
+        "inflight: sequences enter and leave between two decode steps; batch: each of Triton's batches runs to its end",
+    )
+    slots: int | None = _setting(
+        None, Integer(1, 1024),
+        "sequences decoded together",
+        "the config's `max_batch_size`",
+    )
+    max_model_len: int | None = _setting(
+        None, Integer(2, MAX_MODEL_LEN),
+        "tokens of prompt and completion together; the KV cache holds at least one sequence of as many",
+        "the checkpoint's, or less if memory is short",
+    )
+    kv_cache_tokens: int | None = _setting(
+        None, Integer(16, 1 << 30),
+        "positions in the KV cache's pool, at least `max_model_len`, rounded up to whole pages of 16 (on a GPU "
+        "256). All sequences and cached prefixes share it, and the log's memory plan says how many sequences of "
+        "which length that is. More: longer prefixes stay cached, fewer sequences are preempted",
+        "`slots` × `max_model_len` (at most 4096 each), or what fits the memory",
+    )
+    prefix_cache: str = _setting(
+        "on", Choice(("on", "off")),
+        "on: keys and values of prompts and completions stay in the pool until their pages are needed, and of a "
+        "prompt only what follows its longest cached prefix is computed; the input `cache_salt` says who may "
+        "share. off: a sequence's pages are free at its end, and choices of one request still share their prompt",
+    )
+    default_max_tokens: int = _setting(
+        128, Integer(1, 1 << 20),
+        "`max_tokens` of a request without it, unless the checkpoint has a `max_new_tokens`",
+    )
+    truncate_max_tokens: str = _setting(
+        "off", Choice(("off", "on")),
+        "on: a `max_tokens` that doesn't fit is reduced to the room that the prompt leaves; off: it is refused, "
+        "because a text that is cut early would have the finish reason `length`, too. A request's input of this "
+        "name overrides it",
+    )
+    prefill_tokens: int = _setting(
+        512, Integer(1, 1 << 20),
+        "maximum prompt tokens prefilled before a decode step; longer prompts are prefilled in chunks. Smaller: "
+        "shorter gaps for decoding sequences; larger: lower TTFT (docs/decisions.md#batching-and-scheduling)",
+    )
+    stream_interval: int = _setting(
+        1, Integer(1, 64),
+        "minimum tokens of a stream's chunk, as vLLM's `--stream-interval`; the first token and the last chunk do "
+        "not wait. Larger chunks cost less processor time. An error that ends a stream leaves out tokens that "
+        "were not sent yet",
+    )
+    drain_seconds: int = _setting(
+        60, Integer(0, 3600),
+        "seconds for running sequences to finish after the model starts unloading; the supervisor sets it to its "
+        "grace period",
+    )
+    stuck_seconds: int = _setting(
+        60, Integer(0, 3600),
+        "seconds that a step may take before the model reports not ready, which Triton 26.03 and newer ask; 0 "
+        "disables the check. The supervisor sets it to `TRITON_STUCK_SECONDS`",
+    )
+    memory_fraction: float = _setting(
+        0.9, Real(low=0.05, high=1.0),
+        "share of the free memory for weights, KV cache and reserve",
+    )
+    log_requests: str = _setting(
+        "summary", Choice(("none", "summary", "prompts")),
+        "summary: a log line for every request with its id, counts, times and what was wrong with it, without its "
+        "values; prompts: with its prompts and those values, too",
+    )
+    log_format: str = _setting(
+        "text", Choice(("text", "json")),
+        "format of the model's own log lines: text, in Triton's log; json, one object a line on standard error",
+    )
+    # fmt: on
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str], environment: Mapping[str, str]) -> Settings:

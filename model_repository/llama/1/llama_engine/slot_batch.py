@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from llama_engine.kv_slots import KVSlots
+from llama_engine.page_manager import PageManager
 from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState, features_of
 from llama_engine.sequence import Sequence
 from llama_engine.transfer import to_device
@@ -18,10 +18,10 @@ from llama_engine.transfer import to_device
 class SlotBatch:
     """The decoding sequences and the state of their rows. Not thread-safe."""
 
-    def __init__(self, slots: int, vocabulary: int, device: torch.device, cache: KVSlots) -> None:
-        """Allocate the state of `slots` rows. vocabulary: number of tokens. cache: the sequences' slots and pages."""
+    def __init__(self, slots: int, vocabulary: int, device: torch.device, pages: PageManager) -> None:
+        """Allocate the state of `slots` rows. vocabulary: number of tokens. pages: of the KV cache."""
         self.slots = slots
-        self._cache = cache
+        self._pages = pages
         self.sequences: list[Sequence] = []
         """The sequences by row."""
         self.sampling = SamplingState(slots, vocabulary, device)
@@ -65,14 +65,14 @@ class SlotBatch:
             for state in (self.kv_slots, self.tokens, self.positions):
                 state[row] = state[last]
         self._replace(remaining)
-        self._cache.release(removed)
+        self._pages.release(removed)
 
     def clear(self) -> None:
         """Free all rows, their KV slots and pages."""
         sequences = self.sequences
         self._replace([])
         for sequence in sequences:
-            self._cache.release(sequence)
+            self._pages.release(sequence)
 
     def advance(self, decoded: int, tokens: torch.Tensor) -> None:
         """Store the sampled tokens, [rows], possibly FAILED, and advance the positions of the first `decoded` rows."""

@@ -30,7 +30,7 @@ def token_scores(
     blocks: list[tuple[int, list[int], torch.Tensor]] = []
     states_of = torch.split(hidden, [len(chunk.tokens) for chunk in chunks])
     for index, (sequence, chunk, states) in enumerate(zip(sequences, chunks, states_of, strict=True)):
-        if sequence.scored_from is None or sequence.request.claimed_ids:
+        if sequence.scored_from is None:
             continue
         # The last token predicts one that is sampled.
         end = min(chunk.start + len(chunk.tokens) + 1, sequence.num_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from llama_engine.api.origin import Origin
 from llama_engine.api.parameters import RequestParameters
 from llama_engine.sampling.philox import choice_seed
 
@@ -13,16 +12,12 @@ from llama_engine.sampling.philox import choice_seed
 class GenerationRequest(RequestParameters):
     """A request for one completion, or for n choices until `choices` splits it.
 
-    prompt_tokens: the prompt as token ids. choice: index among the prompt's n completions, from 0. claimed_ids: the
-    output of a receipt that is to be verified; empty for a completion. origin: the server's side of the receipt, None
-    without one.
+    prompt_tokens: the prompt as token ids. choice: index among the prompt's n completions, from 0.
     """
 
     prompt: str = field(repr=False)
     prompt_tokens: tuple[int, ...] = field(repr=False)
     choice: int = 0
-    claimed_ids: tuple[int, ...] = field(default=(), repr=False)
-    origin: Origin | None = None
 
     def choices(self) -> list[GenerationRequest]:
         """Return one request per completion, in order. The first has this request's seed, the others derived seeds."""
@@ -40,7 +35,5 @@ class GenerationRequest(RequestParameters):
             self.needs_log_probs
             or self.prompt_logprobs is not None
             or self.return_output_ids
-            or self.receipt
-            or bool(self.claimed_ids)
             or self.return_perf_metrics
         )

@@ -27,8 +27,6 @@ MAX_COMPLETIONS = 64
 MAX_GUIDE_BYTES = 1 << 17
 """Maximum bytes of a guide; about the OpenAI API's bound for a schema's strings."""
 MAX_SALT_BYTES = 256
-MAX_RECEIPT_BYTES = 1 << 24
-"""Maximum bytes of a receipt: it has every token of prompt and output."""
 
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
 
@@ -93,11 +91,6 @@ class RequestParameters:
         (), TokenIds(),
         "Tokens of this request that are generated already (`output_ids`); the text continues after them, with the "
         "same tokens as without the interruption. A sampled request needs its `seed`; -1 is padding.",
-    )
-    verify_receipt: str = _parameter(
-        "", Text(MAX_RECEIPT_BYTES),
-        "A receipt, in place of prompt and parameters: the output `verification` says whether its tokens are those "
-        "that this server would generate.",
     )
     max_tokens: int = _parameter(
         128, Integer(low=1),
@@ -228,10 +221,6 @@ class RequestParameters:
         False, Flag(),
         "True returns `output_ids` and `seed`, which a request with `resume_ids` needs.",
     )
-    receipt: bool = _parameter(
-        False, Flag(),
-        "True returns `receipt`, which anyone with the checkpoint can verify.",
-    )
     return_log_probs: bool = _parameter(
         False, Flag(),
         "True returns `output_log_probs` and `cum_log_probs`.",
@@ -286,8 +275,8 @@ PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["row"] for fie
 NAMES: Mapping[str, str] = {alias: name for name, row in PARAMETERS.items() for alias in (name, *row.aliases)}
 """Parameter names by input name, aliases included."""
 
-PROMPTS = ("text_input", "input_ids", "verify_receipt")
-"""The forms of the prompt, of which a receipt is one; a request has exactly one."""
+PROMPTS = ("text_input", "input_ids")
+"""The forms of the prompt; a request has exactly one."""
 
 NOT_SAMPLING = (*PROMPTS, "resume_ids", "stream", "sampling_parameters")
 """Parameters that are not sampling parameters."""

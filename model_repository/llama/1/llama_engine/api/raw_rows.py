@@ -59,10 +59,6 @@ class RawRow:
         except BoundError as error:
             raise self.refusal(name, error.value, error.bound) from None
 
-    def within(self, name: str, values: Mapping[str, object]) -> RawRow:
-        """Return the values that a parameter of this row has in itself, as a row whose messages name it."""
-        return RawRow({key: RawValue(key, value) for key, value in values.items()}, f"{self.prefix}{name}: ")
-
     def values(self) -> dict[str, object]:
         """Return all values of the row except the prompt, converted to their Python types. Raises as `read` does."""
         return {name: self.read(name) for name in self.raw if name not in PROMPTS}

@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from llama_engine.api.compound_bounds import read_object
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.api.origin import Origin
 from llama_engine.api.parameters import GUIDE_TYPES, MAX_COMPLETIONS
 from llama_engine.api.raw_rows import RawInputs, RawRow, RequestValues, raw_rows
-from llama_engine.api.receipt import Receipt
-from llama_engine.bounds import BoundError, show
+from llama_engine.bounds import BoundError
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
 
 __all__ = ["GenerationRequest", "RequestParser"]
-
-_BESIDE_RECEIPT = ("cache_salt", "priority")
-"""Parameters of a request that verifies a receipt."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +29,13 @@ class RequestParser:
     """Parses raw inputs with one server's limits and defaults.
 
     max_model_len: maximum tokens of prompt + completion. truncate_max_tokens: default of the request parameter: whether
-    a max_tokens that doesn't fit is reduced instead of refused. origin: returns the server's side of receipts, raises
-    Unavailable if it isn't known yet; None where bits depend on more than the request.
+    a max_tokens that doesn't fit is reduced instead of refused.
     """
 
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
     truncate_max_tokens: bool = False
-    origin: Callable[[], Origin] | None = None
 
     def parse(self, inputs: RawInputs, values: RequestValues | None = None) -> list[GenerationRequest]:
         """Return one request per row of the inputs. Raises InvalidRequest for the first violation of a bound.
@@ -59,20 +52,9 @@ class RequestParser:
         return requests
 
     def _parse_row(self, row: RawRow) -> GenerationRequest:
-        if "verify_receipt" in row:
-            return self._parse_receipt(row)
         prompt, tokens = self._prompt(row)
         values = {"seed": secrets.randbits(64), **self.defaults.values, **row.values()}
         request = GenerationRequest(prompt, tokens, **values)  # type: ignore[arg-type]  # bounds give the fields' types
-        request = self._checked(request, row)
-        if request.receipt:
-            request = replace(request, origin=self._origin(row, "receipt", "true", "false"))
-        end = self._end_tokens(request, row)
-        stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *end)))
-        return replace(request, logit_bias=self._biases(request, row), stop_token_ids=stop_token_ids)
-
-    def _checked(self, request: GenerationRequest, row: RawRow) -> GenerationRequest:
-        """Return the request with its lengths limited. Raises InvalidRequest for bounds of several parameters."""
         request = self._with_lengths(request, row)
         if request.top_p == 0:
             # TensorRT-LLM's clients send top_p 0 for greedy decoding.
@@ -82,38 +64,9 @@ class RequestParser:
         self._check_tokens(row, "stop_token_ids", request.stop_token_ids)
         self._check_tokens(row, "allowed_token_ids", request.allowed_token_ids)
         self._check_tokens(row, "logit_bias", (token for token, _ in request.logit_bias))
-        return request
-
-    def _parse_receipt(self, row: RawRow) -> GenerationRequest:
-        """Return the request of a receipt, with its output to verify."""
-        name = "verify_receipt"
-        origin = self._origin(row, name, "given", "missing")
-        if beside := sorted(row.raw.keys() - {name, *_BESIDE_RECEIPT}):
-            raise InvalidRequest(f"{row.prefix}{beside[0]} and {name} are both given; a receipt has all parameters")
-        try:
-            receipt = Receipt.parse(row.read(name))
-        except BoundError as error:
-            raise row.refusal(name, error.value, error.bound) from None
-        if unlike := origin.difference(receipt.origin):
-            fact, here, value = unlike
-            raise row.refusal(name, f"a receipt of the {show(fact)} {show(value)}", f"of this server's, {show(here)}")
-        request, claimed = receipt.request(), tuple(receipt.output_ids)
-        content = row.within(name, {**receipt.parameters, "input_ids": receipt.prompt_ids})
-        self._check_prompt(content, "input_ids", request.prompt_tokens)
-        request = self._checked(request, content)
-        if not 0 < len(claimed) <= request.max_tokens:
-            bound = f"one of 1 to max_tokens, {request.max_tokens}"
-            raise row.refusal(name, f"a receipt of {len(claimed)} output tokens", bound)
-        self._check_tokens(row, name, claimed)
-        besides = {key: row.read(key) for key in _BESIDE_RECEIPT if key in row}
-        return replace(request, claimed_ids=claimed, **besides)  # type: ignore[arg-type]
-
-    def _origin(self, row: RawRow, name: str, value: str, bound: str) -> Origin:
-        """Return the server's side of receipts. Raises InvalidRequest where there are none."""
-        if self.origin is None:
-            reason = "this server's bits depend on more than the request, so there are no receipts"
-            raise row.refusal(name, value, f"{bound}: {reason}")
-        return self.origin()
+        end = self._end_tokens(request, row)
+        stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *end)))
+        return replace(request, logit_bias=self._biases(request, row), stop_token_ids=stop_token_ids)
 
     def _prompt(self, row: RawRow) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as text and as tokens."""

@@ -1,6 +1,6 @@
 """The KV cache: its shape, and the cache of the PyTorch runner: one pool of pages, allocated once.
 
-A page holds the keys and values of `page_size` consecutive positions of one sequence, in all layers. `BlockManager`
+A page holds the keys and values of `page_size` consecutive positions of one sequence, in all layers. `PageManager`
 decides which sequence has which pages, several sequences can share a page. A sequence in the engine has a slot: a row
 of the page table. A forward pass names the slot and the position of each of its tokens; the table has the page. Page 0
 is the null page: the table's entries without a page, and what padding rows write to.

@@ -19,7 +19,6 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.architecture import Architecture
-from llama_engine.model.checkpoint_digest import CheckpointDigest, checkpoint_files
 from llama_engine.model.checkpoint_headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.description import describe_model
@@ -52,7 +51,7 @@ class Checkpoint:
 
     name: path or hub id. max_model_len: maximum tokens of prompt + completion. prepared: the manifest of a prepared
     checkpoint, else None. attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU.
-    is_loaded: whether the model has its weights; without them, only its sizes are known. digest: of its files.
+    is_loaded: whether the model has its weights; without them, only its sizes are known.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Checkpoint:
     max_model_len: int
     info: ModelInfo
     prepared: Manifest | None
-    digest: CheckpointDigest
     attention: VarlenAttention | None = None
     is_loaded: bool = True
 
@@ -200,7 +198,6 @@ def _load_files(
         max_model_len=max_model_len,
         info=info,
         prepared=manifest,
-        digest=CheckpointDigest(checkpoint_files(folder, None if gguf is None else gguf.path), manifest),
         attention=attention,
         is_loaded=load is load_model,
     )

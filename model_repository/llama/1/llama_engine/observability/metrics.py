@@ -29,14 +29,13 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0)
 _POWERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
-REASONS = ("stop", "length", "different", "cancelled", "unavailable", "invalid", "error")
+REASONS = ("stop", "length", "cancelled", "unavailable", "invalid", "error")
 
 REQUESTS = Metric(
     "llama_requests_total",
     "counter",
-    "Finished rows by reason: stop, length, different (a receipt of other tokens than this server's), cancelled, "
-    "unavailable (deadline over or server stopping), invalid (a refused request, counted once, or a row whose masks or "
-    "guide leave no token), error (decoding failed).",
+    "Finished rows by reason: stop, length, cancelled, unavailable (deadline over or server stopping), invalid "
+    "(a refused request, counted once, or a row whose masks or guide leave no token), error (decoding failed).",
     label="finish_reason",
     values=REASONS,
 )

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from functools import partial
 
-from llama_engine.block_manager import CacheCounts
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, RequestError
 from llama_engine.events import Completion, finish_reason
@@ -48,6 +47,7 @@ from llama_engine.observability.metrics import (
     Metric,
     Registry,
 )
+from llama_engine.page_manager import CacheCounts
 from llama_engine.sequence import Sequence
 
 FLUSH_SECONDS = 0.2
@@ -107,7 +107,7 @@ class Stats:
             self._last_step = now
             self._set_load(running, waiting, step.cache)
             # After a failure, steps that only prefill must not update LAST_STEP: sampling may still fail.
-            self._failing = not step.succeeded and (step.failed or self._failing)
+            self._failing = not step.sampled and (step.failed or self._failing)
             if not self._failing:
                 self._gauges[LAST_STEP, ""] = time.time()
 

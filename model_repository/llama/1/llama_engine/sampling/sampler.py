@@ -52,38 +52,32 @@ class Sampler:
         self._guided: torch.Tensor | None = None
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        first: int,
-        sequences: list[Sequence],
-        features: SamplingFeatures,
-        steps: Iterable[int] | None = None,
+        self, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
     ) -> torch.Tensor:
         """Sample the next token of consecutive rows from row `first` on, and count it in the rows' histories.
 
-        logits: [rows, vocabulary], any float dtype. sequences: one per row. features: at least those of the
-        sequences. steps: number of output tokens before each row's next one, if it isn't the sequence's number so
-        far. Returns [rows], long; FAILED where a row's logits aren't finite. Counting comes last: after an exception,
-        the same rows can be sampled again.
+        logits: [rows, vocabulary], any float dtype. sequences: one per row. features: at least those of the sequences.
+        Returns [rows], long; FAILED where a row's logits aren't finite. Counting comes last: after an exception, the
+        same rows can be sampled again.
         """
         rows = slice(first, first + len(sequences))
         # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
         # On a CPU nothing overlaps, but a mask takes about 10 µs, less than handing it to another thread.
         per_row = _per_row(sequences) if features.per_row else []
         allowed = self._fill_guides(rows, per_row)
-        before = [sequence.num_output_tokens for sequence in sequences] if steps is None else list(steps)
         raw = logits.float()
         logits = self.penalize(_bias(raw, per_row), rows, features)
-        logits = self._mask(logits, sequences, before, per_row, allowed)
-        keys = to_device(torch.from_numpy(self.keys(first, before)), self._device) if features.noise else None
+        logits = self._mask(logits, sequences, per_row, allowed)
+        keys = to_device(torch.from_numpy(self.keys(first, sequences)), self._device) if features.noise else None
         tokens, finite = self._choose(logits, rows, features, keys)
         if features.log_probs:
             _record_log_probs(raw, tokens, sequences)
         return self._count(tokens, finite, rows, features)
 
-    def keys(self, first: int, before: list[int]) -> NDArray[np.int64]:
-        """Return the random words for the next draw of the rows from `first` on: [rows, 2]. before: as `_mask`'s."""
-        return step_keys(self._state.seeds[first : first + len(before)], np.asarray(before, dtype=np.int64))
+    def keys(self, first: int, sequences: list[Sequence]) -> NDArray[np.int64]:
+        """Return the random words for the next draw of the rows from `first` on: [rows, 2]."""
+        steps = np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64)
+        return step_keys(self._state.seeds[first : first + len(sequences)], steps)
 
     def penalize(self, logits: torch.Tensor, rows: slice, features: SamplingFeatures) -> torch.Tensor:
         """Return logits [rows, vocabulary] with the rows' repetition, frequency and presence penalties."""
@@ -192,19 +186,12 @@ class Sampler:
         return host.to(self._device, non_blocking=True)
 
     def _mask(
-        self,
-        logits: torch.Tensor,
-        sequences: list[Sequence],
-        before: list[int],
-        per_row: _PerRow,
-        allowed: torch.Tensor | None,
+        self, logits: torch.Tensor, sequences: list[Sequence], per_row: _PerRow, allowed: torch.Tensor | None
     ) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and apply guides and row processors.
-
-        before: number of output tokens before each row's. allowed: the guides' bit masks.
-        """
-        minima = [sequence.request.min_tokens for sequence in sequences]
-        too_early = [row for row, (count, minimum) in enumerate(zip(before, minima, strict=True)) if count < minimum]
+        """Mask end tokens before min_tokens, and apply guides and row processors. allowed: the guides' bit masks."""
+        too_early = [
+            row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
+        ]
         if not too_early and not per_row:
             return logits
         logits = logits.clone()

@@ -87,8 +87,8 @@ class SamplingState:
             request = sequence.request
             if request.repetition_penalty != 1.0:
                 self.in_prompt[row, to_device(request.prompt_tokens, device, torch.long)] = True
-            if sequence.num_output_tokens:
-                output = to_device(sequence.output_tokens[: sequence.num_output_tokens], device, torch.long)
+            if sequence.output_tokens:
+                output = to_device(sequence.output_tokens, device, torch.long)
                 self.counts[row].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def copy(self, source: int, target: int) -> None:

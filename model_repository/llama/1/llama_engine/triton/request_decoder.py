@@ -47,7 +47,7 @@ class RequestDecoder:
         response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
             response.add(self._sequences(request, response))
-        except RequestError as error:
+        except InvalidRequest as error:
             self._refuse(response, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
             _log.exception("request %s could not be read; its client gets an error", response.name)

@@ -2,7 +2,7 @@
 
 Separately they would be some 100 launches a layer. Options keep the bits of PyTorch's separate operations: no fused
 multiply-add, IEEE division, no flushed denormals. A fused function is compared with its separate operations when the
-model loads; if a bit differs or compilation fails, the separate operations run. Nothing here has run on a GPU yet.
+model loads; if a bit differs or compilation fails, its separate operations run. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
     "eager_numerics.disable_ftz": True,
     # Compile in this process: a pool of processes would outlive the loading.
     "compile_threads": 1,
+    # PyTorch 2.11 drops a rounding to float32 between two in float64.
+    "pattern_matcher": False,
 }
 """Options of `torch.compile`, from torch._inductor.config."""
 
@@ -104,22 +106,22 @@ SEPARATE = Elementwise()
 def choose_elementwise(
     device: torch.device, dtype: torch.dtype, hidden: int, heads: int, head_dim: int, terms: int | None
 ) -> Elementwise:
-    """Return fused functions for a model on this device; log a warning and return separate ones if they can't be used.
+    """Return fused functions for a model on this device; log a warning for each that must stay separate.
 
     hidden, heads, head_dim: the model's, with the KV heads among the heads. terms: INT8 terms, None without INT8.
     """
-    fused = Elementwise(_fuse(quantize), _fuse(dequantize), _fuse(rotate))
-    try:
-        with torch.inference_mode():
-            for name, arguments in _trials(device, dtype, hidden, heads, head_dim, terms):
-                expected = getattr(SEPARATE, name)(*arguments)
-                result = getattr(fused, name)(*arguments)
+    chosen = Elementwise(_fuse(quantize), _fuse(dequantize), _fuse(rotate))
+    with torch.inference_mode():
+        for name, arguments in _trials(device, dtype, hidden, heads, head_dim, terms):
+            separate = getattr(SEPARATE, name)
+            try:
+                result, expected = getattr(chosen, name)(*arguments), separate(*arguments)
                 if not all(map(torch.equal, _tensors(result), _tensors(expected))):
-                    raise RuntimeError(f"the bits of `{name}` differ")
-    except Exception as error:  # noqa: BLE001 - fall back to separate operations
-        _log.warning("elementwise operations can't be fused; each is launched: %s", one_line(error))
-        return SEPARATE
-    return fused
+                    raise RuntimeError("its bits differ")
+            except Exception as error:  # noqa: BLE001 - fall back to separate operations
+                _log.warning("`%s` can't be fused; its operations are launched: %s", name, one_line(error))
+                chosen = chosen._replace(**{name: separate})
+    return chosen
 
 
 def _fuse(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -11,10 +11,12 @@ This module has not run on a GPU yet; the tests run it on CPU tensors.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from bitsandbytes.functional import int8_linear_matmul
+from torch.nn.functional import pad
 
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise
@@ -23,21 +25,27 @@ from llama_engine.model.weights import LinearWeight
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
 """Maximum inputs of a layer for which sums can't overflow int32, for any INT8 weights: 132,104."""
 
-INPUT_MULTIPLE = 4
-"""Required divisor of a layer's inputs; for other numbers bitsandbytes computes in float32, which rounds."""
+MULTIPLE = 4
+"""Divisor that cuBLASLt requires of a layer's inputs and outputs; for others bitsandbytes computes in float32, which
+rounds. Outputs are padded."""
+
+# bitsandbytes warns when cuBLASLt has no product for a shape and float32 takes its place.
+warnings.filterwarnings("error", ".*falling back to fp32 matmul", RuntimeWarning)
 
 
 @dataclass(frozen=True)
 class ExactInt8Linear:
     """A linear layer y = x Wᵀ + b with exact integer sums, on the device of the weight.
 
-    weight: [out, in], int8. scales: [out], float32, factor of each row's integers. bias: [out], float32. terms: INT8
-    terms per activation, 1 or 2. elementwise: the operations before and after the product.
+    weight: [padded out, in], int8. scales: [padded out], float32, factor of each channel's integers. bias: [padded
+    out], float32. outputs: number of outputs without the padding. terms: INT8 terms per activation, 1 or 2.
+    elementwise: the operations before and after the product.
     """
 
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
+    outputs: int
     terms: int
     elementwise: Elementwise
 
@@ -47,17 +55,22 @@ class ExactInt8Linear:
         terms, scale = self.elementwise.quantize(rows, self.terms)
         sums = int8_linear_matmul(terms, self.weight)
         result = self.elementwise.dequantize(sums, scale, self.scales, self.bias, activations.dtype, self.terms)
-        return result.view(*activations.shape[:-1], -1)
+        return result[:, : self.outputs].view(*activations.shape[:-1], -1)
 
 
 def exact_int8_linear(weight: LinearWeight, terms: int, elementwise: Elementwise = SEPARATE) -> ExactInt8Linear:
     """Return the layer of an INT8 weight. Raises CheckpointError if its number of inputs has no exact product."""
     assert weight.scales is not None, "the weight is not quantized"
     outputs, inputs = weight.weight.shape
-    if inputs % INPUT_MULTIPLE or inputs > MAX_INPUTS:
+    if inputs % MULTIPLE or inputs > MAX_INPUTS:
         raise CheckpointError(
             f"INT8 weights of {outputs} x {inputs} (outputs x inputs) have no exact product on a GPU: the inputs "
-            f"must be a multiple of {INPUT_MULTIPLE} and at most {MAX_INPUTS}"
+            f"must be a multiple of {MULTIPLE} and at most {MAX_INPUTS}"
         )
+    integers, scales = weight.weight, weight.scales
     bias = None if weight.bias is None else weight.bias.float()
-    return ExactInt8Linear(weight.weight, weight.scales, bias, terms, elementwise)
+    # Only where it is needed, as it copies.
+    if padding := -outputs % MULTIPLE:
+        integers, scales = pad(integers, (0, 0, 0, padding)), pad(scales, (0, padding))
+        bias = None if bias is None else pad(bias, (0, padding))
+    return ExactInt8Linear(integers, scales, bias, outputs, terms, elementwise)

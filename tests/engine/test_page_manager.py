@@ -1,9 +1,15 @@
 """The pages of the KV cache: never lost, never written by two, and found again only under the same tokens and salt."""
 
 import random
+from collections.abc import Iterable
+from unittest.mock import Mock
 
+import torch
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.block_manager import BlockManager
+from llama_engine.errors import GenerationError
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.model_runner import ModelRunner
+from llama_engine.page_manager import PageManager
 from llama_engine.sequence import Sequence
 from llama_engine.text.stop_checker import StopChecker
 
@@ -16,85 +22,98 @@ def _sequence(tokens: tuple[int, ...], salt: str = "") -> Sequence:
     return Sequence(request, stop_checker)
 
 
-def _computed(manager: BlockManager, sequence: Sequence) -> Sequence:
-    """A sequence with all of its tokens in pages that others can find."""
+def _manager(pages: int, caching: bool = True, with_output: bool = True) -> PageManager:
+    shape = KVCacheShape(
+        layers=1, slots=1000, key_value_heads=1, max_model_len=1000, head_dim=1, dtype=torch.float32, page_size=PAGE,
+        pages=pages,
+    )  # fmt: skip
+    return PageManager(shape, Mock(ModelRunner), caching, with_output)
+
+
+def _match(manager: PageManager, tokens: Iterable[int], salt: str = "") -> list[int]:
+    """Return the cached pages of a prompt."""
+    return manager.match_prefix(_sequence(tuple(tokens), salt))
+
+
+def _computed(manager: PageManager, sequence: Sequence) -> Sequence:
+    """A sequence with all of its tokens in cached pages."""
     assert manager.allocate(sequence, 0)
     sequence.num_cached = sequence.num_tokens
-    manager.publish(sequence)
+    manager.cache_pages(sequence)
     return sequence
 
 
 def test_a_prefix_is_found_up_to_its_last_full_page_and_never_the_last_token() -> None:
-    manager = BlockManager(10, PAGE, caching=True)
+    manager = _manager(10)
     first = _computed(manager, _sequence(tuple(range(10))))
-    assert [len(manager.find(_sequence(tuple(range(length))))) for length in (3, 4, 5, 8, 9, 11)] == [0, 0, 1, 1, 2, 2]
-    assert manager.find(_sequence((1, *range(1, 10)))) == []
+    assert [len(_match(manager, range(length))) for length in (3, 4, 5, 8, 9, 11)] == [0, 0, 1, 1, 2, 2]
+    assert _match(manager, (1, *range(1, 10))) == []
     manager.release(first)
     other = _sequence((*range(8), 99))
-    assert manager.find(other) == manager.find(_sequence(tuple(range(9))))
+    assert manager.match_prefix(other) == _match(manager, range(9))
     assert manager.allocate(other, 0)
     assert other.num_cached == 8
 
 
 def test_another_salt_finds_nothing() -> None:
-    manager = BlockManager(10, PAGE, caching=True)
+    manager = _manager(10)
     _computed(manager, _sequence(tuple(range(9)), "a"))
-    assert manager.find(_sequence(tuple(range(9)), "b")) == manager.find(_sequence(tuple(range(9)))) == []
-    assert len(manager.find(_sequence(tuple(range(9)), "a"))) == 2
+    assert _match(manager, range(9), "b") == _match(manager, range(9)) == []
+    assert len(_match(manager, range(9), "a")) == 2
 
 
 def test_a_flood_under_one_salt_evicts_its_own_pages() -> None:
-    manager = BlockManager(20, PAGE, caching=True)
+    manager = _manager(20)
     manager.release(_computed(manager, _sequence(tuple(range(17)), "quiet")))
     for flood in range(100):
         manager.release(_computed(manager, _sequence(tuple(range(100 * flood, 100 * flood + 33)), "flood")))
-    assert len(manager.find(_sequence(tuple(range(17)), "quiet"))) == 4
+    assert len(_match(manager, range(17), "quiet")) == 4
 
 
 def test_prefixes_of_salts_that_are_gone_are_evicted_before_recent_ones() -> None:
-    manager = BlockManager(40, PAGE, caching=True)
+    manager = _manager(40)
     for user in range(100):
         manager.release(_computed(manager, _sequence(tuple(range(user, user + 13)), f"user {user}")))
-    found = [len(manager.find(_sequence(tuple(range(user, user + 13)), f"user {user}"))) for user in range(100)]
+    found = [len(_match(manager, range(user, user + 13), f"user {user}")) for user in range(100)]
     # Of three full pages each; the last ones have as many as there are pages.
     assert found[:86] == [0] * 86
     assert found[88:] == [3] * 12
 
 
 def test_pages_of_generated_tokens_are_neither_found_nor_taken_if_they_must_not() -> None:
-    manager = BlockManager(20, PAGE, caching=True, with_output=False)
+    manager = _manager(20, with_output=False)
     turn = _computed(manager, _sequence(tuple(range(17))))
     manager.release(turn)
     preempted = _sequence(tuple(range(6)))
     preempted.output_tokens = list(range(6, 15))
-    assert len(manager.find(preempted)) == 1
-    assert manager.missing(preempted, 1) == set()
+    assert len(manager.match_prefix(preempted)) == 1
+    assert manager.uncomputed_pages(preempted, 1) == []
     computed = _computed(manager, preempted)
-    assert computed.num_findable_pages == 1
+    assert computed.num_cached_pages == 1
 
 
 def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
-    manager = BlockManager(6, PAGE, caching=True)
+    manager = _manager(6)
     old, new = tuple(range(12)), tuple(range(100, 112))
     manager.release(_computed(manager, _sequence(old)))
     manager.release(_computed(manager, _sequence(new)))
     assert manager.allocate(_sequence((7, 7, 7)), 0)
-    found = [len(manager.find(_sequence((*tokens, 0)))) for tokens in (old, new)]
+    found = [len(_match(manager, (*tokens, 0))) for tokens in (old, new)]
     assert found == [2, 3]
 
 
 def test_a_failed_sequence_leaves_nothing_to_find() -> None:
-    manager = BlockManager(10, PAGE, caching=True)
+    manager = _manager(10)
     _computed(manager, _sequence(tuple(range(9))))
     sharing = _sequence(tuple(range(20)))
     _computed(manager, sharing)
-    manager.forget(sharing)
+    sharing.finish(GenerationError(""))
     manager.release(sharing)
-    assert manager.find(_sequence(tuple(range(20)))) == []
+    assert _match(manager, range(20)) == []
 
 
 def test_counts_add_up_and_are_taken_once() -> None:
-    manager = BlockManager(6, PAGE, caching=True)
+    manager = _manager(6)
     manager.release(_computed(manager, _sequence(tuple(range(12)))))
     assert manager.allocate(_sequence(tuple(range(14))), 0)
     preempted = _sequence((9,))
@@ -108,9 +127,9 @@ def test_counts_add_up_and_are_taken_once() -> None:
 
 
 def test_without_caching_nothing_is_found() -> None:
-    manager = BlockManager(6, PAGE, caching=False)
+    manager = _manager(6, caching=False)
     manager.release(_computed(manager, _sequence(tuple(range(12)))))
-    assert manager.find(_sequence(tuple(range(12)))) == []
+    assert _match(manager, range(12)) == []
     assert manager.take_counts().free_pages == 6
 
 
@@ -119,7 +138,7 @@ class _Simulation:
 
     def __init__(self) -> None:
         self.randomness = random.Random(3)
-        self.manager = BlockManager(24, PAGE, caching=True)
+        self.manager = _manager(24)
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.inside: list[Sequence] = []
         self.found = self.refused = 0
@@ -127,7 +146,7 @@ class _Simulation:
     def begin(self) -> None:
         tokens = tuple(self.randomness.choices((1, 2), k=self.randomness.randint(1, 20)))
         sequence = _sequence(tokens, self.randomness.choice(("", "a", "b")))
-        for index, page in enumerate(self.manager.find(sequence)):
+        for index, page in enumerate(self.manager.match_prefix(sequence)):
             self.found += 1
             assert self.content[page] == (sequence.request.cache_salt, tokens[: (index + 1) * PAGE])
         if self.manager.allocate(sequence, len(self.inside)):
@@ -157,14 +176,14 @@ class _Simulation:
 
     def fail(self) -> None:
         sequence = self.randomness.choice(self.inside)
-        self.manager.forget(sequence)
+        sequence.finish(GenerationError(""))
         self.end(sequence)
 
     def _compute(self, sequence: Sequence) -> None:
         sequence.num_cached = sequence.num_tokens
-        for index in range(sequence.num_findable_pages, sequence.num_cached // PAGE):
+        for index in range(sequence.num_cached_pages, sequence.num_cached // PAGE):
             self.content[sequence.pages[index]] = sequence.request.cache_salt, sequence.tokens(0, (index + 1) * PAGE)
-        self.manager.publish(sequence)
+        self.manager.cache_pages(sequence)
 
 
 def test_what_is_found_has_the_tokens_it_is_found_for() -> None:

@@ -79,11 +79,11 @@ class RestartedTriton:
         named: dict[str, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             for process in family(self.local.pid):
-                words = process.cmdline()
-                if Path(words[0]).name == "tritonserver":
+                if process.name() == "tritonserver":
                     named["tritonserver"] = process
                 # …/REPOSITORY/MODEL/1/model.py
-                named |= {Path(word).parents[1].name: process for word in words if word.endswith("/1/model.py")}
+                programs = (Path(word) for word in process.cmdline() if word.endswith("/1/model.py"))
+                named |= {program.parents[1].name: process for program in programs}
         return named
 
     def wait_until(self, condition: Callable[[], bool]) -> None:

@@ -23,7 +23,7 @@ LINKED_PAGES = [*PAGES, *sorted((ROOT / "deploy").glob("*/README.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 # Defaults that the page gives in words, because the settings hold None for them.
-DEFAULTS_IN_WORDS = {"model", "revision", "int8_threshold", "slots", "max_model_len", "kv_cache_tokens"}
+DEFAULTS_IN_WORDS = {"model", "revision", "slots", "max_model_len", "kv_cache_tokens"}
 
 each_page = pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 

@@ -161,13 +161,6 @@ def test_int8_tokens_have_the_same_bits_in_any_mix(int8: Checkpoint, mixes: int,
     assert Bits(replace(int8, max_model_len=128), mixes, cache).different == []
 
 
-@long
-def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(folder: Path) -> None:
-    checkpoint = _load(folder, "int8", kernels="stock")
-    assert checkpoint.info.bits_depend_on == ""
-    assert Bits(replace(checkpoint, max_model_len=128), mixes=3).different == []
-
-
 def test_int8_is_near_fp32(exact: Checkpoint, int8: Checkpoint) -> None:
     scores, expected = (_logits(checkpoint).log_softmax(-1) for checkpoint in (int8, exact))
     assert 0 < kl_div(scores, expected, reduction="none", log_target=True).sum(-1).mean() < 0.005

@@ -10,7 +10,7 @@ from engine.engines import load
 from engine.guided_texts import EngineOf
 from engine.receipts import GOLDEN, golden, verify
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
-from llama_engine.model import cpu_runner
+from llama_engine.model import products
 
 CHANGED = """
 The compiled kernels, the sampler or the guides give other tokens than those of this CONTRACT: receipts of earlier
@@ -23,7 +23,7 @@ checkpoint has changed, write them again alone."""
 def test_stored_receipts_have_the_bits_of_this_contract(
     name: str, engine_with_guides: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_runner, "choose_cpu_kernels", lambda *_: kernels(name))
+    monkeypatch.setattr(products, "choose_cpu_kernels", lambda: kernels(name))
     engine = engine_with_guides(load("int8"), 8)
     stored = json.loads(GOLDEN.read_text())
     computed = json.loads(json.dumps(golden(engine)))

@@ -25,10 +25,10 @@ SAMPLED: Content = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["auto", "stock"])
-def exact(request: pytest.FixtureRequest) -> Checkpoint:
-    """By the compiled kernels where they are built, and in PyTorch, with few positions."""
-    return replace(load("int8", kernels=request.param), max_model_len=128)
+@pytest.fixture(scope="module")
+def exact() -> Checkpoint:
+    """With few positions."""
+    return replace(load("int8"), max_model_len=128)
 
 
 @pytest.fixture(scope="module")

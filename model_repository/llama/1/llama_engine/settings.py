@@ -37,9 +37,9 @@ class Settings:
     """Revision of a hub id; None is the repository's default branch."""
     quantization: str = _setting("int8", Choice(("int8", "nf4", "none", "checkpoint")))
     """Precision of the linear layers; `checkpoint` keeps the precision of the files."""
-    int8_threshold: float | None = _setting(None, Real(low=0.0, high=1000.0))
-    """Outlier threshold of bitsandbytes. None is 0, or the value stored in an 8-bit checkpoint. At 0 a row's result is
-    independent of its batch; LLM.int8() uses 6."""
+    int8_threshold: float = _setting(0.0, Real(low=0.0, high=1000.0))
+    """0: INT8 products are exact. Above: bitsandbytes' LLM.int8() with this outlier threshold, whose results depend on
+    the batch. The value saved in a checkpoint is ignored."""
     int8_terms: str = _setting("auto", Choice(("auto", "1", "2")))
     """8-bit terms per activation in exact INT8 products: 2 keep 15 bits, 1 keeps 8. auto: on a CPU, 2 for rows with
     outliers, else 1; on a GPU 2."""
@@ -53,8 +53,8 @@ class Settings:
     """auto: the GPU that Triton assigned to the instance, or the CPU if it assigned none."""
     kernels: str = _setting("auto", Choice(("auto", "stock")))
     """auto: compiled kernels for INT8 weights on a CPU; FlashAttention and fused elementwise operations on a GPU.
-    stock: PyTorch's alone, attention with masks. The others are verified against their references when the model
-    loads; one that fails falls back to stock."""
+    stock: PyTorch's alone; on a CPU INT8 weights are dequantized. The others are tested when the model loads; one that
+    fails falls back to stock."""
     cuda_graphs: str = _setting("auto", Choice(("auto", "off", "on")))
     """on: captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls back to
     launching kernels if capture fails. auto: on for a GPU, off for a CPU."""

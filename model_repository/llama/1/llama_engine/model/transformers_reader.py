@@ -1,4 +1,4 @@
-"""Loads a checkpoint with transformers' modules: 4-bit weights, and LLM.int8() with an outlier threshold.
+"""Loads a checkpoint with transformers' modules: nf4, and LLM.int8() where the setting `int8_threshold` is above 0.
 
 `WeightReader` reads all other checkpoints. Import this module only when needed: importing bitsandbytes and
 transformers' modelling code takes seconds.
@@ -52,11 +52,10 @@ def load_with_transformers(
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
     _convert_parameters(model, dtype, quantized_now=quantization is not None)
-    if settings.int8_threshold is not None:
-        # INT8 weights do not depend on the threshold, so it may differ from that of the saved checkpoint.
-        for module in model.modules():
-            if isinstance(module, Linear8bitLt):
-                module.state.threshold = settings.int8_threshold
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            # INT8 weights do not depend on the threshold, so it may differ from that of the saved checkpoint.
+            module.state.threshold = settings.int8_threshold
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     return model
@@ -82,15 +81,15 @@ def read_model_info(model: PreTrainedModel) -> ModelInfo:
     size += sum(tensor.nbytes for tensor in tensors.values())
     embedding = model.get_submodule(EMBEDDING).weight
     assert isinstance(embedding, torch.Tensor)
-    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None))
+    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=0.0))
 
 
 def _quantization_now(settings: Settings, config: PreTrainedConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """Return the config for quantization while loading; None keeps the saved precision."""
-    if settings.quantization in ("checkpoint", saved_quantization(config)[0]):
+    if settings.quantization in ("checkpoint", saved_quantization(config)):
         return None
     if settings.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 

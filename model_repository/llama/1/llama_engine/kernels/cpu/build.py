@@ -10,6 +10,9 @@ An object's name contains a hash of the sources and flags, so that a stale objec
 renamed into place, so that concurrent builds are safe. It ends in a hash of its bytes, because loading a truncated
 object would crash the process. Up-to-date objects are not compiled again: `make` runs this each time, in 0.05 s.
 
+A new object is tested (`self_test`) where torch is installed and the processor has its instructions, and deleted if it
+fails; every object is tested when a model is loaded.
+
 Exit status: 0; 1 if there is no object, because there is no compiler, compilation fails or the folder isn't writable;
 with --optional always 0.
 """
@@ -126,6 +129,22 @@ def remove_stale(directory: Path = BUILD_DIRECTORY) -> None:
             path.unlink(missing_ok=True)
 
 
+def self_test_error(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> str | None:
+    """Test a new object, and delete it if it is wrong. Return why, or None if it passes or can't be tested here."""
+    try:
+        from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, load_kernels
+    except ImportError:
+        return None
+    if instruction_set not in allowed_instruction_sets():
+        return None
+    try:
+        load_kernels(instruction_set, directory)
+    except RuntimeError as error:
+        object_path(instruction_set, directory).unlink()
+        return f"the self-test fails: {error}"
+    return None
+
+
 def main() -> int:
     """Compile the objects of all instruction sets; return the exit status."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
@@ -138,13 +157,17 @@ def main() -> int:
     if compiler is None and not existing:
         wanted = os.environ.get("CXX") or ", ".join(COMPILERS)
         print(
-            f"CPU kernels not built: no C++ compiler ({wanted}); the model runs on PyTorch's kernels", file=sys.stderr
+            f"CPU kernels not built: no C++ compiler ({wanted}); install one (Debian's package g++), or INT8 is slower "
+            f"and its bits depend on the batch",
+            file=sys.stderr,
         )
         return 0 if options.optional else 1
+    # For the self-test.
+    sys.path.insert(0, str(SOURCES.parents[2]))
     built: list[str] = []
     skipped: dict[str, list[str]] = {}
     for name in INSTRUCTION_SETS:
-        message = None if name in existing else compile_object(compiler, name)
+        message = None if name in existing else compile_object(compiler, name) or self_test_error(name)
         if message is None:
             built.append(name)
         else:

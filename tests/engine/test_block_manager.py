@@ -61,18 +61,6 @@ def test_prefixes_of_salts_that_are_gone_are_evicted_before_recent_ones() -> Non
     assert found[88:] == [3] * 12
 
 
-def test_pages_of_generated_tokens_are_neither_found_nor_taken_if_they_must_not() -> None:
-    manager = BlockManager(20, PAGE, caching=True, with_output=False)
-    turn = _computed(manager, _sequence(tuple(range(17))))
-    manager.release(turn)
-    preempted = _sequence(tuple(range(6)))
-    preempted.output_tokens = list(range(6, 15))
-    assert len(manager.find(preempted)) == 1
-    assert manager.missing(preempted, 1) == set()
-    computed = _computed(manager, preempted)
-    assert computed.num_findable_pages == 1
-
-
 def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
     manager = BlockManager(6, PAGE, caching=True)
     old, new = tuple(range(12)), tuple(range(100, 112))

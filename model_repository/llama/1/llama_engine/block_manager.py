@@ -40,13 +40,10 @@ class CacheCounts:
 class BlockManager:
     """Assigns the pages of a KV cache to sequences. Not thread-safe, except for `num_available`."""
 
-    def __init__(self, pages: int, page_size: int, caching: bool, with_output: bool = True) -> None:
-        """Page numbers are 1 to `pages`. page_size: positions per page. caching: whether prefixes are found again.
-
-        with_output: whether pages with generated tokens are found, too.
-        """
+    def __init__(self, pages: int, page_size: int, caching: bool) -> None:
+        """Page numbers are 1 to `pages`. page_size: positions per page. caching: whether prefixes are found again."""
         self.pages, self.page_size = pages, page_size
-        self._caching, self._with_output = caching, with_output
+        self._caching = caching
         # Descending: pop() returns the lowest at first.
         self._free = list(range(pages, NULL_PAGE, -1))
         self._holders = [0] * (pages + 1)
@@ -157,8 +154,7 @@ class BlockManager:
 
     def publish(self, sequence: Sequence) -> None:
         """Let other sequences find the full pages of a sequence. Call it when its next token proves them finite."""
-        tokens = sequence.num_cached if self._with_output else min(sequence.num_cached, sequence.num_prompt_tokens)
-        full = tokens // self.page_size
+        full = sequence.num_cached // self.page_size
         if not self._caching or sequence.num_findable_pages == full:
             return
         for index in range(sequence.num_findable_pages, full):
@@ -196,8 +192,7 @@ class BlockManager:
         if not self._caching:
             return 0
         # Of what is cached, no hidden states are left: those before the first scored token are computed.
-        tokens = (sequence.scored_from or sequence.num_tokens) - 1
-        return (tokens if self._with_output else min(tokens, sequence.num_prompt_tokens)) // self.page_size
+        return ((sequence.scored_from or sequence.num_tokens) - 1) // self.page_size
 
     def _hold(self, page: int) -> None:
         if not self._holders[page]:

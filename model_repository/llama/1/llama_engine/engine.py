@@ -88,9 +88,7 @@ class Engine:
         self.max_model_len = self.plan.shape.max_model_len
         shape = self.plan.shape
         self._model = checkpoint.runner(shape, self.plan.graphs)
-        self._manager = BlockManager(
-            shape.pages, shape.page_size, settings.prefix_cache == "on", checkpoint.output_can_be_prefix
-        )
+        self._manager = BlockManager(shape.pages, shape.page_size, settings.prefix_cache == "on")
         self._cache = KVSlots(shape, self._manager, self._model)
         self.origin = receipt_origin(checkpoint, shape, settings)
         """Gives the server's side of receipts; None where bits depend on more than the request."""

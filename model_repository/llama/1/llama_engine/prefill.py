@@ -266,8 +266,7 @@ class Prefill:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"
         start = sequence.num_cached
         end = min(start + self._budget, sequence.num_tokens)
-        generated = max(end - max(start, sequence.num_prompt_tokens), 0)
-        return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end), generated)
+        return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end))
 
 
 def _before_claimed(sequence: Sequence, chunk: PromptChunk, states: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from llama_engine.model.builder import ReadWeights, build_llama, float_linear
+from llama_engine.model.builder import ConvertingReader, ReadWeights, build_llama, float_linear
 from llama_engine.model.checkpoint_headers import CheckpointHeaders
 from llama_engine.model.cpu_runner import CompiledLlama, compiled_without_weights
 from llama_engine.model.llama import Llama
 from llama_engine.model.products import Loaded, plan_load
-from llama_engine.model.row_reader import ConvertingReader
 from llama_engine.model.weight_sizes import HeaderReader, module_sizes
 from llama_engine.settings import Settings
 

@@ -28,7 +28,14 @@ from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_e
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
 from llama_engine.model.architecture import Architecture
-from llama_engine.model.builder import PackLinear, ReadWeights, build_llama, float_linear, llama_around
+from llama_engine.model.builder import (
+    ConvertingReader,
+    PackLinear,
+    ReadWeights,
+    build_llama,
+    float_linear,
+    llama_around,
+)
 from llama_engine.model.checkpoint_headers import CheckpointHeaders
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.formats.bitsandbytes_nf4 import BitsandbytesNf4
@@ -45,7 +52,6 @@ from llama_engine.model.precision import (
     saved_quantization,
 )
 from llama_engine.model.rope import RopeTables, rope_tables
-from llama_engine.model.row_reader import ConvertingReader
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.tensor_names import all_linears
 from llama_engine.model.weight_reader import WeightReader

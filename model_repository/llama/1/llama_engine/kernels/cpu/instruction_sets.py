@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 from pathlib import Path
 
 from llama_engine.errors import one_line
@@ -41,7 +42,7 @@ def choose_cpu_kernels(directory: Path = BUILD_DIRECTORY) -> CpuKernels | None:
     reasons = []
     for name in allowed_instruction_sets():
         try:
-            kernels = load_kernels(name, directory)
+            kernels = load_kernels(name, object_path(name, directory))
         except RuntimeError as error:
             reasons.append(f"{name}: {error}")
             continue
@@ -57,9 +58,8 @@ def choose_cpu_kernels(directory: Path = BUILD_DIRECTORY) -> CpuKernels | None:
     return None
 
 
-def load_kernels(name: str, directory: Path = BUILD_DIRECTORY) -> CpuKernels:
-    """Load an instruction set's kernels. Raises RuntimeError if they aren't compiled or fail the self-test."""
-    path = object_path(name, directory)
+def load_kernels(name: str, path: Path) -> CpuKernels:
+    """Load an instruction set's object. Raises RuntimeError if it doesn't exist or fails the self-test."""
     if not path.exists():
         raise RuntimeError("not compiled")
     try:
@@ -108,3 +108,17 @@ def request_amx() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
         raise OSError(ctypes.get_errno(), "the kernel refuses AMX's tile registers")
+
+
+def main() -> None:
+    """Test an object for `build`: its instruction set and path are the arguments. Exits with the reason if it fails."""
+    name, path = sys.argv[1:]
+    if name in allowed_instruction_sets():
+        try:
+            load_kernels(name, Path(path))
+        except RuntimeError as error:
+            raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

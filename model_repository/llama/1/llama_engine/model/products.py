@@ -24,6 +24,7 @@ import torch
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.cpu.instruction_sets import WITHOUT_KERNELS, choose_cpu_kernels
 from llama_engine.kernels.cpu.library import CpuKernels
+from llama_engine.kernels.cpu.packing import MAX_INPUTS, linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
@@ -34,7 +35,6 @@ from llama_engine.model.builder import (
     ReadWeights,
     build_llama,
     float_linear,
-    llama_around,
 )
 from llama_engine.model.checkpoint_headers import CheckpointHeaders
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
@@ -184,7 +184,7 @@ def plan_load(
         tables=rope_tables(config, architecture, max_model_len),
         attention=_gpu_attention(architecture, settings, device, dtype),
         elementwise=_gpu_elementwise(architecture, settings, device, dtype, _gpu_terms(terms) if exact else None),
-        kernels=_cpu_kernels(settings) if exact and device.type == "cpu" else None,
+        kernels=_cpu_kernels(settings, architecture) if exact and device.type == "cpu" else None,
     )
 
 
@@ -192,12 +192,22 @@ def _has_groups(quantized: LinearFormat, architecture: Architecture) -> bool:
     return any(quantized.has(linear) and quantized.groups(linear) for linear in all_linears(architecture))
 
 
-def _cpu_kernels(settings: Settings) -> CpuKernels | None:
-    """Return the compiled kernels, or None and log why, and what that costs."""
-    if settings.kernels != "stock":
-        return choose_cpu_kernels()
-    _log.warning("kernels is stock: %s", WITHOUT_KERNELS)
-    return None
+def _cpu_kernels(settings: Settings, architecture: Architecture) -> CpuKernels | None:
+    """Return the compiled kernels, or None and log why, and what that costs.
+
+    Raises CheckpointError for a layer that they don't compute exactly.
+    """
+    if settings.kernels == "stock":
+        _log.warning("kernels is stock: %s", WITHOUT_KERNELS)
+        return None
+    kernels = choose_cpu_kernels()
+    inputs = max(inputs for _, inputs in linear_shapes(architecture).values())
+    if kernels is not None and inputs > MAX_INPUTS:
+        raise CheckpointError(
+            f"a linear layer has {inputs} inputs, and the CPU kernels' sums are exact for up to {MAX_INPUTS}; with "
+            f"kernels set to stock it is dequantized"
+        )
+    return kernels
 
 
 def _dequantized(dtype: torch.dtype, weight: LinearWeight) -> LinearWeight:
@@ -224,7 +234,7 @@ def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan
             if plan.quantized.has(linear):
                 plan.quantized.check_description(linear)
     # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
-    from llama_engine.model.transformers_reader import load_with_transformers, read_model_info
+    from llama_engine.model.transformers_reader import llama_around, load_with_transformers, read_model_info
 
     modules = load_with_transformers(str(headers.folder), headers.config, settings, plan.device, plan.dtype)
     model = llama_around(modules, headers.architecture, plan.tables)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -15,9 +16,13 @@ from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_engine.errors import CheckpointError
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.builder import assemble_llama
+from llama_engine.model.llama import Layer, Linear, Llama
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
-from llama_engine.model.tensor_names import EMBEDDING
+from llama_engine.model.rope import RopeTables
+from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.settings import Settings
 
 # Drop a warning at every 8-bit product of a model that isn't in float16.
@@ -59,6 +64,36 @@ def load_with_transformers(
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     return model
+
+
+def llama_around(model: PreTrainedModel, architecture: Architecture, tables: RopeTables) -> Llama:
+    """Return a Llama around the modules that transformers loaded, with their linear layers of any kind."""
+
+    def gain(name: str) -> torch.Tensor:
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.float() + architecture.gain_offset if architecture.gain_offset else weight
+
+    def layer(index: int) -> Layer:
+        prefix = layer_prefix(index)
+        norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
+        norms |= {field: gain(prefix + name) for field, (name, _) in layer_norms(architecture).items()}
+        linears = {
+            field: _side_by_side([model.get_submodule(prefix + part.name) for part in parts])
+            for field, parts in layer_linears(architecture).items()
+        }
+        return Layer(**norms, **linears)  # type: ignore[arg-type]  # the names are the fields
+
+    embedding = model.get_submodule(EMBEDDING).weight
+    assert isinstance(embedding, torch.Tensor)
+    layers = [layer(index) for index in range(architecture.layers)]
+    return assemble_llama(architecture, tables, embedding, layers, gain(NORM), model.get_submodule(HEAD))
+
+
+def _side_by_side(linears: Sequence[Linear]) -> Linear:
+    if len(linears) == 1:
+        return linears[0]
+    return lambda activations: torch.cat([linear(activations) for linear in linears], dim=-1)
 
 
 def read_model_info(model: PreTrainedModel) -> ModelInfo:

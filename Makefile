@@ -160,7 +160,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler
-# (CXX, else g++, c++ or clang++) each run prints a line, and the model runs on PyTorch's kernels.
+# (CXX, else g++, c++ or clang++) each run prints a line, and INT8 weights are dequantized.
 $(COMPILED): | $(INSTALLED)
 	@$(BIN)/python $(CPU_KERNELS)/build.py --optional --quiet
 

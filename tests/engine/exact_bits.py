@@ -194,9 +194,8 @@ def main() -> None:
     """Print what was compared; exit with 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mixes", type=int, required=True)
-    parser.add_argument("--kernels", default="auto")
     options = parser.parse_args()
-    checkpoint = replace(load("int8", kernels=options.kernels), max_model_len=128)
+    checkpoint = replace(load("int8"), max_model_len=128)
     bits = Bits(checkpoint, options.mixes)
     print(bits.describe())
     if bits.different:

@@ -80,7 +80,7 @@ def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def test_the_only_file_of_a_folder_is_served(embedded: Path) -> None:
-    assert load("checkpoint", model=str(embedded.parent), kernels="stock").info.linears == {"int8": 43}
+    assert load("checkpoint", model=str(embedded.parent), kernels="stock").info.linears == {"float32": 43}
 
 
 def test_several_files_in_a_folder_are_refused_by_name(tmp_path: Path) -> None:

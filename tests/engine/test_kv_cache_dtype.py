@@ -27,7 +27,6 @@ BOUNDS = {"bfloat16": 2e-2, "int8": 2e-2}
 
 @cache
 def _checkpoint(kernels: str, kv_cache_dtype: str) -> Checkpoint:
-    # No whole number of blocks of positions.
     # Two terms, so that the cache alone changes the logits by more than a little.
     checkpoint = load("int8", kernels=kernels, kv_cache_dtype=kv_cache_dtype, int8_terms="2")
     return replace(checkpoint, max_model_len=100)

@@ -83,7 +83,7 @@ def _context(config: PreTrainedConfig, architecture: Architecture) -> str:
 
 
 def _saved(saved: SavedTensors, config: PreTrainedConfig) -> str:
-    method, values = saved_quantization(config)[0], quantization_config(config) or {}
+    method, values = saved_quantization(config), quantization_config(config) or {}
     details = [f"{values['bits']} bits"] if "bits" in values else []
     details += [f"groups of {values['group_size']}"] if values.get("group_size") else []
     dtypes: Counter[str] = Counter()
@@ -100,7 +100,7 @@ def _served(checkpoint: Checkpoint) -> str:
     info = checkpoint.info
     linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(info.linears.items()))
     dtype = str(info.dtype).removeprefix("torch.")
-    now = saved_quantization(checkpoint.config)[0] == "none" and set(info.linears) - {dtype}
+    now = saved_quantization(checkpoint.config) == "none" and set(info.linears) - {dtype}
     start = "; quantized at each start" if now else ""
     return (
         f"{info.computation}; linear layers {linears}, everything else {dtype}{start}; "

@@ -128,11 +128,6 @@ def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> En
     if checkpoint.prepared is not None:
         _log.info("%s", checkpoint.prepared.describe())
     _log.info("%s", checkpoint.info.describe())
-    if checkpoint.info.threshold:
-        _log.warning(
-            "outlier threshold %g: a row's result depends on its batch; LLAMA_INT8_THRESHOLD=0 avoids that",
-            checkpoint.info.threshold,
-        )
     engine = Engine(checkpoint, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
     _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())

@@ -28,7 +28,7 @@ from llama_engine.kernels.cpu.build import (
     object_path,
 )
 from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
-from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, request_amx
+from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
 from llama_engine.model.activation_terms import ActivationTerms
@@ -38,24 +38,13 @@ from llama_engine.model.rope import RopeTables
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 
-def _runnable() -> list[str]:
-    """Return the instruction sets of this machine; AMX only where the kernel grants its registers."""
-    names = allowed_instruction_sets()
-    if "avx512-amx" in names:
-        try:
-            request_amx()
-        except OSError:
-            names.remove("avx512-amx")
-    return names
-
-
 def compiles(compiler: list[str], name: str) -> bool:
     """Return whether the compiler knows the options of an instruction set."""
     command = [*compiler, *INSTRUCTION_SETS[name], "-fsyntax-only", "-x", "c++", "/dev/null"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-RUNNABLE = _runnable()
+RUNNABLE = runnable_instruction_sets()
 if not RUNNABLE:
     pytest.skip("this CPU has no AVX2", allow_module_level=True)
 

@@ -9,7 +9,7 @@ from engine.int8_layers import AUTO, each_terms, random_rows, relative_error, ro
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import pack_layer, pack_linear
-from llama_engine.kernels.cpu.trial import run_linear
+from llama_engine.kernels.cpu.self_test import run_linear
 from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.model.weights import LinearWeight
 

@@ -181,7 +181,7 @@ def test_a_refusal_is_that_of_loading(original: Path, out: Path, capsys: pytest.
 
 def test_more_inputs_than_int32_sums_hold_are_refused_as_by_loading(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = save_small(tmp_path, tokenizer, hidden_size=16, num_hidden_layers=1, intermediate_size=133_000)
-    with pytest.raises(CheckpointError, match=r"16 x 133000 .* no exact product") as refused:
+    with pytest.raises(CheckpointError, match="a linear layer has 133000 inputs") as refused:
         load("int8", model=str(folder))
     with pytest.raises(CheckpointError) as described:
         _describe(folder, Settings(quantization="int8"))

@@ -80,7 +80,7 @@ class Engine:
         self.max_model_len = self.plan.shape.max_model_len
         shape = self.plan.shape
         self._model = checkpoint.runner(shape, self.plan.graphs)
-        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on", checkpoint.output_can_be_prefix)
+        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on")
         self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()

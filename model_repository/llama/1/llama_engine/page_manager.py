@@ -44,11 +44,11 @@ class CacheCounts:
 class PageManager:
     """Assigns the slots and pages of a KV cache to sequences. Not thread-safe, except for `num_available`."""
 
-    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool, with_output: bool = True) -> None:
-        """caching: whether pages are cached. with_output: whether those with generated tokens are, too."""
+    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool) -> None:
+        """caching: whether pages are cached."""
         self.page_size = shape.page_size
         self._shape, self._model = shape, model
-        self._caching, self._with_output = caching, with_output
+        self._caching = caching
         # Descending: pop() returns the lowest at first. Page numbers are 1 to `shape.pages`.
         self._free_slots = list(reversed(range(shape.slots)))
         self._free = list(range(shape.pages, NULL_PAGE, -1))
@@ -166,8 +166,7 @@ class PageManager:
 
     def cache_pages(self, sequence: Sequence) -> None:
         """Let other sequences match the full pages of a sequence. Call it when its next token proves them finite."""
-        tokens = sequence.num_cached if self._with_output else min(sequence.num_cached, sequence.num_prompt_tokens)
-        full = tokens // self.page_size
+        full = sequence.num_cached // self.page_size
         if not self._caching or sequence.num_cached_pages == full:
             return
         cached = sequence.num_cached_pages
@@ -213,8 +212,7 @@ class PageManager:
         if not self._caching:
             return 0
         # Cached pages have no hidden states, so that a prefix whose tokens get scores is computed again.
-        tokens = (sequence.scored_from or sequence.num_tokens) - 1
-        return (tokens if self._with_output else min(tokens, sequence.num_prompt_tokens)) // self.page_size
+        return ((sequence.scored_from or sequence.num_tokens) - 1) // self.page_size
 
     def _uncache(self, sequence: Sequence) -> None:
         """Let no sequence match the pages of a sequence any more."""

@@ -245,5 +245,4 @@ class Prefill:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"
         start = sequence.num_cached
         end = min(start + self._budget, sequence.num_tokens)
-        generated = max(end - max(start, sequence.num_prompt_tokens), 0)
-        return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end), generated)
+        return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end))

@@ -35,12 +35,12 @@ class ActivationTerms:
 
     outlier_ratio: float
 
-    def limit(self, inputs: int, largest: int = MAX_HIGH) -> float:
+    def limit(self, inputs: int) -> float:
         """Return the limit of a row's Σ high²: the row has two terms if its sum is greater than 0 and less than this.
 
-        inputs: of the linear layer. largest: magnitude of the row's largest high term.
+        inputs: of the linear layer.
         """
-        return largest**2 * inputs / self.outlier_ratio**2 if self.outlier_ratio else math.inf
+        return MAX_HIGH**2 * inputs / self.outlier_ratio**2 if self.outlier_ratio else math.inf
 
     def describe(self) -> str:
         """Return the rule in words, for the log and the metrics."""

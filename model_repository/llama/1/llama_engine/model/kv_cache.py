@@ -130,19 +130,17 @@ class KVCache:
             tensor[:, target] = tensor[:, source]
 
     def read(
-        self, layer: int, slot: int, length: int, end: int, dtype: torch.dtype, begin: int = 0
+        self, layer: int, slot: int, end: int, dtype: torch.dtype, begin: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of keys and values of a slot's positions [begin, end), [KV heads, end - begin, head dim] each.
 
-        Positions from `length` on are zeros. The copies are valid until the next call.
+        They are valid until the next call.
         """
         page = begin // self.shape.page_size
         first = page * self.shape.page_size
         pages = self.page_table[slot, page : self.shape.pages_of(end)]
         out = (None, None) if self._copies is None else self._copies[:, : len(pages)]
         keys, values = (states[begin - first : end - first] for states in self._pages(layer, pages, dtype, out))
-        if length < end:
-            keys[length - begin :], values[length - begin :] = 0, 0
         return keys.transpose(0, 1), values.transpose(0, 1)
 
     def gather(

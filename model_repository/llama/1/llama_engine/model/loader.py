@@ -66,15 +66,6 @@ class Checkpoint:
     attention: VarlenAttention | None = None
     is_loaded: bool = True
 
-    @property
-    def output_can_be_prefix(self) -> bool:
-        """Whether the KV cache of generated tokens can serve as a prompt's prefix.
-
-        In PyTorch a decode step's keys and values differ from a prefill's in the last bits; so with oneDNN's exact
-        product they can't.
-        """
-        return isinstance(self.model, CompiledLlama) or bool(self.info.bits_depend_on)
-
     def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", tokens: int | None = None) -> KVCacheShape:
         """Return the shape of a KV cache with `slots` slots. kv_cache_dtype: the setting.
 

@@ -18,7 +18,6 @@ from llama_engine.model.cpu_runner import CompiledLlama
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.rope import depends_on_length
-from llama_engine.model.torch_runner import ATTENTION_BLOCK
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
@@ -173,9 +172,8 @@ def _score_reserve(checkpoint: Checkpoint, settings: Settings) -> int:
     architecture, itemsize = checkpoint.architecture, checkpoint.info.dtype.itemsize
     if architecture.attention_softcap is None or isinstance(checkpoint.model, CompiledLlama):
         return 0
-    tokens = ATTENTION_BLOCK if checkpoint.info.device.type == "cpu" else settings.prefill_tokens
     positions = checkpoint.max_model_len
-    return architecture.heads * min(tokens, positions) * positions * (2 * itemsize + 4)
+    return architecture.heads * min(settings.prefill_tokens, positions) * positions * (2 * itemsize + 4)
 
 
 def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:

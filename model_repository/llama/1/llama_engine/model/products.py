@@ -1,21 +1,19 @@
-"""Chooses, once at load, the product of the linear layers, and loads a checkpoint's weights for it: `load_model`.
+"""Chooses how a checkpoint's linear layers are computed (`plan_load`), and loads its weights for that (`load_model`).
 
 | weights | product | a row's bits depend on |
 |---|---|---|
 | floats | PyTorch's | the batch |
-| INT8 on a CPU | the compiled kernels (`kernels.cpu`) where they are built and verify | its own request alone |
-| | else, or with `kernels` stock, oneDNN's (`onednn_int8`) where it verifies | its own request alone, in float32 |
-| INT8 on a GPU | bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | the batch, by the attention |
-| INT8 with an outlier threshold, nf4 | bitsandbytes' layers in transformers' modules | the batch |
-
-INT8 weights without an exact product are refused.
+| INT8 on a CPU | exact, by the compiled kernels (`kernels.cpu`) | its own request alone |
+| | without them, or with `kernels` stock: PyTorch's, of dequantized weights | the batch |
+| INT8 on a GPU | exact, by bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | the batch, by the attention |
+| INT8 with `int8_threshold`, nf4 | bitsandbytes' layers in transformers' modules | the batch |
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,19 +22,28 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.cpu.instruction_sets import WITHOUT_KERNELS, choose_cpu_kernels
+from llama_engine.kernels.cpu.library import CpuKernels
+from llama_engine.kernels.cpu.packing import MAX_INPUTS, linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
 from llama_engine.model.architecture import Architecture
-from llama_engine.model.builder import PackLinear, ReadWeights, build_llama, float_linear, llama_around
+from llama_engine.model.builder import (
+    ConvertingReader,
+    PackLinear,
+    ReadWeights,
+    build_llama,
+    float_linear,
+)
 from llama_engine.model.checkpoint_headers import CheckpointHeaders
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.formats.bitsandbytes_nf4 import BitsandbytesNf4
 from llama_engine.model.formats.detection import linear_format
 from llama_engine.model.formats.linear_format import LinearFormat
+from llama_engine.model.int8_rows import requantized
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_info import BATCH, ModelInfo
-from llama_engine.model.onednn_int8 import OneDnnPacker
 from llama_engine.model.precision import (
     choose_cache_dtype,
     choose_dtype,
@@ -45,10 +52,10 @@ from llama_engine.model.precision import (
     saved_quantization,
 )
 from llama_engine.model.rope import RopeTables, rope_tables
-from llama_engine.model.row_reader import RowReader
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.tensor_names import all_linears
 from llama_engine.model.weight_reader import WeightReader
+from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,16 +67,27 @@ Loaded = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
 """A model, its precision and size, and FlashAttention for a GPU; None uses PyTorch's attention."""
 
 
+class LinearLayers(NamedTuple):
+    """How the linear layers of a `Llama` are made.
+
+    convert: returns the weight that the layer holds, from the one that was read. pack: returns the layer of that
+    weight. product: description of the product of INT8 weights, for the log and the metrics; empty for floats.
+    """
+
+    convert: Callable[[LinearWeight], LinearWeight]
+    pack: PackLinear
+    product: str = ""
+
+
 class LoadPlan(NamedTuple):
     """How a checkpoint is served, with its headers checked.
 
     quantization, threshold: of `choose_quantization`. quantized: format of the linear layers. terms: activation terms
-    of INT8 products; on a GPU, the same for all rows. compiled_cache: dtype of the KV cache with which the compiled
-    kernels are verified; None: they aren't used.
+    of INT8 products; on a GPU, the same for all rows. kernels: the compiled kernels; None: PyTorch computes.
     """
 
     quantization: str
-    threshold: float | None
+    threshold: float
     dtype: torch.dtype
     device: torch.device
     terms: ActivationTerms
@@ -78,40 +96,37 @@ class LoadPlan(NamedTuple):
     tables: RopeTables
     attention: VarlenAttention | None
     elementwise: Elementwise
-    compiled_cache: torch.dtype | None
+    kernels: CpuKernels | None
 
     @property
     def by_transformers(self) -> bool:
         """Whether transformers' modules hold the weights."""
-        return self.quantization == "nf4" or bool(self.threshold)
+        return self.quantization == "nf4" or self.threshold > 0
 
     @property
-    def exact_int8(self) -> bool:
-        """Whether the linear layers are exact INT8 products."""
+    def reads_int8(self) -> bool:
+        """Whether `reader` returns INT8 weights: for exact products, or to dequantize them."""
         return self.quantization == "int8" and not self.threshold
 
-    def packer(self) -> PackLinear:
-        """Return what packs a `Llama`'s linear layers; raises CheckpointError for a shape without an exact product."""
-        if not self.exact_int8:
-            return float_linear
+    def linear_layers(self) -> LinearLayers:
+        """Return how a `Llama`'s linear layers are made; theirs raise CheckpointError without an exact product."""
+        if not self.reads_int8:
+            return LinearLayers(lambda weight: weight, float_linear)
         if self.device.type == "cpu":
-            return OneDnnPacker(self.terms)
+            name = str(self.dtype).removeprefix("torch.")
+            return LinearLayers(partial(_dequantized, self.dtype), float_linear, f"INT8 weights dequantized to {name}")
         # Imported here because importing bitsandbytes takes 2 s.
         from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
-        return partial(exact_int8_linear, terms=_gpu_terms(self.terms), elementwise=self.elementwise)
+        pack = partial(exact_int8_linear, terms=_gpu_terms(self.terms), elementwise=self.elementwise)
+        return LinearLayers(requantized, pack, f"exact INT8, {self.terms.describe()}, bitsandbytes")
 
     def info(self, linears: Mapping[str, int], weight_bytes: int, model: Llama | CompiledLlama) -> ModelInfo:
         """Return the info of a model with these weights."""
-        product, bits_depend_on = "", BATCH
         if isinstance(model, CompiledLlama):
             product, bits_depend_on = model.describe(), ""
-        elif self.exact_int8 and self.device.type == "cuda":
-            product = f"exact INT8, {self.terms.describe()}, bitsandbytes"
-        elif self.exact_int8:
-            product = OneDnnPacker(self.terms).describe()
-            # torch computes everything else in the dtype; only in float32 is that independent of the batch.
-            bits_depend_on = "" if self.dtype == torch.float32 else BATCH
+        else:
+            product, bits_depend_on = self.linear_layers().product, BATCH
         return ModelInfo(dict(linears), weight_bytes, self.dtype, self.device, self.threshold, product, bits_depend_on)
 
 
@@ -120,19 +135,19 @@ def load_model(
 ) -> Loaded:
     """Load a checkpoint's weights for the product that the table above lists.
 
-    Raises CheckpointError for incompatible settings and for INT8 weights without an exact product. Exceptions of the
-    libraries are passed on.
+    Raises CheckpointError for incompatible settings, and on a GPU for INT8 weights without an exact product. Exceptions
+    of the libraries are passed on.
     """
     plan = plan_load(name, headers, settings, device, max_model_len)
     if plan.by_transformers:
         return _load_with_transformers(headers, settings, plan)
     architecture, tables, read = headers.architecture, plan.tables, ReadWeights()
-    model: Llama | CompiledLlama | None = None
-    if plan.compiled_cache is not None:
-        model = build_compiled_llama(plan.reader, architecture, tables, plan.terms, plan.compiled_cache, read)
-    if model is None:
-        reader = RowReader(plan.reader) if plan.exact_int8 else plan.reader
-        llama = build_llama(reader, architecture, tables, plan.packer(), read)
+    model: Llama | CompiledLlama
+    if plan.kernels is not None:
+        model = build_compiled_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
+    else:
+        linears = plan.linear_layers()
+        llama = build_llama(ConvertingReader(plan.reader, linears.convert), architecture, tables, linears.pack, read)
         model = replace(llama, rotary=plan.elementwise.rotary)
     _return_freed_memory()
     return model, plan.info(read.linears, read.bytes, model), plan.attention
@@ -156,7 +171,8 @@ def plan_load(
         # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
         terms = TWO_TERMS
     exact = int8 and not threshold
-    compiled = exact and device.type == "cpu" and settings.kernels != "stock"
+    if exact and device.type == "cuda" and quantized is not None and _has_groups(quantized, architecture):
+        _log.warning("linear layers in groups of columns are rounded to INT8 rows")
     return LoadPlan(
         quantization=quantization,
         threshold=threshold,
@@ -168,8 +184,35 @@ def plan_load(
         tables=rope_tables(config, architecture, max_model_len),
         attention=_gpu_attention(architecture, settings, device, dtype),
         elementwise=_gpu_elementwise(architecture, settings, device, dtype, _gpu_terms(terms) if exact else None),
-        compiled_cache=choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=dtype) if compiled else None,
+        kernels=_cpu_kernels(settings, architecture) if exact and device.type == "cpu" else None,
     )
+
+
+def _has_groups(quantized: LinearFormat, architecture: Architecture) -> bool:
+    return any(quantized.has(linear) and quantized.groups(linear) for linear in all_linears(architecture))
+
+
+def _cpu_kernels(settings: Settings, architecture: Architecture) -> CpuKernels | None:
+    """Return the compiled kernels, or None and log why, and what that costs.
+
+    Raises CheckpointError for a layer that they don't compute exactly.
+    """
+    if settings.kernels == "stock":
+        _log.warning("kernels is stock: %s", WITHOUT_KERNELS)
+        return None
+    kernels = choose_cpu_kernels()
+    inputs = max(inputs for _, inputs in linear_shapes(architecture).values())
+    if kernels is not None and inputs > MAX_INPUTS:
+        raise CheckpointError(
+            f"a linear layer has {inputs} inputs, and the CPU kernels' sums are exact for up to {MAX_INPUTS}; with "
+            f"kernels set to stock it is dequantized"
+        )
+    return kernels
+
+
+def _dequantized(dtype: torch.dtype, weight: LinearWeight) -> LinearWeight:
+    """Return an INT8 weight in floats."""
+    return LinearWeight(weight.dequantized().to(dtype), bias=weight.bias)
 
 
 def _gpu_terms(terms: ActivationTerms) -> int:
@@ -179,7 +222,7 @@ def _gpu_terms(terms: ActivationTerms) -> int:
 
 def _saved_format(saved: SavedTensors, config: PreTrainedConfig, int8: bool) -> LinearFormat | None:
     """Return the format in which the checkpoint's linear layers are read; None is floats. int8: serve INT8."""
-    if saved_quantization(config)[0] == "nf4":
+    if saved_quantization(config) == "nf4":
         return BitsandbytesNf4(saved)
     return linear_format(saved, quantization_config(config)) if int8 else None
 
@@ -191,7 +234,7 @@ def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan
             if plan.quantized.has(linear):
                 plan.quantized.check_description(linear)
     # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
-    from llama_engine.model.transformers_reader import load_with_transformers, read_model_info
+    from llama_engine.model.transformers_reader import llama_around, load_with_transformers, read_model_info
 
     modules = load_with_transformers(str(headers.folder), headers.config, settings, plan.device, plan.dtype)
     model = llama_around(modules, headers.architecture, plan.tables)

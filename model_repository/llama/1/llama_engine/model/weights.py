@@ -63,8 +63,8 @@ class LinearWeight:
         """Return W [out, in], float32, with its columns in the order of the inputs."""
         if self.scales is None:
             return self.weight.float()
-        groups = self.weight.float().view(len(self.weight), -1, self.group_size or self.weight.shape[1])
-        result = groups * self.scales.view(len(self.weight), -1, 1)
+        result = self.weight.float().view(len(self.weight), -1, self.group_size or self.weight.shape[1])
+        result *= self.scales.view(len(self.weight), -1, 1)
         if self.offsets is not None:
             result += self.offsets[:, :, None]
         result = result.view(self.weight.shape)

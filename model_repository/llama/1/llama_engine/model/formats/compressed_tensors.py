@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.model.formats.activation_scales import activation_scales, log_activation_scales
 from llama_engine.model.formats.compressed_tensors_config import weight_options
 from llama_engine.model.formats.fp8 import Fp8, read_block
 from llama_engine.model.formats.grouped_integers import (
@@ -30,7 +29,7 @@ from llama_engine.model.formats.grouped_integers import (
 )
 from llama_engine.model.formats.linear_format import FLOATS, Expected, Groups
 from llama_engine.model.formats.packed_integers import BITS, packed_length, unpack
-from llama_engine.model.formats.scales import read_scales
+from llama_engine.model.formats.scales import activation_scales, log_activation_scales, read_scales
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.tensor_names import SavedLinear
 from llama_engine.model.weights import LinearWeight

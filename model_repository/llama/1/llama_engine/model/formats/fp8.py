@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.model.formats.activation_scales import activation_scales, log_activation_scales
 from llama_engine.model.formats.linear_format import FLOATS, Expected, Groups
-from llama_engine.model.formats.scales import read_scales
+from llama_engine.model.formats.scales import activation_scales, log_activation_scales, read_scales
 from llama_engine.model.int8_rows import quantize_rows
 from llama_engine.model.row_blocks import for_each_block, row_blocks
 from llama_engine.model.saved_tensors import SavedTensors

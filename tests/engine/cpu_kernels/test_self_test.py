@@ -1,15 +1,13 @@
 """The CPU kernels that a model uses: the fastest that are allowed, built, and correct on this machine."""
 
 import ctypes
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, compiles, kernels, llama_of
-from engine.int8_layers import TERMS
-from llama_engine.kernels.cpu import instruction_sets, trial
+from engine.cpu_kernels.models import RUNNABLE, compiles, kernels
+from llama_engine.kernels.cpu import instruction_sets
 from llama_engine.kernels.cpu.build import (
     INSTRUCTION_SETS,
     SCRIPT,
@@ -18,16 +16,14 @@ from llama_engine.kernels.cpu.build import (
     find_compiler,
     object_path,
 )
-from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets
-from llama_engine.kernels.cpu.library import CpuKernels, openmp_runtimes
-from llama_engine.kernels.cpu.packing import linear_shapes, padded
+from llama_engine.kernels.cpu.forward import CACHE_TYPES
+from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
+from llama_engine.kernels.cpu.library import openmp_runtimes
+from llama_engine.kernels.cpu.self_test import self_test
 from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
-from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
-
-DISTINCT = llama_of(100, 3, 3, 20, 150, 200, 0.2)
-"""Five linear layers of different shapes."""
+WITHOUT = "INT8 weights are dequantized: steps are slower, and a request's bits depend on its batch"
 
 
 @pytest.fixture
@@ -45,14 +41,8 @@ def _uncapped(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
 
 
-each_cache = pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-
-
-@each_cache
-def test_the_fastest_instruction_set_is_chosen(
-    built: Path, cache: torch.dtype, caplog: pytest.LogCaptureFixture
-) -> None:
-    chosen = choose_cpu_kernels(PLAIN, cache, built)
+def test_the_fastest_instruction_set_is_chosen(built: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chosen = choose_cpu_kernels(built)
     assert chosen is not None
     assert chosen.name == RUNNABLE[0]
     assert not caplog.messages
@@ -92,22 +82,26 @@ def test_an_instruction_set_needs_all_its_flags(
 
 def test_a_cpu_without_avx2_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: {"sse4_2"})
-    assert choose_cpu_kernels(PLAIN, torch.float32) is None
-    assert len(caplog.messages) == 1
-    assert "they need AVX2 and FMA" in caplog.messages[0]
+    assert choose_cpu_kernels() is None
+    (message,) = caplog.messages
+    assert message.startswith("no CPU kernels (they need AVX2 and FMA, ")
+    assert message.endswith(WITHOUT)
 
 
-def test_objects_that_are_not_built_give_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_cpu_kernels(PLAIN, torch.float32, tmp_path) is None
+def test_without_objects_one_line_names_the_package_and_the_cost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose_cpu_kernels(tmp_path) is None
+    reasons = "; ".join(f"{name}: not compiled" for name in allowed_instruction_sets())
     assert caplog.messages == [
-        f"the CPU kernels aren't built for {allowed_instruction_sets()[0]}: run python3 {SCRIPT}"
+        f"no CPU kernels ({reasons}); install a C++ compiler (Debian's package g++) and run python3 {SCRIPT}. {WITHOUT}"
     ]
 
 
 def test_an_object_of_other_sources_is_not_loaded(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INSTRUCTION_SETS, "avx2", ("-mavx2", "-mfma", "-DCHANGED"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert choose_cpu_kernels(PLAIN, torch.float32, built) is None
+    assert choose_cpu_kernels(built) is None
 
 
 def _truncate(size: int) -> Callable[[Path], object]:
@@ -136,10 +130,10 @@ ZEROS = " ".join(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        *[(_truncate(size), "for {} can't be used: OSError") for size in (0, 10, 2000, -1)],
+        *[(_truncate(size), "{}: OSError: ") for size in (0, 10, 2000, -1)],
         (_compile(ZEROS + ' extern "C" long scratch_stride(long, int) { return 1; }'),
-         "RuntimeError: the product of 128 inputs with one term isn't exact"),
-        (_compile("int x;"), "AttributeError"),
+         "{}: RuntimeError: a product isn't exact"),
+        (_compile("int x;"), "{}: AttributeError: "),
     ],
     ids=["empty", "10 bytes", "2000 bytes", "cut", "zeros", "no functions"],
 )  # fmt: skip
@@ -147,60 +141,43 @@ def test_a_damaged_or_wrong_object_falls_back_to_the_next_with_one_line(
     built: Path, damage: Callable[[Path], object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(object_path(RUNNABLE[0], built))
-    chosen = choose_cpu_kernels(PLAIN, torch.float32, built)
+    chosen = choose_cpu_kernels(built)
     assert (chosen.name if chosen else None) == (RUNNABLE[1] if len(RUNNABLE) > 1 else None)
     assert len(caplog.messages) == 1
     assert reason.format(RUNNABLE[0]) in caplog.messages[0]
 
 
-def _after_each_product(
-    chosen: CpuKernels, monkeypatch: pytest.MonkeyPatch, action: Callable[[int, torch.Tensor], None]
-) -> list[tuple[int, float]]:
-    """Call an action with the number and the result of each product; return the inputs and limits of those so far."""
-    linear, products = chosen.linear, list[tuple[int, float]]()
+def test_one_wrong_bit_of_a_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = kernels(RUNNABLE[0])
+    linear = chosen.linear
 
-    def watched(matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
+    def spoiled(matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
         linear(matrix, quantized, x, y)
-        products.append((quantized.inputs, quantized.limit))
-        action(len(products) - 1, y)
+        y[-1, 5] = y[-1, 5].nextafter(torch.tensor(torch.inf))
 
-    monkeypatch.setattr(chosen, "linear", watched)
-    return products
-
-
-def test_one_wrong_bit_in_one_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, faulty = kernels(RUNNABLE[0]), -1
-
-    def spoil(number: int, y: torch.Tensor) -> None:
-        if number == faulty:
-            y[-1, 5] = y[-1, 5].nextafter(torch.tensor(torch.inf))
-
-    products = _after_each_product(chosen, monkeypatch, spoil)
-    trial.verify(chosen, DISTINCT, torch.float32)
-    every = list(products)
-    widths = [*(inputs for _, inputs in set(linear_shapes(DISTINCT).values())), *(1024 for _ in trial.GROUPS)]
-    assert sorted(every) == sorted((padded(n), terms.limit(n)) for n in widths for terms in TERMS.values())
-    names = {(padded(n), terms.limit(n)): terms.describe() for n in widths for terms in TERMS.values()}
-    for faulty in range(len(every)):
-        products.clear()
-        with pytest.raises(RuntimeError, match=f"with {re.escape(names[every[faulty]])} isn't exact"):
-            trial.verify(chosen, DISTINCT, torch.float32)
-        assert products == every[: faulty + 1]
+    monkeypatch.setattr(chosen, "linear", spoiled)
+    with pytest.raises(RuntimeError, match=r"^a product isn't exact$"):
+        self_test(chosen)
 
 
-@each_cache
-def test_attention_that_is_wrong_or_not_finite_is_refused(cache: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", CACHE_TYPES.values())
+def test_attention_that_is_wrong_or_not_finite_is_refused(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = kernels(RUNNABLE[0])
     attention = chosen.attention
 
+    def skipped(model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        if model.cache_type != kind:
+            attention(model, layer, slots, positions)
+
     def spoiled(model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
         attention(model, layer, slots, positions)
-        ctypes.memset(model.attended, 0xFF, 4)  # the first float: NaN
+        if model.cache_type == kind:
+            ctypes.memset(model.attended, 0xFF, 4)  # the first float: NaN
 
-    for wrong, percent in ((lambda *_: None, r"100\.0"), (spoiled, "nan")):
+    for wrong, percent in ((skipped, r"100\.0"), (spoiled, "nan")):
         monkeypatch.setattr(chosen, "attention", wrong)
-        with pytest.raises(RuntimeError, match=f"the attention is wrong by {percent}% of the largest value"):
-            trial.verify(chosen, PLAIN, cache)
+        with pytest.raises(RuntimeError, match=f"^the attention is wrong by {percent}% of the largest value$"):
+            self_test(chosen)
 
 
 @pytest.mark.skipif("amx_int8" in instruction_sets.cpu_flags(), reason="this CPU has AMX")

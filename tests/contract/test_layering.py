@@ -46,8 +46,8 @@ TRANSFORMERS = {"huggingface_hub"}
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
 
-# gguf is optional, too: imported for the types of GGUF's tensors that the engine doesn't unpack itself.
-USES_GGUF = {"model.gguf.blocks"}
+# gguf is optional, too: imported for GGUF files.
+USES_GGUF = {"model.gguf.blocks", "model.gguf.header", "model.gguf.tensors"}
 
 # Its import takes seconds: only what a checkpoint without it doesn't import.
 USES_BITSANDBYTES = {"kernels.gpu.exact_int8", "model.transformers_reader"}

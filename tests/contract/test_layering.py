@@ -28,7 +28,7 @@ PACKAGES = {
 LAYERS = (
     *("errors", "settings", "text.stop_checker", "model.config_bounds", "model.kv_cache", "model.row_blocks"),
     *("model.int8_rows", "model.cpu_runner", "model.formats.linear_format", "model.formats.detection"),
-    *("model.weight_sizes", "model.checkpoint_headers", "model.description", "api.receipt"),
+    *("model.checkpoint_headers", "model.description", "api.receipt"),
     *("api.request_parser",),
     *("events", "sequence", "block_manager", "kv_slots", "sampling.sampler", "slot_batch", "decode_step"),
     *("verification", "prefill", "receipt_origin"),

@@ -1,19 +1,27 @@
-"""What loading a checkpoint would give, from its headers alone: `describe_model` instead of `products.load_model`."""
+"""What loading a checkpoint would give, from its plan and the shapes in its headers: `describe_model`."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 
-from llama_engine.model.builder import PackLinear, Reader, ReadWeights, build_llama, float_linear
+from llama_engine.model.architecture import Architecture
+from llama_engine.model.builder import float_linear
 from llama_engine.model.checkpoint_headers import CheckpointHeaders
 from llama_engine.model.cpu_runner import compiled_without_weights
-from llama_engine.model.llama import Linear
-from llama_engine.model.onednn_int8 import OneDnnPacker
-from llama_engine.model.products import Loaded, plan_load
-from llama_engine.model.row_reader import RowReader
-from llama_engine.model.weight_sizes import HeaderReader, module_sizes
+from llama_engine.model.llama import Llama
+from llama_engine.model.products import Loaded, LoadPlan, plan_load
+from llama_engine.model.tensor_names import HEAD, SavedLinear, layer_linears, layer_norms, layer_prefix
 from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
+
+_NF4_BLOCK = 64
+"""Weights that share a scale in bitsandbytes' NF4. Saved scales can be smaller than these, in float32."""
+
+_FUSED = {"query_key_value": 3, "gate_up": 2}
+"""The number of linear layers in a field of `LayerWeights`; else 1."""
 
 
 def describe_model(
@@ -21,33 +29,58 @@ def describe_model(
 ) -> Loaded:
     """Return a model without weights, the info of the loaded one, and its attention on a GPU.
 
-    Products are verified as when a model is loaded. Raises CheckpointError as `load_model` does.
+    Raises CheckpointError as `load_model` does, except for invalid contents of the weights.
     """
     plan = plan_load(name, headers, settings, device, max_model_len)
-    architecture, tables, read = headers.architecture, plan.tables, ReadWeights()
+    architecture, tables = headers.architecture, plan.tables
     compiled = None
     if plan.compiled_cache is not None:
         compiled = compiled_without_weights(architecture, tables, plan.terms, plan.compiled_cache)
-    reader: Reader = HeaderReader(architecture, plan.dtype, plan.quantized, plan.exact_int8)
-    pack: PackLinear = float_linear
-    if compiled is None and plan.exact_int8:
-        reader, pack = RowReader(reader), _without_contents(plan.packer())
-    # Counts the weights for compiled kernels, too.
-    llama = build_llama(reader, architecture, tables, pack, read)
-    model = compiled or llama
-    linears, size = read.linears, read.bytes
-    if plan.by_transformers:
-        linears, size = module_sizes(headers.saved, architecture, plan.dtype, plan.quantization, plan.quantized)
+    linears, size = _planned_weights(plan, architecture, takes_groups=compiled is not None)
+    nothing = torch.empty(0)
+    model = compiled or Llama(architecture, nothing, [], nothing, float_linear(LinearWeight(nothing)), tables)
     return model, plan.info(linears, size, model), plan.attention
 
 
-def _without_contents(pack: PackLinear) -> PackLinear:
-    """Return a function that refuses what `pack` does; oneDNN's can't pack weights without contents."""
-    if not isinstance(pack, OneDnnPacker):
-        return pack
+def _planned_weights(plan: LoadPlan, architecture: Architecture, takes_groups: bool) -> tuple[Counter[str], int]:
+    """Return the number of linear layers by weight dtype, and the bytes of all weights.
 
-    def check(weight: LinearWeight) -> Linear:
-        pack.check(weight)
-        return float_linear(weight)
+    takes_groups: whether the products take groups of columns; else these become INT8 rows.
+    """
+    linears: Counter[str] = Counter()
+    shape, itemsize = (architecture.vocabulary, architecture.hidden), plan.dtype.itemsize
+    size = itemsize * shape[0] * shape[1]
+    gain = 4 if architecture.gain_offset else itemsize
+    size += gain * (shape[1] + architecture.layers * sum(count for _, count in layer_norms(architecture).values()))
+    for index in range(architecture.layers):
+        for field, parts in layer_linears(architecture).items():
+            named = [part.named(layer_prefix(index)) for part in parts]
+            kind, count = _linear(plan, plan.quantization, named, takes_groups)
+            linears[kind] += _FUSED.get(field, 1)
+            size += count
+    in_floats = plan.by_transformers or plan.quantization == "none"
+    kind, count = _linear(plan, "none" if in_floats else "int8", [SavedLinear(HEAD, shape)], takes_groups)
+    linears[kind] += 1
+    # A tied head in floats is the embedding.
+    return linears, size if in_floats and architecture.tied else size + count
 
-    return check
+
+def _linear(plan: LoadPlan, quantization: str, parts: Sequence[SavedLinear], takes_groups: bool) -> tuple[str, int]:
+    """Return weight dtype and bytes of the linear layer in which these are fused. quantization: as it is served."""
+    rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    weights, biases = rows * columns, plan.dtype.itemsize * sum(part.shape[0] for part in parts if part.bias)
+    if quantization == "none":
+        return str(plan.dtype).removeprefix("torch."), weights * plan.dtype.itemsize + biases
+    if quantization == "nf4":
+        return "nf4", weights // 2 + 4 * weights // _NF4_BLOCK + biases
+    quantized = plan.quantized
+    formats = [quantized.groups(part) if quantized is not None and quantized.has(part) else None for part in parts]
+    groups = [group for group in formats if group is not None] if takes_groups else []
+    if not groups:
+        return "int8", weights + 4 * rows + biases
+    # Of parts that differ, the widest integers and the smallest groups.
+    bits = max(8 if group is None else group.bits for group in formats)
+    scales = 4 * weights // min(group.size for group in groups)
+    offsets = scales if any(group.has_offsets for group in groups) else 0
+    order = 8 * columns if any(group.has_order for group in groups) else 0
+    return f"int{bits}", weights * bits // 8 + scales + offsets + order + biases

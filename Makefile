@@ -22,7 +22,6 @@ TEXT ?=
 BENCH ?=
 TUNE ?=
 QUALITY ?=
-PREPARE ?=
 WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
@@ -64,9 +63,9 @@ serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_POR
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)' \
 	  $(if $(OPENAI_PORT),--openai-port '$(OPENAI_PORT)')
 
-prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
+prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION)
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a checkpoint in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
-	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
+	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)')
 
 inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why not: make inspect MODEL=<path or hub id> (REVISION, LLAMA_* settings)
 	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')
@@ -161,7 +160,7 @@ clean: ## remove the virtual environment, compiled kernels and leftovers of test
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,guided,gguf,local,prepare,openai,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,guided,gguf,local,openai,dev]'
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler

@@ -20,8 +20,8 @@ from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, Unavailable
 from llama_engine.model import checkpoint_digest
+from llama_engine.model.checkpoint_digest import sha256_of
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.manifest import Manifest, PreparedFile, Source, sha256_of
 
 INPUTS = {"input_ids": [300, 400, 500], "max_tokens": 4, "min_tokens": 4, "receipt": True}
 
@@ -192,16 +192,6 @@ def test_the_digest_is_of_the_files_that_determine_tokens(engine: Engine, tmp_pa
     assert _digest_of(folder) != first
 
 
-def test_a_manifests_hashes_take_the_place_of_its_files(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text("{}")
-    from_file = checkpoint_digest.CheckpointDigest([path], None).wait(60)
-    files = {path.name: PreparedFile(2, sha256_of(path, lambda _: None))}
-    path.unlink()
-    manifest = Manifest(Source("folder", "", "", None), {}, {}, "", files)
-    assert checkpoint_digest.CheckpointDigest([path], manifest).wait(0) == from_file
-
-
 def test_a_file_that_cannot_be_read_is_one_clear_error(engine: Engine, tmp_path: Path) -> None:
     folder = save_small(tmp_path / "model", engine.tokenizer)
     small = engine_of(load("int8", model=str(folder)), 1)
@@ -218,9 +208,9 @@ def test_a_request_does_not_wait_long_for_the_digest(engine: Engine, tmp_path: P
     read, folder = threading.Event(), save_small(tmp_path / "model", engine.tokenizer)
     small = engine_of(load("int8", model=str(folder)), 1)
 
-    def slow(path: Path, progress: Callable[[int], object]) -> str:
+    def slow(path: Path) -> str:
         read.wait(60)
-        return sha256_of(path, progress)
+        return sha256_of(path)
 
     with patch.object(checkpoint_digest, "sha256_of", slow):
         with patch.object(receipt_origin, "DIGEST_SECONDS", 0.0), pytest.raises(Unavailable, match="try again later"):

@@ -14,7 +14,7 @@ from llama_engine.model.rope import depends_on_length
 from llama_engine.settings import Settings
 
 DIGEST_SECONDS = 1.0
-"""Seconds that a request waits for the digest of a checkpoint without a manifest; a retry finds it."""
+"""Seconds that a request waits for the digest of a checkpoint; a retry finds it."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from llama_engine.model.checkpoint_files import JSON_FILES, weight_files
-from llama_engine.model.manifest import Manifest, sha256_of
 
 
 def checkpoint_files(folder: Path, gguf: Path | None) -> list[Path]:
@@ -20,15 +19,12 @@ def checkpoint_files(folder: Path, gguf: Path | None) -> list[Path]:
 
 
 class CheckpointDigest:
-    """The digest of a checkpoint. Without a manifest its files are read in a thread, when it is first needed."""
+    """The digest of a checkpoint. Its files are read in a thread, when it is first needed."""
 
-    def __init__(self, files: list[Path], manifest: Manifest | None) -> None:
+    def __init__(self, files: list[Path]) -> None:
         self._files = files
         self._lock = threading.Lock()
         self._digest: Future[str] | None = None
-        if manifest is not None:
-            self._digest = Future()
-            self._digest.set_result(_digest({name: file.sha256 for name, file in manifest.files.items()}))
 
     def wait(self, seconds: float) -> str:
         """Return the digest, in hexadecimal. The call that starts the reading waits, others return at once.
@@ -46,9 +42,15 @@ class CheckpointDigest:
 
     def _read(self, digest: Future[str]) -> None:
         try:
-            digest.set_result(_digest({path.name: sha256_of(path, lambda _: None) for path in self._files}))
+            digest.set_result(_digest({path.name: sha256_of(path) for path in self._files}))
         except BaseException as error:  # noqa: BLE001 - any failure: a request waits for it
             digest.set_exception(error)
+
+
+def sha256_of(path: Path) -> str:
+    """Return a file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(hashes: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.checkpoints import save_small
+from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import load
 from llama_engine.errors import CheckpointError
 from llama_engine.model.checkpoint_headers import read_checkpoint_headers
@@ -125,6 +126,7 @@ def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytes
 def test_the_settings_are_those_of_the_environment(
     original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    needs_compiled_kernels()
     monkeypatch.setenv("LLAMA_QUANTIZATION", "int8")
     monkeypatch.setenv("LLAMA_SLOTS", "3")
     assert main([str(original)]) == 0

@@ -125,8 +125,6 @@ class TritonPythonModel:
 def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> Engine:
     """Load the checkpoint and warm the engine up; log the model, the memory plan and the defaults."""
     checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu))
-    if checkpoint.prepared is not None:
-        _log.info("%s", checkpoint.prepared.describe())
     _log.info("%s", checkpoint.info.describe())
     engine = Engine(checkpoint, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())

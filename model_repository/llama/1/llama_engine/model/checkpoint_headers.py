@@ -46,4 +46,4 @@ def read_checkpoint_headers(folder: Path, name: str) -> CheckpointHeaders:
     check_heads(config, f"{name}: its metadata")
     # Its norms are saved with Gemma's 1 added.
     architecture = replace(read_architecture(config, name), gain_offset=0.0)
-    return CheckpointHeaders(config, architecture, GgufTensors(file), file)
+    return CheckpointHeaders(config, architecture, GgufTensors(file, architecture), file)

@@ -26,7 +26,6 @@ from llama_engine.model.gguf.tokenizer import read_gguf_tokenizer
 from llama_engine.model.hub import resolve_folder
 from llama_engine.model.kv_cache import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
-from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
@@ -49,9 +48,9 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 class Checkpoint:
     """A loaded checkpoint; several engines may share one.
 
-    name: path or hub id. max_model_len: maximum tokens of prompt + completion. prepared: the manifest of a prepared
-    checkpoint, else None. attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU.
-    is_loaded: whether the model has its weights; without them, only its sizes are known.
+    name: path or hub id. max_model_len: maximum tokens of prompt + completion. attention: FlashAttention on a GPU; None
+    uses PyTorch's attention, with masks on a GPU. is_loaded: whether the model has its weights; without them, only its
+    sizes are known.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Checkpoint:
     generation_config: GenerationConfig
     max_model_len: int
     info: ModelInfo
-    prepared: Manifest | None
     attention: VarlenAttention | None = None
     is_loaded: bool = True
 
@@ -109,13 +107,12 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
     show_progress: show the progress bars of transformers and downloads.
     """
     name = resolve_name(settings.model)
-    manifest = verified_manifest(Path(name), settings.revision)
     if device.type == "cuda":
         # Otherwise every instance creates a CUDA context on the first GPU, which no memory plan includes.
         torch.cuda.set_device(device)
     with loading(name, show_progress):
         folder = resolve_folder(name, settings.revision, show_progress)
-        return _load_files(name, read_checkpoint_headers(folder, name), settings, device, manifest)
+        return _load_files(name, read_checkpoint_headers(folder, name), settings, device)
 
 
 def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device) -> Checkpoint:
@@ -123,9 +120,8 @@ def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Setting
 
     Raises CheckpointError where that would, except for invalid contents of the weights.
     """
-    manifest = verified_manifest(Path(name), settings.revision)
     with loading(name):
-        return _load_files(name, headers, settings, device, manifest, describe_model)
+        return _load_files(name, headers, settings, device, describe_model)
 
 
 @contextmanager
@@ -169,7 +165,6 @@ def _load_files(
     headers: CheckpointHeaders,
     settings: Settings,
     device: torch.device,
-    manifest: Manifest | None,
     load: Callable[[str, CheckpointHeaders, Settings, torch.device, int], Loaded] = load_model,
 ) -> Checkpoint:
     """Load config, tokenizer and model from their files. Raises CheckpointError and exceptions of the libraries."""
@@ -188,7 +183,6 @@ def _load_files(
         generation_config=_generation_config(folder, config),
         max_model_len=max_model_len,
         info=info,
-        prepared=manifest,
         attention=attention,
         is_loaded=load is load_model,
     )

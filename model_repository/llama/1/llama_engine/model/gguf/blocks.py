@@ -1,4 +1,4 @@
-"""The blocks of GGUF's quantized types: as integers in groups of 32 without rounding, and as floats.
+"""The blocks of GGUF's quantized types: as integers in groups of 32, and, by the package gguf, as floats.
 
 Layouts: `block_q8_0`, `block_q4_0`, `block_q4_1` and `block_q4_K` in ggml-common.h.
 """
@@ -83,28 +83,20 @@ def grouped(data: torch.Tensor, kind: BlockType) -> LinearWeight:
 
 def dequantized(data: torch.Tensor, kind: BlockType) -> torch.Tensor:
     """Return rows as float32. data: uint8 [rows, bytes]. Raises CheckpointError for a type that isn't supported."""
-    if kind.name in _AS_SAVED:
-        return grouped(data, kind).dequantized()
-    return _by_package(data, kind)
+    # Imported here because the package is optional; without it, `read_gguf` has refused the file.
+    from gguf import GGMLQuantizationType, dequantize
 
-
-def check_type(kind: BlockType) -> None:
-    """Raise CheckpointError if `dequantized` doesn't support a type, or needs the package gguf for it."""
-    dequantized(torch.zeros(1, kind.bytes, dtype=torch.uint8), kind)
-
-
-def _by_package(data: torch.Tensor, kind: BlockType) -> torch.Tensor:
-    try:
-        # Imported here because only these types need it, and it is optional.
-        from gguf import GGMLQuantizationType, dequantize
-    except ImportError as error:
-        raise CheckpointError(f"serving type {kind.name} needs the package gguf (pip install gguf)") from error
     # Invalid scales become infinite or NaN, without a warning for each.
     with np.errstate(all="ignore"):
         try:
             return torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType[kind.name]))
-        except (NotImplementedError, KeyError) as error:
+        except NotImplementedError as error:
             raise CheckpointError(f"type {kind.name} isn't supported") from error
+
+
+def check_type(kind: BlockType) -> None:
+    """Raise CheckpointError if `dequantized` doesn't support a type."""
+    dequantized(torch.zeros(1, kind.bytes, dtype=torch.uint8), kind)
 
 
 def _requantized(values: torch.Tensor) -> LinearWeight:

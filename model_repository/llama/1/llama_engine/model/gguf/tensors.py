@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from math import prod
 
 import torch
 
+from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
+from llama_engine.model.architecture import Architecture
 from llama_engine.model.formats.linear_format import FLOATS
 from llama_engine.model.gguf.blocks import check_type, dequantized
 from llama_engine.model.gguf.header import BlockType, GgufFile, GgufTensor
 from llama_engine.model.row_blocks import for_each_block, row_blocks
 from llama_engine.model.saved_tensors import SavedTensor, SavedTensors, read_bytes
-from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_prefix
+from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Divisors of RoPE's frequencies, which are a part of the config."""
@@ -24,45 +26,25 @@ INTERLEAVED = ("llama", "granite", "smollm3")
 RoPE rotates neighbours there, and the halves of a head in transformers. Source: `permute` in llama.cpp's converter.
 """
 
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
-_OUTSIDE = {"token_embd": EMBEDDING, "output_norm": NORM, "output": HEAD}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_IN_LAYER_OF = {
-    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
-    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
-}
-
 
 class GgufTensors(SavedTensors):
     """The tensors by transformers' names. The dtype of a quantized one is F32: reading dequantizes it."""
 
-    def __init__(self, file: GgufFile) -> None:
-        """Raise CheckpointError for a tensor of an unknown name or unsupported type."""
+    def __init__(self, file: GgufFile, architecture: Architecture) -> None:
+        """Raise CheckpointError for a tensor that isn't the architecture's or has an unsupported type."""
         # Without the base class's, which reads safetensors.
         self.folder = file.path
         self._head_dim = file.head_dim if file.architecture in INTERLEAVED else None
         self._tensors: dict[str, GgufTensor] = {}
         self._headers = {}
+        modules = _modules(file, architecture)
         for original, tensor in file.tensors.items():
             if original in ROPE_TENSORS:
                 continue
-            name = _name(file, original)
+            module, _, suffix = original.rpartition(".")
+            if module not in modules or suffix not in ("weight", "bias"):
+                raise file.error(f"tensor {show(original)} isn't one of a {file.architecture} this engine serves")
+            name = f"{modules[module]}.{suffix}"
             if tensor.type.name not in FLOATS:
                 if len(tensor.shape) != 2:
                     raise file.error(f"{original} has shape {tensor.shape} in {tensor.type.name}, not two dimensions")
@@ -139,12 +121,13 @@ class GgufTensors(SavedTensors):
         return dim if self._headers[name].shape[0] % dim == 0 else None
 
 
-def _name(file: GgufFile, original: str) -> str:
-    """Return transformers' name of a tensor. Raises CheckpointError for an unknown one."""
-    module, _, suffix = original.rpartition(".")
-    if module in _OUTSIDE and suffix == "weight":
-        return f"{_OUTSIDE[module]}.{suffix}"
-    names = {**_IN_LAYER, **_IN_LAYER_OF.get(file.architecture, {})}
-    if (found := _LAYER.fullmatch(original)) is None or found[2] not in names:
-        raise file.error(f"tensor {ascii(original)[:80]} isn't one of a {file.architecture} this engine serves")
-    return f"{layer_prefix(int(found[1]))}{names[found[2]]}.{found[3]}"
+def _modules(file: GgufFile, architecture: Architecture) -> Mapping[str, str]:
+    """Return transformers' names of the model's modules by GGUF's, which are the package's."""
+    # Imported here because the package is optional; without it, `read_gguf` has refused the file.
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    names = get_tensor_name_map(MODEL_ARCH[file.architecture.upper()], architecture.layers)
+    linears = [part.name for parts in layer_linears(architecture).values() for part in parts]
+    in_layer = [*linears, *(name for name, _ in layer_norms(architecture).values())]
+    layers = [layer_prefix(index) + name for index in range(architecture.layers) for name in in_layer]
+    return {str(names.get_name(module)): module for module in (EMBEDDING, NORM, HEAD, *layers)}

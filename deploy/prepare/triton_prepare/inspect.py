@@ -70,7 +70,7 @@ def _saved(saved: SavedTensors, config: PreTrainedConfig) -> str:
         block = saved.block_type(name) if isinstance(saved, GgufTensors) else None
         dtypes[tensor.dtype if block is None else block.name] += tensor.end - tensor.begin
     parts = ", ".join(f"{dtype} {_mib(count)}" for dtype, count in dtypes.most_common())
-    method = saved_quantization(config)[0]
+    method = saved_quantization(config)
     return f"{'floats' if method == 'none' else method}; {parts}"
 
 

@@ -108,7 +108,7 @@ def kill_at_random(tritons: Tritons, over: threading.Event, pause: float, second
     while not over.wait(_POLL_S) and (now := time.monotonic()) < deadline:
         for server in tritons.servers:
             pid = server.pid
-            if not server.serves or now < due.setdefault(pid, now + chance.uniform(0.5, 1.5) * pause):
+            if server.exit_code is not None or now < due.setdefault(pid, now + chance.uniform(0.5, 1.5) * pause):
                 continue
             due[pid] = math.inf
             choices = processes(server)

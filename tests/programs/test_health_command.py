@@ -27,9 +27,9 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_the_probe_answers_by_its_exit_code_in_one_line(triton: FakeTriton) -> None:
     command = (*MODULE, "--url", str(triton.endpoint))
     triton.step(ago=95)
-    yes = _run(*command, "--step-age", "1000", "--ready")
+    yes = _run(*command, "--step-age", "1000")
     assert (yes.returncode, yes.stderr) == (0, "")
-    assert yes.stdout.startswith("ready: a step ")
+    assert yes.stdout.startswith("healthy: a step ")
     triton.generate = lambda _: refusal(*DEAD)
     no = _run(*command)
     assert (no.returncode, no.stderr, len(no.stdout.splitlines())) == (1, "", 1)
@@ -37,7 +37,7 @@ def test_the_probe_answers_by_its_exit_code_in_one_line(triton: FakeTriton) -> N
 
 
 def test_wrong_usage_is_one_line_and_code_2(triton: FakeTriton) -> None:
-    wrong = _run(*MODULE, "--live", "--ready")
+    wrong = _run(*MODULE, "--timeout", "0")
     assert (wrong.returncode, wrong.stdout, len(wrong.stderr.splitlines())) == (2, "", 1)
 
 

@@ -70,7 +70,7 @@ def _kill_model(server: LocalTriton, model: str) -> str:
 
 def _stop_model(server: LocalTriton) -> str:
     os.kill(model_process(server).pid, signal.SIGSTOP)
-    return "the model is dead: no token within "
+    return "the model is dead: "
 
 
 DEATHS: dict[str, Callable[[LocalTriton], str]] = {

@@ -124,8 +124,8 @@ class Supervisor:
     def _load(self) -> bool:
         """Return True once the models are loaded, False if the shutdown is requested before."""
         while True:
-            # What is there before readiness is what serves: a process that dies a moment later is missed.
-            self._processes.update(model_processes(self._server.pid))
+            # Read before the question, too, so that the death of a process just after the answer is noticed.
+            self._processes = set(model_processes(self._server.pid))
             # Asked first: what was ready before the signal may have accepted requests.
             if all(self._api.is_ready(model) for model in self._models):
                 self._processes.update(model_processes(self._server.pid))

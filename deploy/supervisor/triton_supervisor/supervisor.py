@@ -124,11 +124,11 @@ class Supervisor:
     def _load(self) -> bool:
         """Return True once the models are loaded, False if the shutdown is requested before."""
         while True:
-            # Read before the question, too, so that the death of a process just after the answer is noticed.
-            self._processes = set(model_processes(self._server.pid))
+            earlier, self._processes = self._processes, set(model_processes(self._server.pid))
             # Asked first: what was ready before the signal may have accepted requests.
             if all(self._api.is_ready(model) for model in self._models):
-                self._processes.update(model_processes(self._server.pid))
+                # With those of a moment ago: one that has died since the model became ready is gone from the list.
+                self._processes.update(earlier, model_processes(self._server.pid))
                 return True
             if self._told_to_end:
                 return False

@@ -38,6 +38,17 @@ def test_any_of_several_model_processes_is_watched(tmp_path: Path) -> None:
         assert not any(map(alive, (server, *models)))
 
 
+def test_a_model_process_that_dies_as_it_becomes_ready_is_noticed(tmp_path: Path) -> None:
+    """The supervisor asks once a second here whether the model is ready, which is true the second time."""
+    with supervisor(tmp_path, {"signals.POLL_S": 1.0}) as running:
+        running.wait_for("asked")
+        (model,) = running.models()
+        os.kill(model, signal.SIGKILL)
+        code, (line,) = running.ends()
+    assert code == 70
+    assert line.startswith(f"the model process {model} is gone")
+
+
 @pytest.mark.parametrize(
     ("environment", "code", "reason"),
     [

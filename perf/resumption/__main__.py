@@ -82,7 +82,7 @@ def main() -> int:
             Tritons(PARTS[name], options.model) as tritons,
             OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
         ):
-            endpoint.start(tritons.addresses, print)
+            endpoint.start(tritons.addresses)
             for run, action in (("quiet", _quiet), ("disturbed", disturb)):
                 answers, measured = measure(tritons, endpoint, requests, action)
                 reference = reference or answers

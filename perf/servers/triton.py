@@ -29,7 +29,7 @@ READY_TIMEOUT_S = 900.0
 _LOADED = re.compile(r'^.*llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*); everything else .*?)"?$', re.M)
 _STEPS = re.compile(r'^.*llama: decode steps: (.*?)"?$', re.M)
 
-UNDISTURBED = {"TRITON_STUCK_SECONDS": "0", "TRITON_RESTARTS": "0"}
+UNDISTURBED = {"TRITON_STUCK_SECONDS": "0"}
 """The supervisor sends no probes of its own: only the load may reach the model. A death ends the measurement."""
 
 

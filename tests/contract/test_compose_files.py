@@ -59,7 +59,7 @@ def test_every_variable_is_documented(name: str) -> None:
 
 def test_docker_waits_until_a_server_has_drained() -> None:
     default = Settings.of({})
-    assert _seconds(SERVER["stop_grace_period"]) == default.notice + default.grace + STOP_MARGIN_S
+    assert _seconds(SERVER["stop_grace_period"]) == default.grace + STOP_MARGIN_S
     assert UNLOAD_S + FLUSH_S + END_S <= STOP_MARGIN_S - 5
     assert default.for_model({})["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # Supervisor and model have the same longest grace period.

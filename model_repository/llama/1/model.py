@@ -29,7 +29,6 @@ from llama_engine.triton.config import (
     gpu_of,
     instance_name,
     is_decoupled,
-    server_restarts,
     settings_parameters,
 )
 from llama_engine.triton.metrics import TritonMetrics
@@ -101,7 +100,7 @@ class TritonPythonModel:
         queue_policy = QueuePolicy.of(model_config)
         labels = {"model": args["model_name"], "version": args["model_version"]}
         metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args), engine.info_labels())
-        self._stats = Stats(metrics, engine.slots, queue_policy.size, server_restarts(os.environ))
+        self._stats = Stats(metrics, engine.slots, queue_policy.size)
         self._dispatcher = ResponseDispatcher()
         self._scheduler = Scheduler(engine, self._dispatcher, self._stats, settings.stuck_seconds)
         self._readiness = Readiness(engine, self._scheduler)

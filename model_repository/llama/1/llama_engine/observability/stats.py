@@ -35,7 +35,6 @@ from llama_engine.observability.metrics import (
     QUEUE_LIMIT,
     QUEUE_TIME,
     REQUESTS,
-    SERVER_RESTARTS,
     SLOTS,
     SLOTS_IN_USE,
     STEP_ERRORS,
@@ -59,11 +58,8 @@ _log = logging.getLogger(__name__)
 class Stats:
     """Records steps, finished sequences and load, and updates the metrics from a thread. Thread-safe."""
 
-    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0, restarts: int = 0) -> None:
-        """queue_limit: capacity of Triton's queue in requests; 0 is no limit, as in Triton's config.
-
-        restarts: how often the supervisor has restarted tritonserver.
-        """
+    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0) -> None:
+        """queue_limit: capacity of Triton's queue in requests; 0 is no limit, as in Triton's config."""
         self._registry = registry
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
@@ -73,7 +69,6 @@ class Stats:
             (SLOTS_IN_USE, ""): 0,
             (WAITING, ""): 0,
             (QUEUE_LIMIT, ""): queue_limit,
-            (SERVER_RESTARTS, ""): restarts,
         }
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0

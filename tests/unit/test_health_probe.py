@@ -1,24 +1,21 @@
-"""Which evidence proves that a model computes: servers in every state, on real sockets."""
+"""Which evidence proves that a model computes, and the probe's arguments, output and exit codes: on real sockets."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
-from triton_supervisor import health
 from triton_supervisor import triton as triton_api
-from triton_supervisor.health import Limits, Verdict, healthy
+from triton_supervisor.health import Limits, Verdict, healthy, main
 from triton_supervisor.triton import Address
-from triton_supervisor.watch import MAX_FAILURES, live_probe
 from unit.peers import HOST, hang_up, respond, server, stay_silent
 from unit.tritons import DEAD, FULL, Answer, FakeTriton, Instance, fake_triton, refusal
 
 IN_TIME = Limits(timeout=30.0, step_age=30.0)
 SOON = Limits(timeout=0.3, step_age=30.0)
 DEAD_REASON = f"HTTP 400: {DEAD[1].rstrip('.')}"
-OLD = "the last step was long ago"
+OLD = "(the last step was long ago)"
 SECOND = "llama_0_0_gpu1"
 
 
@@ -30,11 +27,6 @@ def triton() -> Iterator[FakeTriton]:
         yield one
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PAUSE_S", 0.02)
-
-
 def _ask(triton: FakeTriton, limits: Limits = IN_TIME) -> Verdict:
     """Return the verdict; the reason without how long ago an old step was exactly."""
     verdict = healthy(triton.endpoint, triton.metrics, limits)
@@ -42,14 +34,10 @@ def _ask(triton: FakeTriton, limits: Limits = IN_TIME) -> Verdict:
     return Verdict(verdict.ok, re.sub(r"\b\d{2,} s ago", "long ago", verdict.reason))
 
 
-def _assert_healthy(triton: FakeTriton, reason: str, limits: Limits = IN_TIME) -> None:
-    verdict = _ask(triton, limits)
+def _assert_healthy(triton: FakeTriton, reason: str) -> None:
+    verdict = _ask(triton)
     assert verdict.ok
     assert verdict.reason.startswith(reason)
-
-
-def _dead(_: FakeTriton) -> Answer:
-    return refusal(*DEAD)
 
 
 def test_a_recent_step_is_evidence_and_spares_the_model_a_request(triton: FakeTriton) -> None:
@@ -65,82 +53,25 @@ def test_an_idle_server_generates_one_token(triton: FakeTriton) -> None:
 
 
 def test_the_last_values_of_a_dead_process_are_no_evidence(triton: FakeTriton) -> None:
-    triton.generate = _dead
-    assert _ask(triton) == Verdict(False, f"{DEAD_REASON}, {OLD}")
+    triton.generate = lambda _: refusal(*DEAD)
+    assert _ask(triton) == Verdict(False, f"{DEAD_REASON} {OLD}")
     triton.step(ago=-3600)
     assert not _ask(triton).ok, "clocks that disagree make no old step a recent one"
 
 
-@pytest.fixture(params=["queue", "slots"])
-def waiting(triton: FakeTriton, request: pytest.FixtureRequest) -> FakeTriton:
-    """A server where requests wait for the model."""
-    if request.param == "queue":
-        triton.queued = 1
-    else:
-        triton.instances["llama_0_0"].rows = 3
-    return triton
-
-
-def test_a_model_without_a_step_for_waiting_requests_is_unhealthy(waiting: FakeTriton) -> None:
-    assert _ask(waiting, SOON) == Verdict(False, f"requests wait, {OLD}")
-    assert waiting.asked == []
-
-
-def test_a_step_for_waiting_requests_is_evidence_in_place_of_a_token(
-    waiting: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: waiting.step())
-    _assert_healthy(waiting, "requests wait, but a step ")
-    assert waiting.asked == []
-
-
-def test_a_token_is_generated_once_no_request_waits(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were cancelled, or refused."""
-    triton.queued = 1
-    monkeypatch.setattr(time, "sleep", lambda _: setattr(triton, "queued", 0))
-    _assert_healthy(triton, "one token in ")
-    assert len(triton.asked) == 1
-
-
-@pytest.mark.parametrize(("ever", "words"), [(True, OLD), (False, "no step yet")])
+@pytest.mark.parametrize(("ever", "words"), [(True, OLD), (False, "(no step yet)")])
 def test_a_model_without_token_or_step_is_unhealthy_after_the_timeout(
     triton: FakeTriton, ever: bool, words: str
 ) -> None:
     triton.instances["llama_0_0"].last_step *= ever
     triton.generate = FakeTriton.hang
-    assert _ask(triton, SOON) == Verdict(False, f"no token within 0.3 s, {words}")
-
-
-def test_a_step_made_while_a_token_is_awaited_is_evidence(triton: FakeTriton) -> None:
-    def step_and_hang(triton: FakeTriton) -> Answer:
-        triton.step()
-        return triton.hang()
-
-    triton.generate = step_and_hang
-    _assert_healthy(triton, "no token within 0.3 s, but a step ", SOON)
-
-
-@pytest.mark.parametrize("refused", [FULL, (400, FULL[1]), (503, "the upstream is busy")])
-def test_a_full_queue_is_healthy_if_steps_are_made(triton: FakeTriton, refused: tuple[int, str]) -> None:
-    def refuse_and_step(triton: FakeTriton) -> Answer:
-        # The step comes after the refusal, a moment later.
-        if len(triton.asked) > 2:
-            triton.step()
-        return refusal(*refused)
-
-    triton.generate = refuse_and_step
-    words = refused[1].removeprefix("[request id: health] ")
-    _assert_healthy(triton, f"HTTP {refused[0]}: {words}, but a step ")
-
-
-def test_a_full_queue_is_tried_until_it_has_room(triton: FakeTriton) -> None:
-    triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.token()
-    _assert_healthy(triton, "one token in ")
+    assert _ask(triton, SOON) == Verdict(False, f"no token within 0.3 s {words}")
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
+        (refusal(*FULL), "HTTP 503: Exceeds maximum queue size"),
         (refusal(400, "decoding failed; the server's log has the reason"), "HTTP 400: decoding failed; the "),
         ((500, {"error": "two\nlines \ud800"}), "HTTP 500: two lines ?"),
         ((200, {"num_output_tokens": 0}), 'HTTP 200: {"num_output_tokens": 0}'),
@@ -153,15 +84,6 @@ def test_an_answer_without_one_token_is_unhealthy_at_once(triton: FakeTriton, an
     assert not verdict.ok
     assert verdict.reason.startswith(reason)
     assert len(triton.asked) == 1
-
-
-@pytest.mark.parametrize("seconds", [10.0, 120.0, 3600.0])
-def test_a_stuck_model_is_declared_dead_in_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    limits: list[Limits] = []
-    monkeypatch.setattr("triton_supervisor.watch.live", lambda http, metrics, limit: limits.append(limit))
-    probe, pause = live_probe(Address(HOST, 1), None, seconds)
-    probe()
-    assert limits[0].step_age + MAX_FAILURES * (limits[0].timeout + pause) <= seconds
 
 
 @pytest.mark.parametrize(
@@ -183,8 +105,14 @@ def test_a_page_that_cannot_be_read_leaves_the_token_as_evidence(
     with server(stay_silent if answer is None else respond(answer)) as port:
         verdict = healthy(triton.endpoint, Address(HOST, port), IN_TIME)
     assert verdict.ok
-    assert f"(no metrics (127.0.0.1:{port}" in verdict.reason
+    assert f"(no metrics: 127.0.0.1:{port}" in verdict.reason
     assert ("doesn't answer within 0.2 s" in verdict.reason) == (answer is None)
+
+
+def test_a_server_without_metrics_is_healthy_by_a_token_alone(triton: FakeTriton) -> None:
+    verdict = healthy(triton.endpoint, None, IN_TIME)
+    assert verdict.ok
+    assert verdict.reason.endswith(" s (no metrics)")
 
 
 def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
@@ -201,3 +129,42 @@ def test_an_unreachable_server_is_unhealthy_and_named(triton: FakeTriton) -> Non
             verdict = healthy(address, triton.metrics, IN_TIME)
             assert not verdict.ok
             assert f"{address} can't be asked: " in verdict.reason
+
+
+def test_the_probe_prints_one_line_and_exits_with_0_or_1(
+    triton: FakeTriton, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triton.step()
+    assert main(["--url", str(triton.endpoint)]) == 0
+    assert re.fullmatch(r"healthy: a step [0-9.]+ s ago\n", capsys.readouterr().out)
+    assert triton.asked == [], "the metrics are found two ports above the endpoint"
+    triton.step(ago=95)
+    triton.generate = lambda _: refusal(*DEAD)
+    assert main(["--url", str(triton.endpoint)]) == 1
+    assert re.fullmatch(r"unhealthy: HTTP 400: .*\n", capsys.readouterr().out)
+
+
+def test_a_step_age_extends_the_evidence(triton: FakeTriton, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", str(triton.endpoint), "--step-age", "1000"]) == 0
+    assert capsys.readouterr().out.startswith("healthy: a step ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--url", "https://llama"), "--url: 'https://llama' is no address; it must be HOST:PORT"),
+        (("--url", "llama:0"), "--url: 'llama:0' is no address; it must be HOST:PORT, with a port of 1 ... 65535"),
+        (("--timeout", "0"), "--timeout: '0' is no number of seconds above 0"),
+        (("--timeout", "soon"), "--timeout: 'soon' is no number of seconds above 0"),
+        (("--step-age", "inf"), "--step-age: 'inf' is no number of seconds above 0"),
+        (("--time",), "unrecognized arguments: --time"),
+    ],
+)
+def test_wrong_use_is_one_line_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    written = capsys.readouterr()
+    assert (end.value.code, written.out, len(written.err.splitlines())) == (2, "", 1)
+    assert message in written.err

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.checkpoint.rope import rope_tables
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import EngineError
 from llama_engine.model.builder import ReadWeights, build_llama
-from llama_engine.model.hub import resolve_folder
 from llama_engine.model.llama import Linear
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import choose_device
-from llama_engine.model.rope import rope_tables
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.weight_reader import WeightReader
-from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
 from torch.nn.functional import linear
 

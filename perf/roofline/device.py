@@ -17,10 +17,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import TWO_TERMS
 from llama_engine.kernels.cpu.instruction_sets import choose_cpu_kernels
 from llama_engine.kernels.cpu.packing import QuantizedRows, pack_linear
-from llama_engine.model.activation_terms import TWO_TERMS
-from llama_engine.model.weights import LinearWeight
 
 from perf.checkpoint import DTYPES
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights

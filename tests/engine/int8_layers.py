@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
-from llama_engine.model.weights import LinearWeight
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 
 # (out, in): the demo checkpoint's kind, odd ones, and one that is wider than any block of a kernel.
 SHAPES = [(768, 256), (37, 48), (3, 1), (65, 1031), (130, 5632)]

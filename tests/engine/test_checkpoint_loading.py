@@ -10,12 +10,12 @@ from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load, runner_with_pages
 from engine.oracle import oracle
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.checkpoint.architecture import FAMILIES
 from llama_engine.errors import MAX_LINE, CheckpointError
-from llama_engine.model.architecture import FAMILIES
 from llama_engine.model.loader import EMBEDDED, Checkpoint, loading
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

@@ -11,14 +11,14 @@ import torch
 from engine.engines import load
 from engine.gguf_files import MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
-from llama_engine.model.architecture import FAMILIES
-from llama_engine.model.checkpoint_headers import read_checkpoint_headers
-from llama_engine.model.formats.detection import linear_format
+from llama_engine.checkpoint.architecture import FAMILIES
+from llama_engine.checkpoint.formats.detection import linear_format
+from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.tensor_names import HEAD, layer_linears, layer_prefix
+from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
-from llama_engine.model.tensor_names import HEAD, layer_linears, layer_prefix
-from llama_engine.model.weight_reader import WeightReader
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from models.quantized_checkpoints import FORMATS, write

@@ -22,18 +22,18 @@ from engine.quantizers import (
     quantize,
     save_quantized,
 )
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.checkpoint.architecture import read_architecture
+from llama_engine.checkpoint.formats.detection import linear_format
+from llama_engine.checkpoint.per_channel import quantize_rows, requantized
+from llama_engine.checkpoint.tensor_names import SavedLinear
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
+from llama_engine.checkpoint.weights import LinearWeight, concatenated
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import read_architecture
-from llama_engine.model.formats.detection import linear_format
-from llama_engine.model.int8_rows import quantize_rows, requantized
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.tensor_names import SavedLinear
-from llama_engine.model.weight_reader import WeightReader
-from llama_engine.model.weights import LinearWeight, concatenated
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM

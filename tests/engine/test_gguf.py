@@ -16,18 +16,18 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load
 from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.checkpoint.architecture import read_architecture
+from llama_engine.checkpoint.formats.gguf_blocks import GgufBlocks
+from llama_engine.checkpoint.gguf.config import read_gguf_config
+from llama_engine.checkpoint.gguf.header import read_gguf
+from llama_engine.checkpoint.gguf.tensors import GgufTensors
+from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.tensor_names import SavedLinear
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import read_architecture
-from llama_engine.model.checkpoint_headers import read_checkpoint_headers
-from llama_engine.model.formats.gguf_blocks import GgufBlocks
-from llama_engine.model.gguf.config import read_gguf_config
-from llama_engine.model.gguf.header import read_gguf
-from llama_engine.model.gguf.tensors import GgufTensors
 from llama_engine.model.loader import EMBEDDED, Checkpoint
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.tensor_names import SavedLinear
-from llama_engine.model.weights import LinearWeight
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 

@@ -13,17 +13,17 @@ from bitsandbytes.functional import int8_linear_matmul
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import load
 from engine.int8_layers import SHAPES, random_rows, random_weight
+from llama_engine.checkpoint.per_channel import requantized
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu import exact_int8
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, exact_int8_linear
-from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS
-from llama_engine.model.int8_rows import requantized
+from llama_engine.model.load_plan import LinearLayers, LoadPlan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk
-from llama_engine.model.products import LinearLayers, LoadPlan
-from llama_engine.model.weights import LinearWeight
 
 EXACT_SHAPES = [(outputs, inputs) for outputs, inputs in SHAPES if inputs % 4 == 0]
 each_shape = pytest.mark.parametrize(("outputs", "inputs"), EXACT_SHAPES)

@@ -9,8 +9,9 @@ import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.prompts import requests_of
-from llama_engine.model import memory_plan
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.engine import memory_plan
+from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.torch_runner import TorchRunner

@@ -10,7 +10,7 @@ import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import cache_tensors, completions, engine_of, load
 from engine.prompts import requests_of
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk

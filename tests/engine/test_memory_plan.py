@@ -8,13 +8,14 @@ import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import attention_by_sequence, engine_of, runner_of
+from llama_engine.engine import memory_plan
+from llama_engine.engine.memory_plan import MemoryPlan, plan_memory
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.model import memory_plan
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.cpu_runner import CpuRunner
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import MemoryPlan, plan_memory
-from llama_engine.sampling.sampling_state import SamplingState
+from llama_engine.sampling.state import SamplingState
 from llama_engine.settings import Settings
 
 MIB = 1 << 20

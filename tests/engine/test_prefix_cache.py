@@ -9,11 +9,11 @@ from engine.engines import Run, alone, engine_of, run, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import request_of
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.errors import GenerationError
-from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 
 PAGE = 16
 

@@ -13,10 +13,10 @@ from engine.parsing import MAX_MODEL_LEN, parse, parse_rows, refusal
 from engine.prompts import any_requests, request_of
 from engine.scheduling import client_of, running
 from engine.transcripts import build, transcripts
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from notes import Note
 

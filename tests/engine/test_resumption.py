@@ -15,9 +15,9 @@ from engine.greedy import GreedyReference, mix, pool
 from engine.guided_texts import EngineOf
 from engine.prompts import any_requests, request_of
 from engine.transcripts import Transcript, cuts, transcripts
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 from notes import Note
 
 long = pytest.mark.long

@@ -15,7 +15,7 @@ import gc, sys
 import llama_engine.libraries
 import torch
 print(gc.isenabled())
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
 for quantization in ("int8", "none", "nf4"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
-from llama_engine.engine import Engine, StepResult
+from llama_engine.engine.engine import Engine, StepResult
 
 STEP_SECONDS = 0.01
 

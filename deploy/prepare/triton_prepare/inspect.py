@@ -16,16 +16,16 @@ from pathlib import Path
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports torch or transformers
 import torch
+from llama_engine.checkpoint.architecture import Architecture, read_architecture
+from llama_engine.checkpoint.config import read_config
+from llama_engine.checkpoint.gguf.tensors import GgufTensors
+from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.hub import missing_weights, resolve_folder
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.errors import CheckpointError, EngineError
-from llama_engine.model.architecture import Architecture, read_architecture
-from llama_engine.model.checkpoint_headers import read_checkpoint_headers
-from llama_engine.model.config import read_config
-from llama_engine.model.gguf.tensors import GgufTensors
-from llama_engine.model.hub import missing_weights, resolve_folder
 from llama_engine.model.loader import Checkpoint, describe_checkpoint, loading, resolve_name
-from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.precision import choose_device, saved_quantization
-from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.settings import Settings
 from transformers import PreTrainedConfig
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports torch
 import torch
+from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
+from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
+from llama_engine.checkpoint.hub import SMALL_FILES, resolve_folder
+from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
+from llama_engine.checkpoint.per_channel import quantize_rows
+from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.model.checkpoint_files import INDEX, WEIGHTS, weight_files
-from llama_engine.model.checkpoint_headers import CheckpointHeaders, read_checkpoint_headers
-from llama_engine.model.hub import SMALL_FILES, resolve_folder
-from llama_engine.model.int8_rows import quantize_rows
 from llama_engine.model.loader import load_checkpoint, loading, resolve_name
 from llama_engine.model.precision import quantization_config
-from llama_engine.model.row_blocks import for_each_block, row_blocks
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.tensor_names import SavedLinear, all_linears
-from llama_engine.model.weight_reader import WeightReader
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import read_tokenizer
 from safetensors.torch import save_file

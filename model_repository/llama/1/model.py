@@ -13,16 +13,16 @@ from typing import Any
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports transformers
 import triton_python_backend_utils as pb_utils
-from llama_engine.api.request_parser import RequestParser
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import EngineError, InvalidSettings
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.model.precision import choose_device
 from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
 from llama_engine.observability.stats import Stats
-from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.scheduler import Scheduler
+from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
 from llama_engine.triton.config import (
     QueuePolicy,

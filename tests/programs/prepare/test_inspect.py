@@ -11,11 +11,11 @@ import torch
 from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import load
+from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.errors import CheckpointError
-from llama_engine.model.checkpoint_headers import read_checkpoint_headers
-from llama_engine.model.hub import resolve_folder
 from llama_engine.model.loader import Checkpoint, describe_checkpoint
-from llama_engine.model.memory_plan import plan_memory
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from programs.prepare.conftest import MODEL, WEIGHTS, Hub

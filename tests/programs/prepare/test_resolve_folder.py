@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from llama_engine.checkpoint.hub import resolve_folder
 from llama_engine.errors import CheckpointError
-from llama_engine.model.hub import resolve_folder
 from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
 from safetensors.torch import load_file, save_file
 

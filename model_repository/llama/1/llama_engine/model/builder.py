@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch.nn import functional
 
-from llama_engine.model.architecture import Architecture
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.model.llama import Layer, Linear, Llama
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.weights import LayerWeights, LinearWeight
 
 _Packed = TypeVar("_Packed")
 

@@ -12,16 +12,16 @@ from functools import partial
 
 import torch
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
-from llama_engine.model.activation_terms import ActivationTerms, TermCounts
-from llama_engine.model.architecture import Architecture
 from llama_engine.model.builder import Reader, ReadWeights
-from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.model_runner import PromptChunk
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.weights import LinearWeight
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,21 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.gguf.tokenizer import read_gguf_tokenizer
+from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
+from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.checkpoint_headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
-from llama_engine.model.description import describe_model
-from llama_engine.model.gguf.tokenizer import read_gguf_tokenizer
-from llama_engine.model.hub import resolve_folder
-from llama_engine.model.kv_cache import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
+from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
+from llama_engine.model.load_plan import Loaded, load_model
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
-from llama_engine.model.products import Loaded, load_model
-from llama_engine.model.rope import max_positions
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.settings import MAX_MODEL_LEN, Settings
 from llama_engine.text.tokenizer import read_tokenizer

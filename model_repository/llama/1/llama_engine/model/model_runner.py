@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from llama_engine.model.activation_terms import TermCounts
+from llama_engine.kernels.activation_terms import TermCounts
 
 
 class PromptChunk(NamedTuple):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llama_engine.bounds import show
+from llama_engine.checkpoint.formats.detection import FORMATS
 from llama_engine.errors import CheckpointError
-from llama_engine.model.formats.detection import FORMATS
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ import torch
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import Architecture
 from llama_engine.model.builder import assemble_llama
 from llama_engine.model.llama import Layer, Linear, Llama
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.settings import Settings
 
 # Drop a warning at every 8-bit product of a model that isn't in float16.

@@ -12,9 +12,11 @@ import time
 from collections import Counter
 from functools import partial
 
-from llama_engine.engine import StepResult
+from llama_engine.engine.engine import StepResult
+from llama_engine.engine.events import Completion, finish_reason
+from llama_engine.engine.page_manager import CacheCounts
+from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, RequestError
-from llama_engine.events import Completion, finish_reason
 from llama_engine.observability.metrics import (
     CANCELLATIONS,
     EVICTIONS,
@@ -46,8 +48,6 @@ from llama_engine.observability.metrics import (
     Metric,
     Registry,
 )
-from llama_engine.page_manager import CacheCounts
-from llama_engine.sequence import Sequence
 
 FLUSH_SECONDS = 0.2
 """Seconds between two updates of the metrics."""

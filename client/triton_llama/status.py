@@ -18,7 +18,7 @@ from triton_llama.errors import ServerError
 METRICS_PORT = 8002
 _METRICS_TIMEOUT_S = 2.0
 _NAMES = (
-    *("model_info", "int8_rows_total", "int8_outlier_rows_total"),
+    *("model_info", "int8_tokens_total", "int8_outlier_tokens_total"),
     *("kv_cache_pages", "prefix_cache_queries_total", "prefix_cache_hits_total"),
 )
 _SERIES = re.compile(rf"^llama_({'|'.join(_NAMES)})\{{(.*)\}} (\S+)", re.MULTILINE)
@@ -182,9 +182,9 @@ def read_model_info(address: str, model: str) -> ModelInfo:
         # A model may have several loaded versions.
         counts[name, labels.get("linear") or labels.get("state", "")] += value
     shares = {
-        linear: counts.get(("int8_outlier_rows_total", linear), 0.0) / rows
+        linear: counts.get(("int8_outlier_tokens_total", linear), 0.0) / rows
         for (name, linear), rows in counts.items()
-        if name == "int8_rows_total" and rows
+        if name == "int8_tokens_total" and rows
     }
     return ModelInfo(instances, shares, _cache_info(counts))
 

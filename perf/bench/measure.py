@@ -39,7 +39,9 @@ LOAD_S = 600.0
 """Maximum seconds of one load, and at most a quarter of the time left, so that a slow server leaves time for others."""
 START_S = 30.0
 """Minimum seconds left to start another load."""
-_COUNTER = re.compile(r"^(llama_step_rows_(?:sum|count)|nv_inference_(?:exec_)?count)(?:\{.*\})? (\S+)$", re.MULTILINE)
+_COUNTER = re.compile(
+    r"^(llama_step_sequences_(?:sum|count)|nv_inference_(?:exec_)?count)(?:\{.*\})? (\S+)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Bench:
             grown = _counters(running.triton.metrics_url) - before
             more = {
                 "command": command,
-                "mean_rows": round(grown["llama_step_rows_sum"] / grown["llama_step_rows_count"], 3),
+                "mean_rows": round(grown["llama_step_sequences_sum"] / grown["llama_step_sequences_count"], 3),
                 "mean_batch": round(grown["nv_inference_count"] / grown["nv_inference_exec_count"], 3),
             }
         else:

@@ -65,7 +65,7 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
 @pytest.mark.parametrize(
     ("quantization", "parameters", "computation"),
     [
-        ("int8", {}, r"exact INT8, two terms for outlier rows \(ratio 6\), by compiled AVX\S+ kernels"),
+        ("int8", {}, r"exact INT8, two terms for outlier tokens \(ratio 6\), by compiled AVX\S+ kernels"),
         ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ kernels"),
         ("int8", {"kernels": "stock"}, "INT8 weights dequantized to float32: bits depend on the batch"),
         (

@@ -52,7 +52,7 @@ def _assert_same_bits(bits: Bits, note: Note) -> None:
 def test_tokens_have_the_same_bits_in_any_mix(cache: str, terms: str, mixes: int, note: Note) -> None:
     needs_compiled_kernels()
     checkpoint = replace(load("int8", kv_cache_dtype=cache, int8_terms=terms), max_model_len=128)
-    words = {"auto": "two terms for outlier rows", "1": "one term,", "2": "two terms,"}[terms]
+    words = {"auto": "two terms for outlier tokens", "1": "one term,", "2": "two terms,"}[terms]
     assert words in checkpoint.info.product
     _assert_same_bits(Bits(checkpoint, mixes, kv_cache_dtype=cache), note)
 

@@ -58,7 +58,7 @@ def test_the_load_is_zero_once_everything_is_answered(fp32: Checkpoint) -> None:
         scheduled.finish(sequences)
         scheduled.stats.close(SECONDS)
         levels = scheduled.registry.levels
-    assert (levels["llama_slots_in_use"], levels["llama_waiting_rows"]) == (0, 0)
+    assert (levels["llama_slots_in_use"], levels["llama_waiting_requests"]) == (0, 0)
 
 
 def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: Checkpoint) -> None:

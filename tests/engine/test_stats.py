@@ -19,7 +19,7 @@ STOPPED = Completion("", "stop", 3, 4)
 IDLE = {
     "llama_slots": 8,
     "llama_slots_in_use": 0,
-    "llama_waiting_rows": 0,
+    "llama_waiting_requests": 0,
     "llama_queue_limit_requests": 64,
     "llama_model_info": 1,
 }
@@ -52,7 +52,7 @@ def test_steps_are_counted_with_what_they_did(stats: Stats, registry: RecordingR
     stats.close(SECONDS)
     assert registry.counts == {"llama_steps_total": 4, "llama_step_errors_total": 4, "llama_generated_tokens_total": 4}
     assert registry.observations == {
-        "llama_step_rows": [1, 2, 1],
+        "llama_step_sequences": [1, 2, 1],
         "llama_step_prefill_tokens": [30, 16, 16],
         "llama_inter_token_latency_seconds": [1.0, 0.5],
     }
@@ -66,10 +66,10 @@ def test_rows_and_products_are_counted_by_linear_layer(stats: Stats, registry: R
     stats.close(SECONDS)
     counted = {name: count for name, count in registry.counts.items() if "int8" in name}
     assert counted == {
-        "llama_int8_rows_total down": 20,
-        "llama_int8_rows_total head": 2,
-        "llama_int8_outlier_rows_total down": 9,
-        "llama_int8_outlier_rows_total head": 1,
+        "llama_int8_tokens_total down": 20,
+        "llama_int8_tokens_total head": 2,
+        "llama_int8_outlier_tokens_total down": 9,
+        "llama_int8_outlier_tokens_total head": 1,
         "llama_int8_products_total down": 2900,
         "llama_int8_products_total head": 150,
     }
@@ -139,7 +139,7 @@ def test_refused_requests_are_counted(stats: Stats, registry: RecordingRegistry)
     stats.record_load(0, 5)
     stats.close(SECONDS)
     assert registry.counts == {"llama_requests_total invalid": 1, "llama_requests_total error": 1}
-    assert registry.levels == IDLE | {"llama_waiting_rows": 5}
+    assert registry.levels == IDLE | {"llama_waiting_requests": 5}
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
         if inflight:
             until(lambda: level(server, "llama_slots_in_use") == rows, lambda: "all slots are taken")
         plugged.append(pool.submit(partial(grpc, server, {**_PLUG, "top_k": 0})))
-        waits = "llama_waiting_rows" if inflight else PENDING
+        waits = "llama_waiting_requests" if inflight else PENDING
         until(lambda: level(server, waits) >= 1, lambda: "a request waits for the model")
         results = at_once(jobs)
         assert [done for done in plugged if isinstance(done.result(), Refusal)] == []

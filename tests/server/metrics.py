@@ -79,7 +79,9 @@ class Metrics:
 
         def are_there(metrics: Metrics) -> bool:
             now = metrics.read()
-            running, *waits = (now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_rows", PENDING))
+            running, *waits = (
+                now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_requests", PENDING)
+            )
             return (running, sum(waits)) == (slots, waiting)
 
         self.wait(are_there, f"{slots} run, {waiting} wait")
@@ -87,7 +89,7 @@ class Metrics:
     def idle(self) -> bool:
         """Return whether no request has a slot or waits for one."""
         now = self.read()
-        return not any(now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_rows"))
+        return not any(now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_requests"))
 
 
 def level(server: LocalTriton, name: str) -> float:

@@ -47,7 +47,7 @@ def test_a_request_cancelled_while_it_waits_is_never_computed(narrow: LocalTrito
     with ExitStack() as calls:
         with all_slots_taken(narrow, metrics, slots=2) as running:
             in_model = calls.enter_context(Call(narrow, NEIGHBOUR))
-            metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "one waits in the model")
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
             queued = calls.enter_context(Call(narrow, NEIGHBOUR))
             metrics.wait(lambda now: now.now(PENDING) == 1, "one waits in Triton's queue")
             queued.cancel()

@@ -41,7 +41,7 @@ def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, metrics: Met
     with ThreadPoolExecutor() as pool:
         with all_slots_taken(narrow, metrics, slots=2) as lasting:
             others = [pool.submit(ask, narrow, generate, **SHORT)]
-            metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "one waits in the model")
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
             others += [pool.submit(ask, narrow, generate, **SHORT) for _ in range(3)]
             metrics.wait(lambda now: now.now(PENDING) == 3, "the queue is full")
             verdict = healthy(*_addresses(narrow), PATIENT)

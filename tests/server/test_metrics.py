@@ -72,8 +72,8 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
         "llama_queue_time_seconds_count": rows,
         "llama_step_errors_total": 0,
         "llama_request_latency_seconds_count": completed + 1,
-        "llama_step_rows_sum": certain + cancelled,
-        "llama_step_rows_count": metrics.grown("llama_steps_total"),
+        "llama_step_sequences_sum": certain + cancelled,
+        "llama_step_sequences_count": metrics.grown("llama_steps_total"),
         # Prompts of the same length need no padding, prefilled together or not.
         "llama_step_prefill_tokens_sum": TOKENS * rows,
     }
@@ -84,4 +84,6 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
         metrics.grown(f"llama_{name}_seconds_sum") for name in ("queue_time", "time_to_first_token", "request_latency")
     )
     assert 0 <= queued <= first <= whole
-    assert metrics.grown("llama_step_rows_bucket", le="2") == metrics.grown("llama_step_rows_bucket", le="+Inf")
+    assert metrics.grown("llama_step_sequences_bucket", le="2") == metrics.grown(
+        "llama_step_sequences_bucket", le="+Inf"
+    )

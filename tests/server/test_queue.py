@@ -53,7 +53,7 @@ def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack) -> list[C
     for place in PLACES:
         waiting.append(calls.enter_context(Call(server, REQUEST, request_id=place)))
         if len(waiting) == 1:
-            metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "the first one waits in the model")
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "the first one waits in the model")
         metrics.wait_for_slots(SLOTS, waiting=len(waiting))
     return waiting
 
@@ -115,7 +115,7 @@ def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
                 assert "the request's time was up before it got a slot" in refusal
             metrics.wait_for_slots(SLOTS)
             patient = [calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000))]
-            metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "one waits in the model")
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
             with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:
                 assert "Request timeout expired" in str(late.outcome())
             patient.append(calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000)))

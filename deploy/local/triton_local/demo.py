@@ -130,8 +130,8 @@ def _steps(metrics_url: str) -> tuple[int, int]:
             break
         # The model's metrics are up to 0.2 s old.
         time.sleep(0.05)
-    count = re.search(r"^llama_step_rows_count\{.*\} (\d+)", metrics, re.MULTILINE)
-    total = re.search(r"^llama_step_rows_sum\{.*\} (\d+)", metrics, re.MULTILINE)
+    count = re.search(r"^llama_step_sequences_count\{.*\} (\d+)", metrics, re.MULTILINE)
+    total = re.search(r"^llama_step_sequences_sum\{.*\} (\d+)", metrics, re.MULTILINE)
     return (int(count[1]), int(total[1])) if count and total else (0, 0)
 
 

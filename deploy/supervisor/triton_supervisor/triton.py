@@ -19,7 +19,7 @@ UNARY = "llama_unary"
 
 LAST_STEP = "llama_last_step_timestamp_seconds"
 SLOTS_IN_USE = "llama_slots_in_use"
-WAITING = "llama_waiting_rows"
+WAITING = "llama_waiting_requests"
 PENDING = "nv_inference_pending_request_count"
 """Triton's own: requests in its queue."""
 METRICS_S = 2.0

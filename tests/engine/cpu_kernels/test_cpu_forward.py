@@ -331,14 +331,14 @@ def test_rows_are_counted_by_linear_layer(name: str, terms: ActivationTerms) -> 
     run.logits(random_tokens(50, 0), 0, 0)
     counts = run.forward.take_term_counts()
     layers = len(run.llama.layers)
-    assert {linear: count.rows for linear, count in counts.items()} == {
+    assert {linear: count.tokens for linear, count in counts.items()} == {
         "query_key_value": 50 * layers, "attention_output": 50 * layers, "gate_up": 50 * layers, "down": 50 * layers,
         "head": 50,
     }  # fmt: skip
-    shares = [count.two_terms / count.rows for count in counts.values()]
+    shares = [count.two_terms / count.tokens for count in counts.values()]
     if terms != AUTO:
         assert set(shares) == {float(terms == TWO_TERMS)}
     else:
         assert 0 < sum(shares) < len(shares)
     assert counts["down"].weights == PLAIN.hidden * PLAIN.intermediate
-    assert not any(count.rows for count in run.forward.take_term_counts().values())
+    assert not any(count.tokens for count in run.forward.take_term_counts().values())

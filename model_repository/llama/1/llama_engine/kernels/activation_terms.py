@@ -1,9 +1,10 @@
-"""The number of 8-bit terms of each activation row in exact INT8 products: `ActivationTerms`.
+"""The number of 8-bit terms of each token in exact INT8 products: `ActivationTerms`.
 
-A row is the input of one linear layer for one token. Its high terms are its values, scaled to -127 … 127 and rounded;
-its low terms hold what that rounding lost. A row needs low terms if its largest value is an outlier, because then the
-other values' high terms are small. The row's crest factor, its largest magnitude over its root mean square, measures
-that. It is computed from the high terms: a function of integers, whose sum no order or instruction set changes.
+A token is here its activations, the input of one linear layer. Its high terms are its values, scaled to -127 … 127 and
+rounded; its low terms hold what that rounding lost. It needs low terms if its largest value is an outlier, because then
+the other values' high terms are small. The token's crest factor, its largest magnitude over its root mean square,
+measures that. It is computed from the high terms: a function of integers, whose sum no order or instruction set
+changes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import NamedTuple
 
 
 class TermCount(NamedTuple):
-    """Input rows of a linear layer, those of them with two terms, and the number of weights of one such layer."""
+    """Tokens in a linear layer, those of them with two terms, and the number of weights of one such layer."""
 
-    rows: int
+    tokens: int
     two_terms: int
     weights: int
 
@@ -26,19 +27,19 @@ TermCounts = Mapping[str, TermCount]
 """Counts by linear layer: query_key_value, attention_output, gate_up, down, head; of all decoder layers together."""
 
 MAX_HIGH = 127
-"""Largest magnitude of a high term, that of the row's largest value."""
+"""Largest magnitude of a high term, that of the token's largest value."""
 
 
 @dataclass(frozen=True)
 class ActivationTerms:
-    """Which rows have two terms: those with a crest factor above `outlier_ratio`; 0 is all rows, infinity none."""
+    """Which tokens have two terms: those with a crest factor above `outlier_ratio`; 0 is all tokens, infinity none."""
 
     outlier_ratio: float
 
     def limit(self, inputs: int) -> float:
-        """Return the limit of a row's Σ high²: the row has two terms if its sum is greater than 0 and less than this.
+        """Return the limit of a token's Σ high²: it has two terms if its sum is greater than 0 and less than this.
 
-        inputs: of the linear layer.
+        inputs: number of inputs of the linear layer.
         """
         return MAX_HIGH**2 * inputs / self.outlier_ratio**2 if self.outlier_ratio else math.inf
 
@@ -48,7 +49,7 @@ class ActivationTerms:
             return "two terms"
         if math.isinf(self.outlier_ratio):
             return "one term"
-        return f"two terms for outlier rows (ratio {self.outlier_ratio:g})"
+        return f"two terms for outlier tokens (ratio {self.outlier_ratio:g})"
 
 
 TWO_TERMS = ActivationTerms(0.0)

@@ -24,7 +24,7 @@ class Metric:
     info: tuple[str, ...] = ()
 
 
-# Of time to first token, latency and queue time alike.
+# Buckets of time to first token, latency and queue time.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0)
 _POWERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
@@ -34,53 +34,53 @@ REASONS = ("stop", "length", "cancelled", "unavailable", "invalid", "error")
 REQUESTS = Metric(
     "llama_requests_total",
     "counter",
-    "Finished rows by reason: stop, length, cancelled, unavailable (deadline over or server stopping), invalid "
-    "(a refused request, counted once, or a row whose masks or guide leave no token), error (decoding failed).",
+    "Finished sequences by reason: stop, length, cancelled, unavailable (deadline over or server stopping), invalid "
+    "(a refused request, counted once, or a sequence whose masks or guide leave no token), error (decoding failed).",
     label="finish_reason",
     values=REASONS,
 )
 PROMPT_TOKENS = Metric(
     "llama_prompt_tokens_total",
     "counter",
-    "Prompt tokens of rows that got a slot, without cached ones.",
+    "Prompt tokens of sequences that got a slot, without cached ones.",
 )
 GENERATED_TOKENS = Metric(
-    "llama_generated_tokens_total", "counter", "Generated tokens, including those of aborted rows."
+    "llama_generated_tokens_total", "counter", "Generated tokens, including those of aborted sequences."
 )
 CANCELLATIONS = Metric(
-    "llama_cancellations_total", "counter", "Rows aborted because their client cancelled or disconnected."
+    "llama_cancellations_total", "counter", "Sequences aborted because their client cancelled or disconnected."
 )
 STEP_ERRORS = Metric(
     "llama_step_errors_total",
     "counter",
-    "Failed computations, including retries on fewer rows and failures outside of a step.",
+    "Failed computations, including retries on fewer sequences and failures outside of a step.",
 )
 STEPS = Metric("llama_steps_total", "counter", "Steps of the decode loop.")
 TIME_TO_FIRST_TOKEN = Metric(
     "llama_time_to_first_token_seconds",
     "histogram",
-    "From the row's arrival in the model (after Triton's queue) to its first token.",
+    "From the sequence's arrival in the model (after Triton's queue) to its first token.",
     _SECONDS,
 )
 INTER_TOKEN_LATENCY = Metric(
     "llama_inter_token_latency_seconds",
     "histogram",
-    "Between two tokens of decoding rows, one observation per step, because it is the same for all rows of a step.",
+    "Between two tokens of decoding sequences, one observation per step, because it is the same for all of a step.",
     _STEP_SECONDS,
 )
 LATENCY = Metric(
     "llama_request_latency_seconds",
     "histogram",
-    "From the row's arrival in the model to its last token, for completed rows.",
+    "From the sequence's arrival in the model to its last token, for completed sequences.",
     _SECONDS,
 )
 QUEUE_TIME = Metric(
     "llama_queue_time_seconds",
     "histogram",
-    "From the row's arrival in the model to its slot. Triton's own queue is nv_inference_queue_duration_us.",
+    "From the sequence's arrival in the model to its slot. Triton's own queue is nv_inference_queue_duration_us.",
     _SECONDS,
 )
-STEP_ROWS = Metric("llama_step_rows", "histogram", "Rows that got a token in a step.", _POWERS)
+STEP_SEQUENCES = Metric("llama_step_sequences", "histogram", "Sequences that got a token in a step.", _POWERS)
 STEP_PREFILL_TOKENS = Metric(
     "llama_step_prefill_tokens",
     "histogram",
@@ -88,25 +88,25 @@ STEP_PREFILL_TOKENS = Metric(
     (*_POWERS, 2048.0, 4096.0, 8192.0),
 )
 LINEAR_LAYERS = ("query_key_value", "attention_output", "gate_up", "down", "head")
-INT8_ROWS = Metric(
-    "llama_int8_rows_total",
+INT8_TOKENS = Metric(
+    "llama_int8_tokens_total",
     "counter",
-    "Input rows of the compiled kernels' INT8 products by linear layer, of all decoder layers together.",
+    "Tokens multiplied by the compiled kernels' INT8 weights, by linear layer, summed over all decoder layers.",
     label="linear",
     values=LINEAR_LAYERS,
 )
-INT8_OUTLIER_ROWS = Metric(
-    "llama_int8_outlier_rows_total",
+INT8_OUTLIER_TOKENS = Metric(
+    "llama_int8_outlier_tokens_total",
     "counter",
-    "Rows of llama_int8_rows_total with two 8-bit terms, under int8_terms auto those with outliers.",
+    "Tokens of llama_int8_tokens_total with two 8-bit terms, under int8_terms auto those with outliers.",
     label="linear",
     values=LINEAR_LAYERS,
 )
 INT8_PRODUCTS = Metric(
     "llama_int8_products_total",
     "counter",
-    "Products of a weight and an 8-bit term, by linear layer: rows times weights, twice for rows with two terms (on "
-    "AVX2 both are one 16-bit product).",
+    "Products of a weight and an 8-bit term, by linear layer: tokens times weights, twice for tokens with two terms "
+    "(on AVX2 both are one 16-bit product).",
     label="linear",
     values=LINEAR_LAYERS,
 )
@@ -114,8 +114,8 @@ PAGE_STATES = ("used", "cached", "free")
 KV_CACHE_PAGES = Metric(
     "llama_kv_cache_pages",
     "gauge",
-    "Pages of the KV cache by state: used (held by rows that have a slot), cached (a prefix that no row uses; evicted "
-    "when no page is free), free.",
+    "Pages of the KV cache by state: used (held by sequences that have a slot), cached (a prefix that no sequence "
+    "uses; evicted when no page is free), free.",
     label="state",
     values=PAGE_STATES,
 )
@@ -126,20 +126,22 @@ KV_CACHE_USAGE = Metric(
     "vllm:kv_cache_usage_perc.",
 )
 PREFIX_QUERIES = Metric(
-    "llama_prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache, once for each row."
+    "llama_prefix_cache_queries_total",
+    "counter",
+    "Prompt tokens looked up in the prefix cache, once for each sequence.",
 )
 PREFIX_HITS = Metric(
     "llama_prefix_cache_hits_total", "counter", "Prompt tokens of llama_prefix_cache_queries_total that were found."
 )
-EVICTIONS = Metric("llama_kv_cache_evictions_total", "counter", "Cached pages that gave way to a row's new page.")
+EVICTIONS = Metric("llama_kv_cache_evictions_total", "counter", "Cached pages that gave way to a sequence's new page.")
 PREEMPTIONS = Metric(
     "llama_preemptions_total",
     "counter",
-    "How often a row has lost its pages to others, with none free or cached; it waits and continues later.",
+    "How often a sequence has lost its pages to others, with none free or cached; it waits and continues later.",
 )
-SLOTS = Metric("llama_slots", "gauge", "Rows that can be decoded together.")
-SLOTS_IN_USE = Metric("llama_slots_in_use", "gauge", "Rows that have a slot.")
-WAITING = Metric("llama_waiting_rows", "gauge", "Rows in the model that have no slot yet.")
+SLOTS = Metric("llama_slots", "gauge", "Sequences that can be decoded together.")
+SLOTS_IN_USE = Metric("llama_slots_in_use", "gauge", "Sequences that have a slot.")
+WAITING = Metric("llama_waiting_requests", "gauge", "Sequences in the model that have no slot yet.")
 QUEUE_LIMIT = Metric(
     "llama_queue_limit_requests",
     "gauge",
@@ -161,9 +163,9 @@ MODEL_INFO = Metric(
 
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
-    STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
+    STEP_SEQUENCES, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
     PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
-    INT8_ROWS, INT8_OUTLIER_ROWS, INT8_PRODUCTS, MODEL_INFO,
+    INT8_TOKENS, INT8_OUTLIER_TOKENS, INT8_PRODUCTS, MODEL_INFO,
 )  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from llama_engine.observability.metrics import (
     CANCELLATIONS,
     EVICTIONS,
     GENERATED_TOKENS,
-    INT8_OUTLIER_ROWS,
+    INT8_OUTLIER_TOKENS,
     INT8_PRODUCTS,
-    INT8_ROWS,
+    INT8_TOKENS,
     INTER_TOKEN_LATENCY,
     KV_CACHE_PAGES,
     KV_CACHE_USAGE,
@@ -41,7 +41,7 @@ from llama_engine.observability.metrics import (
     SLOTS_IN_USE,
     STEP_ERRORS,
     STEP_PREFILL_TOKENS,
-    STEP_ROWS,
+    STEP_SEQUENCES,
     STEPS,
     TIME_TO_FIRST_TOKEN,
     WAITING,
@@ -87,16 +87,16 @@ class Stats:
                 self._counts[STEP_ERRORS, ""] += step.errors
             if step.sampled:
                 self._counts[GENERATED_TOKENS, ""] += step.sampled
-                self._observations.append((STEP_ROWS, step.sampled))
+                self._observations.append((STEP_SEQUENCES, step.sampled))
             if step.prefill_tokens:
                 self._observations.append((STEP_PREFILL_TOKENS, step.prefill_tokens))
             if step.decoded:
                 # A decoding sequence got its previous token in the previous step.
                 self._observations.append((INTER_TOKEN_LATENCY, now - self._last_step))
             for linear, count in step.terms.items():
-                self._counts[INT8_ROWS, linear] += count.rows
-                self._counts[INT8_OUTLIER_ROWS, linear] += count.two_terms
-                self._counts[INT8_PRODUCTS, linear] += (count.rows + count.two_terms) * count.weights
+                self._counts[INT8_TOKENS, linear] += count.tokens
+                self._counts[INT8_OUTLIER_TOKENS, linear] += count.two_terms
+                self._counts[INT8_PRODUCTS, linear] += (count.tokens + count.two_terms) * count.weights
             if step.preempted:
                 self._counts[PREEMPTIONS, ""] += step.preempted
             self._last_step = now

@@ -189,7 +189,7 @@ class CpuForward:
     def take_term_counts(self) -> TermCounts:
         """Return the counts since the last call."""
         counts = zip(self._shapes.items(), self._counts.tolist(), strict=True)
-        result = {name: TermCount(rows, two, outputs * inputs) for (name, (outputs, inputs)), (rows, two) in counts}
+        result = {name: TermCount(tokens, two, outputs * inputs) for (name, (outputs, inputs)), (tokens, two) in counts}
         self._counts.zero_()
         return result
 

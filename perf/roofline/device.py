@@ -20,7 +20,7 @@ import torch
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import TWO_TERMS
 from llama_engine.kernels.cpu.instruction_sets import choose_cpu_kernels
-from llama_engine.kernels.cpu.packing import QuantizedRows, pack_linear
+from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_linear
 
 from perf.checkpoint import DTYPES
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights
@@ -97,7 +97,7 @@ def _compiled(seconds: float) -> float | None:
     packed = pack_linear(kernels, LinearWeight(torch.ones(edge, edge, dtype=torch.int8), torch.ones(edge)))
     rows, room, result = (
         torch.ones(edge, edge),
-        QuantizedRows(edge, edge, TWO_TERMS.limit(edge)),
+        QuantizedTokens(edge, edge, TWO_TERMS.limit(edge)),
         torch.empty(edge, edge),
     )
     product = partial(kernels.linear, packed.matrix, room.structure, rows, result)

@@ -23,7 +23,7 @@ from engine.engines import (
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine.engine import cuda_graphs, memory_plan
-from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, row_buckets
+from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, batch_buckets
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.memory_plan import activation_reserve, plan_memory
@@ -65,7 +65,7 @@ def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> t
     """An engine whose steps are graphs, and what recorded them."""
     engine, recorder = engine_of(checkpoint, slots, cuda_graphs="on", **parameters), Recorder()
     engine.capture_graphs(recorder)
-    assert recorder.captured == len(row_buckets(slots)) * (SPANS + len(FEATURE_SETS))
+    assert recorder.captured == len(batch_buckets(slots)) * (SPANS + len(FEATURE_SETS))
     recorder.replayed = 0
     return engine, recorder
 
@@ -249,7 +249,7 @@ def test_sampling_that_cannot_be_captured_is_launched_alone(
     monkeypatch.setattr(DecodeGraphs, "_sample", failing)
     engine, recorder = engine_of(small, SLOTS, cuda_graphs="on"), Recorder()
     engine.capture_graphs(recorder)
-    assert recorder.captured == len(row_buckets(SLOTS)) * (SPANS + len(FEATURE_SETS) - 1)
+    assert recorder.captured == len(batch_buckets(SLOTS)) * (SPANS + len(FEATURE_SETS) - 1)
     assert engine.describe_decode().endswith(f", replayed as {recorder.captured} CUDA graphs")
     assert "sampling of 6 rows with SamplingFeatures(repetition=True" in caplog.text
     requests = [replace(request, repetition_penalty=1.2) for request in _greedy(3)]

@@ -24,7 +24,7 @@ from engine.quantizers import (
 )
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
-from llama_engine.checkpoint.per_channel import quantize_rows, requantized
+from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
@@ -193,7 +193,7 @@ def test_groups_that_kernels_cannot_serve_are_requantized(
     assert quantized is not None
     for _ in range(2):
         weight = quantized.read(linear)
-    integers, scales = quantize_rows(layer.dequantized())
+    integers, scales = quantize_per_channel(layer.dequantized())
     assert weight.scales is not None
     assert torch.equal(weight.weight, integers)
     assert torch.equal(weight.scales, scales)
@@ -222,7 +222,7 @@ def test_fp8_is_requantized_to_int8_rows(
     tensors = fp8(WEIGHT, block, scale_name)
     scales = tensors[scale_name].view(-(-OUTPUTS // block[0]), -1)
     repeated = scales.repeat_interleave(block[0], 0)[:OUTPUTS].repeat_interleave(block[1], 1)[:, :INPUTS]
-    integers, row_scales = quantize_rows(tensors["weight"].float() * repeated)
+    integers, row_scales = quantize_per_channel(tensors["weight"].float() * repeated)
     weight = read(tmp_path, tensors, config)
     assert weight.scales is not None
     assert torch.equal(weight.weight, integers)
@@ -355,7 +355,7 @@ def test_layers_with_different_orders_are_requantized_before_fusing(tmp_path: Pa
     assert weight.order is not None
     with pytest.raises(ValueError, match="different orders"):
         concatenated([weight, read(tmp_path, gptq(quantize(WEIGHT, 4, 64)), gptq_config(size=64))])
-    integers, scales = quantize_rows(weight.dequantized())
+    integers, scales = quantize_per_channel(weight.dequantized())
     rows = requantized(weight)
     assert rows.scales is not None
     assert torch.equal(rows.weight, integers)
@@ -424,7 +424,7 @@ def test_fp8_is_widened_as_by_transformers(tmp_path: Path) -> None:
     quantized = linear_format(SavedTensors(folder), config)
     assert quantized is not None
     read_layer = quantized.read(SavedLinear(name, (widened.shape[0], widened.shape[1])))
-    assert torch.equal(read_layer.weight, quantize_rows(widened.float())[0])
+    assert torch.equal(read_layer.weight, quantize_per_channel(widened.float())[0])
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])

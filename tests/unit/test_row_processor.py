@@ -7,7 +7,7 @@ from llama_engine.errors import InvalidRequest
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.filters import forbidden
-from llama_engine.sampling.logits_processor import RowProcessor, row_processor
+from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.tokenizer import Vocabulary
 from numpy.typing import NDArray
@@ -45,12 +45,12 @@ class _Alternating(GuideState):
         return conforms
 
 
-def _guided(processor: RowProcessor, guide: GuideState) -> RowProcessor:
+def _guided(processor: LogitsProcessor, guide: GuideState) -> LogitsProcessor:
     processor.follow_guide(guide)
     return processor
 
 
-def _left(processor: RowProcessor, too_early: bool = False) -> set[int]:
+def _left(processor: LogitsProcessor, too_early: bool = False) -> set[int]:
     """Return the tokens that masks leave."""
     logits = torch.zeros(SIZE)
     if processor.is_guided:
@@ -65,17 +65,17 @@ def _left(processor: RowProcessor, too_early: bool = False) -> set[int]:
 @pytest.mark.parametrize("too_early", [False, True])
 def test_a_row_without_any_token_left_can_only_end(too_early: bool) -> None:
     bad_words = BadWords([b"c"], LETTERS, CPU)
-    assert _left(RowProcessor(SIZE, CPU, allowed=[2], ends=[END, 5], bad_words=bad_words), too_early) == {END, 5}
+    assert _left(LogitsProcessor(SIZE, CPU, allowed=[2], ends=[END, 5], bad_words=bad_words), too_early) == {END, 5}
 
 
 def test_a_row_that_has_no_end_has_no_token_left() -> None:
-    assert _left(RowProcessor(SIZE, CPU, allowed=[2], bad_words=BadWords([b"c"], LETTERS, CPU))) == set()
+    assert _left(LogitsProcessor(SIZE, CPU, allowed=[2], bad_words=BadWords([b"c"], LETTERS, CPU))) == set()
 
 
 def test_a_guide_masks_what_it_rules_out_beside_all_other_masks() -> None:
     guide = _Alternating()
     bad_words = BadWords([b"ab"], LETTERS, CPU)
-    processor = _guided(RowProcessor(SIZE, CPU, allowed=[0, 1, 2, END, 33], ends=[END], bad_words=bad_words), guide)
+    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[0, 1, 2, END, 33], ends=[END], bad_words=bad_words), guide)
     assert _left(processor) == {0, 2}
     assert processor.append(0, b"a")
     # 1, a "b", would complete the bad word.
@@ -94,7 +94,7 @@ def test_a_guide_masks_what_it_rules_out_beside_all_other_masks() -> None:
 @pytest.mark.parametrize("too_early", [False, True])
 def test_a_guided_row_without_a_token_left_ends_only_where_its_guide_lets_it(too_early: bool) -> None:
     guide = _Alternating()
-    processor = _guided(RowProcessor(SIZE, CPU, allowed=[1], ends=[END]), guide)
+    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[1], ends=[END]), guide)
     assert _left(processor, too_early) == set()
     processor.append(0, b"a")
     processor.append(1, b"b")
@@ -103,7 +103,7 @@ def test_a_guided_row_without_a_token_left_ends_only_where_its_guide_lets_it(too
 
 def test_stop_tokens_come_only_where_the_guided_text_may_end() -> None:
     guide = _Alternating()
-    processor = _guided(RowProcessor(SIZE, CPU, allowed=[2, 4, 5, END], ends=[END, 4, 5], stops=[4, 5]), guide)
+    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[2, 4, 5, END], ends=[END, 4, 5], stops=[4, 5]), guide)
     assert _left(processor) == {2}
     processor.append(0, b"a")
     processor.append(1, b"b")
@@ -112,7 +112,7 @@ def test_stop_tokens_come_only_where_the_guided_text_may_end() -> None:
 
 
 def test_ignored_end_tokens_do_not_end_a_guided_text() -> None:
-    processor = _guided(RowProcessor(SIZE, CPU, allowed=[0, 2, 5], ends=[5], ignored=[2]), _Alternating())
+    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[0, 2, 5], ends=[5], ignored=[2]), _Alternating())
     # Where the text may not end, the guide itself asks for this token.
     assert _left(processor) == {0, 2}
     processor.append(0, b"a")
@@ -121,12 +121,12 @@ def test_ignored_end_tokens_do_not_end_a_guided_text() -> None:
 
 
 def test_a_row_is_complete_when_its_guide_is_finished() -> None:
-    processor = _guided(RowProcessor(SIZE, CPU), _Alternating())
+    processor = _guided(LogitsProcessor(SIZE, CPU), _Alternating())
     assert not processor.is_complete
     for token in range(3):
         processor.append(token, b"a")
     assert processor.is_complete
-    assert not RowProcessor(SIZE, CPU).is_complete
+    assert not LogitsProcessor(SIZE, CPU).is_complete
 
 
 def _request(**values: object) -> GenerationRequest:
@@ -148,4 +148,4 @@ def _request(**values: object) -> GenerationRequest:
     ],
 )
 def test_a_row_has_a_processor_only_where_it_asks_for_one(values: dict[str, object], needed: bool) -> None:
-    assert (row_processor(_request(**values), LETTERS, frozenset({END}), CPU) is not None) == needed
+    assert (logits_processor(_request(**values), LETTERS, frozenset({END}), CPU) is not None) == needed

@@ -15,7 +15,7 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.filters import draw, penalize_output
-from llama_engine.sampling.logits_processor import RowProcessor, row_processor
+from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
 from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.text.bad_words import BadWords
@@ -46,13 +46,13 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
     return scale * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(3))
 
 
-def _batch(requests: list[GenerationRequest], vocabulary: int, processor: RowProcessor | None = None) -> SlotBatch:
+def _batch(requests: list[GenerationRequest], vocabulary: int, processor: LogitsProcessor | None = None) -> SlotBatch:
     """Return a batch with a row for each request. processor: of the first row."""
     batch = SlotBatch(len(requests), vocabulary, CPU, Mock(PageManager))
     tokens_without_text = Vocabulary([b""] * vocabulary)
     for row, request in enumerate(requests):
         of_row = (
-            row_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
+            logits_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
         )
         sequence = Sequence(
             request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
@@ -63,7 +63,7 @@ def _batch(requests: list[GenerationRequest], vocabulary: int, processor: RowPro
 
 
 def _sample(
-    requests: list[GenerationRequest], steps: list[torch.Tensor], processor: RowProcessor | None = None
+    requests: list[GenerationRequest], steps: list[torch.Tensor], processor: LogitsProcessor | None = None
 ) -> list[list[int]]:
     """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. processor: of the first row."""
     batch = _batch(requests, steps[0].shape[1], processor)
@@ -156,7 +156,7 @@ def test_all_parameters_together_give_the_tokens_of_transformers() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_with_every_token_banned_ends_even_before_min_tokens(temperature: float) -> None:
     banned = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"", b"2a", b"aa", b"1a", b"a", b""]), CPU)
-    everything = RowProcessor(8, CPU, ends=ENDS, bad_words=banned)
+    everything = LogitsProcessor(8, CPU, ends=ENDS, bad_words=banned)
     request = _request(min_tokens=5, temperature=temperature)
     logits = torch.tensor([[3.0, 1.0, -9.0, 2.0, 5.0, 0.0, 1.0, -10.0]]).expand(2, -1)
     (ended,), (free,) = _sample([request, request], [logits], everything)

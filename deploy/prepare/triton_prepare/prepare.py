@@ -18,7 +18,7 @@ from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.checkpoint.hub import SMALL_FILES, resolve_folder
 from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_rows
+from llama_engine.checkpoint.per_channel import quantize_per_channel
 from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
@@ -122,7 +122,7 @@ def _int8_rows(saved: SavedTensors, linear: SavedLinear) -> dict[str, torch.Tens
     def quantize(rows: slice) -> None:
         # By way of float16, as `WeightReader` does for a server.
         block = saved.read(name, rows).float().half()
-        weight[rows], _ = quantize_rows(block)
+        weight[rows], _ = quantize_per_channel(block)
         largest[rows] = block.abs().amax(dim=1).float()
 
     for_each_block(row_blocks(*linear.shape), quantize)

@@ -11,7 +11,7 @@ MAX_WEIGHT = 127
 """Largest magnitude of a quantized weight, that of its row's largest value."""
 
 
-def quantize_rows(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_per_channel(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize a float16 or float32 matrix to INT8 rows; return it and the float32 scale of each row.
 
     Of float16 gives the same bits as bitsandbytes' `int8_vectorwise_quant` on a CPU, without its import, which takes
@@ -28,7 +28,7 @@ def requantized(weight: LinearWeight) -> LinearWeight:
     integers, scales = torch.empty_like(weight.weight), weight.scales.new_empty(len(weight.weight))
 
     def quantize(rows: slice) -> None:
-        integers[rows], scales[rows] = quantize_rows(weight.rows(rows).dequantized())
+        integers[rows], scales[rows] = quantize_per_channel(weight.rows(rows).dequantized())
 
     for_each_block(row_blocks(*weight.weight.shape), quantize)
     return LinearWeight(integers, scales, weight.bias)

@@ -16,7 +16,7 @@ import torch
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, LinearFormat
 from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_rows, requantized
+from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
 from llama_engine.checkpoint.tensor_names import (
     EMBEDDING,
     HEAD,
@@ -164,7 +164,7 @@ class WeightReader:
         """Quantize a saved tensor to INT8 as transformers and bitsandbytes do: via the model's dtype and float16."""
 
         def quantize(rows: slice, block: torch.Tensor) -> None:
-            weight[rows], scales[rows] = quantize_rows(block.to(self._dtype).to(torch.float16))
+            weight[rows], scales[rows] = quantize_per_channel(block.to(self._dtype).to(torch.float16))
 
         self._in_blocks(name, quantize)
 

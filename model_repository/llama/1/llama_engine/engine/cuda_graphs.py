@@ -52,7 +52,7 @@ Capture = Callable[[Action], Action]
 """Capture the action's kernels; return a function that replays them. May call the action to warm up."""
 
 
-def row_buckets(slots: int) -> tuple[int, ...]:
+def batch_buckets(slots: int) -> tuple[int, ...]:
     """Return the row counts with a graph, ascending. Gaps grow with the count, as padding rows matter less."""
     counts = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
     return (*(rows for rows in counts if rows < slots), slots)
@@ -66,7 +66,7 @@ def span_buckets(max_model_len: int) -> tuple[int, ...]:
 
 def graph_count(shape: KVCacheShape) -> int:
     """Return the number of graphs captured for a KV cache of this shape."""
-    return len(row_buckets(shape.slots)) * (len(span_buckets(shape.max_model_len)) + len(FEATURE_SETS))
+    return len(batch_buckets(shape.slots)) * (len(span_buckets(shape.max_model_len)) + len(FEATURE_SETS))
 
 
 def unsupported_reason(checkpoint: Checkpoint) -> str | None:
@@ -123,7 +123,7 @@ class DecodeGraphs:
         device = checkpoint.info.device
         self._model, self._sampler, self._batch = model, sampler, batch
         self._padding = shape.max_model_len
-        self._row_buckets, self._span_buckets = row_buckets(shape.slots), span_buckets(shape.max_model_len)
+        self._row_buckets, self._span_buckets = batch_buckets(shape.slots), span_buckets(shape.max_model_len)
         # float32, the dtype of sampling.
         self._logits = torch.zeros(shape.slots, checkpoint.architecture.vocabulary, device=device)
         self._rows = torch.arange(shape.slots, device=device)

@@ -31,9 +31,9 @@ class CapturedSteps(Protocol):
 
 
 class DecodeStep:
-    """Computes the next token of every row in use, by CUDA graphs if they are captured. Not thread-safe.
+    """Computes the next token of every sequence of the batch, by CUDA graphs if they are captured. Not thread-safe.
 
-    The first `decoding` rows run a forward pass. The remaining rows have just been prefilled: their last hidden states
+    The first `decoding` sequences run a forward pass. The others have just been prefilled: their last hidden states
     are an argument.
     """
 
@@ -44,10 +44,10 @@ class DecodeStep:
         self._failed_replays = 0
 
     def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Return the next token of every row in use, [rows], and store it as the input of the row's next step.
+        """Return the next token of every sequence, [batch], and store it as the input of its next step.
 
-        decoding: number of leading rows that run a forward pass. prefilled: hidden states of the remaining rows,
-        [rows, hidden] in all. A token is FAILED if the row's computation failed or its logits were not finite.
+        decoding: number of leading sequences that run a forward pass. prefilled: hidden states of the others,
+        [batch, hidden] in all. A token is FAILED if its computation failed or its logits were not finite.
         """
         tokens = self._replay(decoding, prefilled)
         if tokens is None:
@@ -59,7 +59,7 @@ class DecodeStep:
         return tokens
 
     def _replay(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor | None:
-        """Replay the captured step and return its tokens, [rows]; None if nothing is captured or the replay fails."""
+        """Replay the captured step and return its tokens, [batch]; None if nothing is captured or the replay fails."""
         if self.graphs is None:
             return None
         try:
@@ -75,18 +75,18 @@ class DecodeStep:
         return tokens
 
     def _launch(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Compute the tokens of all rows in use, [rows], without graphs; on a failure, retry the rows in halves."""
+        """Compute the tokens of all sequences, [batch], without graphs; on a failure, retry in halves."""
         batch = self._batch
-        row_of = {sequence: row for row, sequence in enumerate(batch.sequences)}
+        index_of = {sequence: index for index, sequence in enumerate(batch.sequences)}
 
         def compute(part: list[Sequence]) -> torch.Tensor:
-            first = row_of[part[0]]
+            first = index_of[part[0]]
             last = first + len(part)
             hidden = []
             if first < decoding:
-                rows = slice(first, min(last, decoding))
-                span = max(sequence.num_cached for sequence in batch.sequences[rows]) + 1
-                states = batch.kv_slots[rows], batch.tokens[rows], batch.positions[rows]
+                elements = slice(first, min(last, decoding))
+                span = max(sequence.num_cached for sequence in batch.sequences[elements]) + 1
+                states = batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements]
                 hidden.append(self._model.decode(*states, span))
             if last > decoding:
                 hidden.append(torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
@@ -97,6 +97,6 @@ class DecodeStep:
         if not failed:
             return torch.cat(parts)
         tokens = torch.full_like(batch.tokens[: len(batch)], FAILED)
-        computed = [row for sequence, row in row_of.items() if sequence not in failed]
+        computed = [index for sequence, index in index_of.items() if sequence not in failed]
         tokens[computed] = torch.cat([tokens[:0], *parts])
         return tokens

@@ -1,7 +1,7 @@
 """A sequence: one request in the engine, from its arrival to its last chunk.
 
-It has one status and one result, and neither is copied elsewhere. A request of several rows is several sequences that
-share a response sink.
+It has one status and one result, and neither is copied elsewhere. A request with several batch elements is several
+sequences that share a response sink.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llama_engine.engine.events import FAILURE, Chunk, Completion, DiscardingSin
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sampling.logits_processor import RowProcessor
+from llama_engine.sampling.logits_processor import LogitsProcessor
 from llama_engine.text.stop_checker import StopChecker
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Sequence:
     """The prompt and the parameters."""
     stop_checker: StopChecker
     """The generated text, and the conditions that end it."""
-    processor: RowProcessor | None = None
+    processor: LogitsProcessor | None = None
     """The sequence's logits processor: bias, masks and guide; None if its request needs none."""
     sink: ResponseSink = field(default_factory=DiscardingSink)
     """Receives the chunks and the result."""
@@ -118,7 +118,7 @@ class Sequence:
     result: Result | None = None
     """The completion or the error; None until the sequence has finished."""
     kv_slot: int | None = None
-    """Row of the page table, from the beginning of prefill until the sequence is removed or preempted; else None."""
+    """Index into the page table, from prefill until the sequence is removed or preempted; else None."""
     pages: list[int] = field(default_factory=list, repr=False)
     """Pages of the KV cache, in order of position; those of a prefix can be shared with other sequences."""
     page_digests: list[bytes] = field(default_factory=list, repr=False)

@@ -8,7 +8,7 @@ import torch
 
 from llama_engine.engine.sequence import PromptShare, RequestContext, Sequence, Status
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.sampling.logits_processor import RowProcessor, row_processor
+from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
 from llama_engine.sampling.philox import choice_seed
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
@@ -42,13 +42,13 @@ class SequenceBuilder:
             for choice in choices_of(request)
         ]
 
-    def _processor(self, request: GenerationRequest) -> RowProcessor | None:
-        return row_processor(request, self.vocabulary, self.end_tokens, self.device)
+    def _processor(self, request: GenerationRequest) -> LogitsProcessor | None:
+        return logits_processor(request, self.vocabulary, self.end_tokens, self.device)
 
     def _build(
         self,
         request: GenerationRequest,
-        processor: RowProcessor | None,
+        processor: LogitsProcessor | None,
         context: RequestContext,
         share: PromptShare | None = None,
     ) -> Sequence:

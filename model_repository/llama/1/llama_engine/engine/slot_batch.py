@@ -1,8 +1,8 @@
-"""The batch of decoding sequences, with the state of each row: KV slot, last token, position, sampling state.
+"""The batch of decoding sequences, with the state of each one: KV slot, last token, position, sampling state.
 
-Rows in use are contiguous from row 0, so that a decode step reads views of the state tensors. `SlotBatch.remove` moves
-the last row into the freed row. A sequence keeps its KV slot, a row of the page table, from prefill until it finishes
-or is preempted: `kv_slots` maps rows to KV slots.
+Batch indices in use are contiguous from 0, so that a decode step reads views of the state tensors. `SlotBatch.remove`
+moves the last sequence to the freed index. A sequence keeps its KV slot, an entry of the page table, from prefill until
+it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from llama_engine.transfer import to_device
 
 
 class SlotBatch:
-    """The decoding sequences and the state of their rows. Not thread-safe."""
+    """The decoding sequences and their state. Not thread-safe."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device, pages: PageManager) -> None:
-        """Allocate the state of `slots` rows. vocabulary: number of tokens. pages: of the KV cache."""
+        """Allocate the state of `slots` sequences. vocabulary: number of tokens. pages: the KV cache's."""
         self.slots = slots
         self._pages = pages
         self.sequences: list[Sequence] = []
-        """The sequences by row."""
+        """The sequences by batch index."""
         self.sampling = SamplingState(slots, vocabulary, device)
         self.features = SamplingFeatures()
         """Sampling features that at least one sequence uses."""
         self.kv_slots = torch.arange(slots, device=device)
-        """The KV slot of each row: [slots]."""
+        """The KV slot of each sequence: [slots]."""
         self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
-        """The last token of each row, which its next decode step reads: [slots]."""
+        """The last token of each sequence, which its next decode step reads: [slots]."""
         self.positions = torch.zeros(slots, dtype=torch.long, device=device)
         """The position of that token: [slots]."""
 
@@ -38,7 +38,7 @@ class SlotBatch:
         return len(self.sequences)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences with cached tokens to the next rows: PREFILL → DECODE.
+        """Add sequences with cached tokens at the next indices: PREFILL → DECODE.
 
         Errors of the device are passed on; the batch is then unchanged.
         """
@@ -51,31 +51,31 @@ class SlotBatch:
         for sequence in sequences:
             sequence.start_decoding()
 
-    def remove(self, row: int) -> None:
-        """Free a row, its KV slot and pages, and move the last row's sequence into the row; keys and values stay.
+    def remove(self, index: int) -> None:
+        """Free an index, its KV slot and pages, and move the last sequence to the index; keys and values stay.
 
-        Errors of the device are passed on. The list of sequences changes last: if a copy fails, all other rows are
-        still valid.
+        Errors of the device are passed on. The list of sequences changes last: if a copy fails, all other sequences
+        are still valid.
         """
         last = len(self.sequences) - 1
-        removed, remaining = self.sequences[row], self.sequences[:last]
-        if row != last:
-            remaining[row] = self.sequences[last]
-            self.sampling.copy(last, row)
+        removed, remaining = self.sequences[index], self.sequences[:last]
+        if index != last:
+            remaining[index] = self.sequences[last]
+            self.sampling.copy(last, index)
             for state in (self.kv_slots, self.tokens, self.positions):
-                state[row] = state[last]
+                state[index] = state[last]
         self._replace(remaining)
         self._pages.release(removed)
 
     def clear(self) -> None:
-        """Free all rows, their KV slots and pages."""
+        """Free all indices, their KV slots and pages."""
         sequences = self.sequences
         self._replace([])
         for sequence in sequences:
             self._pages.release(sequence)
 
     def advance(self, decoded: int, tokens: torch.Tensor) -> None:
-        """Store the sampled tokens, [rows], possibly FAILED, and advance the positions of the first `decoded` rows."""
+        """Store the sampled tokens, [batch], possibly FAILED, and advance the positions of the first `decoded`."""
         self.positions[:decoded] += 1
         self.tokens[: len(tokens)] = tokens
 

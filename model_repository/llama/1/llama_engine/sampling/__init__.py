@@ -1,3 +1,3 @@
-"""Sampling: sampler, logits processors and their faster form on a CPU, guides, bias and masks of single rows, log
+"""Sampling: sampler, logits processors and their faster form on a CPU, guides, bias and masks of single sequences, log
 probabilities, counter-based random numbers.
 """

@@ -1,4 +1,4 @@
-"""`logits_processors.draw` on a CPU, computed only for the few tokens of a row that can win the draw.
+"""`filters.draw` on a CPU, computed only for the few tokens of a sequence that can win the draw.
 
 The draw is an exponential race: a token of probability p finishes at time e / p, with e ~ Exp(1) hashed from
 (seed, step, token), and the first token wins; with top-p, the first token of the nucleus. Two shortcuts make it fast:
@@ -7,7 +7,7 @@ The draw is an exponential race: a token of probability p finishes at time e / p
   that finish first, without a logarithm per token.
 - A token is in the nucleus if the probabilities above its own sum to less than top-p, which needs no sort.
 
-In the rare rows where a rounding error could change the result, the row is sorted and drawn as on a GPU.
+In the rare cases where a rounding error could change the result, a sequence's logits are sorted and drawn as on a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llama_engine.sampling.filters import (
 
 EXPECTED_FINISHERS = 32
 """Expected number of nucleus tokens that finish before the bound. With probability e^-16 none finishes before half of
-the bound, and the row is drawn as on a GPU."""
+the bound, and the token is drawn as on a GPU."""
 
 MIN_TOP_P = 0.02
 """Lower limit of top_p in computing the bound; with a smaller one, most of the vocabulary would finish before it."""
@@ -38,7 +38,7 @@ MARGIN = 2e-5
 """Tolerance for a cumulative probability: 10 × the float32 rounding error."""
 
 BLOCK = 1 << 17
-"""Maximum logits computed together, in whole rows, so that intermediate arrays fit a core's cache."""
+"""Maximum logits computed together, in whole sequences, so that intermediate arrays fit a core's cache."""
 
 _UNDECIDED = -1
 
@@ -53,11 +53,11 @@ def draw_on_cpu(
     keys: torch.Tensor,
     log_min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the tokens, [rows], of `draw(keep_top_k_top_p(keep_min_p(apply_temperature(logits))))`.
+    """Return the tokens, [batch], of `draw(keep_top_k_top_p(keep_min_p(apply_temperature(logits))))`.
 
-    logits: [rows, vocabulary], float32 on a CPU, each row's maximum finite. temperature: [rows], > 0. top_k: [rows],
-    1 … vocabulary. top_p: [rows], (0, 1]. keys: [rows, 2], random words. log_min_p: [rows], the logarithm of min_p;
-    None is off in every row.
+    logits: [batch, vocabulary], float32 on a CPU, each sequence's maximum finite. temperature: [batch], > 0. top_k:
+    [batch], 1 … vocabulary. top_p: [batch], (0, 1]. keys: [batch, 2], random words. log_min_p: [batch], the logarithm
+    of min_p; None is off for every sequence.
     """
     threshold = _kth_largest(logits, top_k)
     # NumPy from here on, in this thread: on a busy machine, waiting for PyTorch's threads costs more than they save.
@@ -81,7 +81,7 @@ def draw_on_cpu(
 
 
 def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
-    """Return the top_k-th largest logit of each row, [rows, 1]; -inf if top_k is the size of the vocabulary."""
+    """Return the top_k-th largest logit of each sequence, [batch, 1]; -inf if top_k is the size of the vocabulary."""
     limited = top_k < logits.shape[1]
     largest = int(torch.where(limited, top_k, 0).amax())
     if not largest:
@@ -93,7 +93,7 @@ def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
 def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, lowest: _Floats | None) -> _Floats:
     """Apply the temperature with the same bits as `apply_temperature`, and mask logits.
 
-    threshold: minimum before the temperature, [rows, 1]. lowest: minimum after it, [rows, 1].
+    threshold: minimum before the temperature, [batch, 1]. lowest: minimum after it, [batch, 1].
     """
     best = logits.max(-1, keepdims=True)
     # A tiny temperature overflows to -inf.
@@ -107,8 +107,8 @@ def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, lowest:
 
 
 def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int]:
-    """Return each row's token, or _UNDECIDED. logits: [rows, vocabulary], the best of each row 0. keys: [rows, 2]."""
-    rows, vocabulary = logits.shape
+    """Return each sequence's token, or _UNDECIDED. logits: [batch, vocabulary], the best is 0. keys: [batch, 2]."""
+    batch, vocabulary = logits.shape
     weights = np.exp(logits)
     total = weights.sum(-1)
     # Upper limit of e / weight. The weights of all tokens sum to `total`, those of the nucleus to top_p * total.
@@ -116,12 +116,12 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     words = _hash(keys, vocabulary)
     close = words.astype(np.float32) <= weights * (bound * 2.0**32)[:, None]
     # Two-dimensional np.nonzero takes ten times as long.
-    row, token = np.divmod(np.flatnonzero(close), vocabulary)
-    finished = torch.from_numpy(logits[row, token]), torch.from_numpy(words[row, token].astype(np.int64))
+    index, token = np.divmod(np.flatnonzero(close), vocabulary)
+    finished = torch.from_numpy(logits[index, token]), torch.from_numpy(words[index, token].astype(np.int64))
     scores = noisy(*finished).numpy()
     # A score is -log(e / weight). Use finishers up to half of the bound: near the bound, rounding may exclude some.
     threshold = -np.log(bound / 2)
-    ends = np.searchsorted(row, np.arange(rows + 1)).tolist()
+    ends = np.searchsorted(index, np.arange(batch + 1)).tolist()
     drawn = []
     for at, (first, last) in enumerate(pairwise(ends)):
         places = first + np.argsort(-scores[first:last], kind="stable")
@@ -153,7 +153,7 @@ def _first_of_nucleus(
 
 
 def _hash(keys: NDArray[np.uint32], vocabulary: int) -> NDArray[np.uint32]:
-    """Return the 32-bit hashes that `logits_processors.draw` uses, for every token: [rows, vocabulary]."""
+    """Return the 32-bit hashes that `filters.draw` uses, for every token: [batch, vocabulary]."""
     by_token, *factors = map(np.uint32, HASH_FACTORS)
     words = (np.arange(vocabulary, dtype=np.uint32) * by_token)[None] ^ np.zeros_like(keys[:, :1])
     shifted = np.empty_like(words)

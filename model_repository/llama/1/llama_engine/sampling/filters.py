@@ -1,4 +1,4 @@
-"""Logits processors and sampling for all rows at once, each row with its own parameters: pure functions of tensors.
+"""Filters of logits and sampling for a whole batch, each sequence with its own parameters: pure functions of tensors.
 
 On a CPU, `cpu_sampling` has a faster implementation of temperature, min-p, top-k, top-p and the draw. Change both files
 together.
@@ -9,7 +9,7 @@ penalties and min-p, of vLLM. Which tokens are penalized, of prompt or completio
 
 `draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
 rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best
-candidates nearly tie. So a row draws the same tokens in another batch, although its logits may differ in the last bit.
+candidates nearly tie. So a sequence draws the same tokens in another batch, although its logits' last bits may differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HASH_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
     """Divide positive and multiply negative logits of tokens seen in prompt or completion.
 
-    logits: [rows, vocabulary]. seen: the same, bool. penalty: [rows], > 0, 1 = off. Source: CTRL, arXiv:1909.05858.
+    logits: [batch, vocabulary]. seen: the same, bool. penalty: [batch], > 0, 1 = off. Source: CTRL, arXiv:1909.05858.
     """
     factor = penalty[:, None]
     penalized = torch.where(logits > 0, logits / factor, logits * factor)
@@ -40,20 +40,20 @@ def penalize_output(
 ) -> torch.Tensor:
     """Subtract `frequency` per occurrence in the completion, and `presence` once.
 
-    logits: [rows, vocabulary]. counts: the same, occurrences. frequency, presence: [rows], 0 = off.
+    logits: [batch, vocabulary]. counts: the same, occurrences. frequency, presence: [batch], 0 = off.
     """
     return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Subtract the row's maximum, so that a tiny temperature can't overflow, and divide by temperature [rows], > 0."""
+    """Subtract each maximum, so that a tiny temperature can't overflow, and divide by temperature [batch], > 0."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
 
 
 def keep_min_p(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
     """Mask tokens that are less than min_p times as likely as the best one.
 
-    logits: [rows, vocabulary], from `apply_temperature`, so that the best one is 0. log_min_p: [rows], the logarithm
+    logits: [batch, vocabulary], from `apply_temperature`, so that the best one is 0. log_min_p: [batch], the logarithm
     of min_p; -inf is off. Source: min-p sampling, arXiv:2407.01082.
     """
     return logits.masked_fill(logits < log_min_p[:, None], -torch.inf)
@@ -62,7 +62,7 @@ def keep_min_p(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
 def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Mask all but the `top_k` best tokens, then all but the smallest set of probability `top_p` (at least one token).
 
-    logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1]. Tokens
+    logits: [batch, vocabulary], after temperature. top_k: [batch], long, 1 … vocabulary. top_p: [batch], (0, 1]. Tokens
     that tie with the last one in the set are kept, so the result does not depend on the sort order of equal logits.
     """
     ranked = logits.sort(dim=-1, descending=True).values
@@ -76,9 +76,9 @@ def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row from softmax(logits).
+    """Draw one token per sequence from softmax(logits).
 
-    logits: [rows, vocabulary]. keys: [rows, 2], long, two random 32-bit words for (seed, step). Returns [rows].
+    logits: [batch, vocabulary]. keys: [batch, 2], long, two random 32-bit words for (seed, step). Returns [batch].
     """
     tokens = torch.arange(logits.shape[-1], device=logits.device)[None]
     return noisy(logits, _hash(keys, tokens)).argmax(-1)
@@ -93,7 +93,7 @@ def noisy(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
 
 
 def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return a 32-bit hash of (key, token) for each row's tokens: [rows, n], long. tokens: [1, n].
+    """Return a 32-bit hash of (key, token) for each sequence's tokens: [batch, n], long. tokens: [1, n].
 
     Two rounds of MurmurHash3's finalizer, each keyed with one word.
     """
@@ -107,9 +107,9 @@ def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def forbidden(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Unpack the bit masks of guides: return which tokens are not allowed, [rows, vocabulary], bool.
+    """Unpack the bit masks of guides: return which tokens are not allowed, [batch, vocabulary], bool.
 
-    allowed: [rows, ceil(vocabulary / 32)], int32, in the format of `GuideState.fill`; on any device.
+    allowed: [batch, ceil(vocabulary / 32)], int32, in the format of `GuideState.fill`; on any device.
     """
     if allowed.device.type == "cpu":
         bits = np.unpackbits(allowed.numpy().view(np.uint8), axis=-1, count=vocabulary, bitorder="little")

@@ -1,6 +1,6 @@
 """Log probabilities of tokens: the log softmax of the model's raw logits, before bias and penalties.
 
-Sums are in double precision: rounded to float32, a row's values don't depend on the other rows of the batch.
+Sums are in double precision: rounded to float32, a sequence's values don't depend on the others of the batch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ class TokenLogProbs:
 
 
 def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
-    """Return the log probabilities of tokens [rows], given logits [rows, vocabulary], float32; one read of the device.
-
-    top: number of most likely tokens to return for each row.
+    """Return the log probabilities of tokens [batch] given logits [batch, vocabulary], float32. Reads the device once.
+    top: number of most likely tokens to return for each sequence.
     """
     return unpack(pack(logits, tokens, top), top)
 
 
 def pack(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> torch.Tensor:
-    """Return what `unpack` reads, on the device: [rows, 3 + 2 · largest top], float64, which holds every id exactly.
+    """Return what `unpack` reads, on the device: [batch, 3 + 2 · largest top], float64, which holds every id exactly.
 
     Columns: token, log probability, rank, ids of the most likely tokens, their log probabilities. Arguments are those
     of `log_probs_of`.
@@ -43,17 +42,17 @@ def pack(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> torc
     ranks = (logits > chosen).sum(-1, keepdim=True) + 1
     counts = [min(count, logits.shape[1]) for count in top]
     ids, values = torch.zeros(2, len(top), max(counts), dtype=torch.float64, device=logits.device)
-    # One topk call per count: the order of equal logits depends on the count, which must be the row's.
+    # One topk call per count: the order of equal logits depends on the count, which must be the sequence's.
     for count in sorted(set(counts) - {0}):
-        rows = to_device([row for row, requested in enumerate(counts) if requested == count], logits.device)
-        best, indices = logits[rows].topk(count)
-        ids[rows, :count] = indices.double()
-        values[rows, :count] = (best.double() - total[rows]).float().double()
+        selected = to_device([index for index, requested in enumerate(counts) if requested == count], logits.device)
+        best, indices = logits[selected].topk(count)
+        ids[selected, :count] = indices.double()
+        values[selected, :count] = (best.double() - total[selected]).float().double()
     return torch.cat((tokens[:, None].double(), log_probs.double(), ranks.double(), ids, values), dim=1)
 
 
 def unpack(packed: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
-    """Return the log probabilities of each row of `pack`'s result, from any device. top: as for `pack`."""
+    """Return the log probabilities of each sequence in `pack`'s result, from any device. top: as for `pack`."""
     log_probs = []
     for (token, log_prob, rank, *best), count in zip(packed.tolist(), top, strict=True):
         ids, values = best[: len(best) // 2], best[len(best) // 2 :]

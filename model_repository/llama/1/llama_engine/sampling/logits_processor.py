@@ -1,8 +1,8 @@
 """Per-sequence logits processing: a bias before the penalties, and masks after them.
 
 Masked tokens are: all but `allowed_token_ids`, end tokens before min_tokens, tokens that would complete a bad word, and
-tokens that the guide excludes. A sequence that has only min_tokens needs no `RowProcessor`: the sampler masks end
-tokens for all such rows at once.
+tokens that the guide excludes. A sequence that has only min_tokens needs no `LogitsProcessor`: the sampler masks end
+tokens of all such sequences at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llama_engine.grammar.matcher import GuideState
 
 
-class RowProcessor:
+class LogitsProcessor:
     """Applies the bias and the masks of one sequence to its logits. Not thread-safe."""
 
     def __init__(
@@ -67,7 +67,7 @@ class RowProcessor:
             _bits(self._vocabulary, tokens) for tokens in self._guided_ends
         )
 
-    def clone(self) -> RowProcessor:
+    def clone(self) -> LogitsProcessor:
         """Return a processor for another choice of the request. Must be called before `follow_guide` and `append`.
 
         The clone shares stateless data, because the tables of many bad words take tenths of a second to build.
@@ -159,12 +159,12 @@ def _bits(vocabulary: int, tokens: Iterable[int]) -> NDArray[np.int32]:
     return np.packbits(chosen, bitorder="little").view(np.int32)
 
 
-def row_processor(
+def logits_processor(
     request: GenerationRequest,
     vocabulary: Vocabulary,
     end_tokens: frozenset[int],
     device: torch.device,
-) -> RowProcessor | None:
+) -> LogitsProcessor | None:
     """Return the processor of a request, without its guide; None if the request needs none.
 
     end_tokens: the checkpoint's end tokens.
@@ -180,7 +180,7 @@ def row_processor(
     if not needed:
         return None
     stops = set(request.stop_token_ids)
-    return RowProcessor(
+    return LogitsProcessor(
         len(vocabulary.token_bytes),
         device,
         logit_bias=request.logit_bias,

@@ -1,6 +1,6 @@
 """Philox4x32-10: stateless random numbers, a function of (key, counter).
 
-A row's random numbers depend on its seed and its step alone, not on the batch. Source of algorithm and constants:
+A sequence's random numbers depend on its seed and its step alone, not on the batch. Source of algorithm and constants:
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
@@ -30,7 +30,7 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
 
 
 def step_keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return two random 32-bit words for each row's (seed, step): [rows, 2]."""
+    """Return two random 32-bit words for each sequence's (seed, step): [batch, 2]."""
     counter = np.zeros((len(seeds), 4), dtype=np.uint64)
     counter[:, 0] = steps
     return philox4x32(seeds, counter)[:, :2].astype(np.int64)

@@ -1,8 +1,8 @@
-"""Samples the next token of every row, each with its own parameters.
+"""Samples the next token of every sequence of a batch, each with its own parameters.
 
 The formulas (temperature, min-p, top-k, top-p, penalties) are in `filters`; `cpu_sampling` has all but the
-penalties again, for CPUs. Penalties, sorting and noise are skipped if no sequence of the batch uses them. A row's token
-never depends on the features that other rows use.
+penalties again, for CPUs. Penalties, sorting and noise are skipped if no sequence of the batch uses them. A sequence's
+token never depends on the features that others use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llama_engine.sampling.filters import (
     penalize_repetition,
 )
 from llama_engine.sampling.log_probs import log_probs_of
-from llama_engine.sampling.logits_processor import RowProcessor
+from llama_engine.sampling.logits_processor import LogitsProcessor
 from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.state import SamplingFeatures, SamplingState
 from llama_engine.transfer import to_device
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence
 
 FAILED = -1
-"""Token of a row whose logits are not finite."""
+"""Token of a sequence whose logits are not finite."""
 
-_PerRow = list[tuple[int, RowProcessor]]
-"""Row numbers and processors of the sequences that have a `RowProcessor`."""
+_Processors = list[tuple[int, LogitsProcessor]]
+"""Batch indices and processors of the sequences that have a `LogitsProcessor`."""
 
 
 class Sampler:
@@ -57,75 +57,76 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
     ) -> torch.Tensor:
-        """Sample the next token of consecutive rows from row `first` on, and count it in the rows' histories.
+        """Sample the next token of the sequences at batch indices from `first` on, and count it in their histories.
 
-        logits: [rows, vocabulary], any float dtype. sequences: one per row. features: at least those of the sequences.
-        Returns [rows], long; FAILED where a row's logits aren't finite. Counting comes last: after an exception, the
-        same rows can be sampled again.
+        logits: [batch, vocabulary], any float dtype. features: at least those of the sequences. Returns [batch], long;
+        FAILED where a sequence's logits aren't finite. Counting comes last: after an exception, the same sequences can
+        be sampled again.
         """
-        rows = slice(first, first + len(sequences))
+        elements = slice(first, first + len(sequences))
         # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
         # On a CPU nothing overlaps, but a mask takes about 10 µs, less than handing it to another thread.
-        per_row = _per_row(sequences) if features.per_row else []
-        allowed = self._fill_guides(rows, per_row)
+        processors = _processors(sequences) if features.processors else []
+        allowed = self._fill_guides(elements, processors)
         raw = logits.float()
-        logits = self.penalize(_bias(raw, per_row), rows, features)
-        logits = self._mask(logits, sequences, per_row, allowed)
+        logits = self.penalize(_bias(raw, processors), elements, features)
+        logits = self._mask(logits, sequences, processors, allowed)
         keys = to_device(torch.from_numpy(self.keys(first, sequences)), self._device) if features.noise else None
-        tokens, finite = self._choose(logits, rows, features, keys)
+        tokens, finite = self._choose(logits, elements, features, keys)
         if features.log_probs:
             _record_log_probs(raw, tokens, sequences)
-        return self._count(tokens, finite, rows, features)
+        return self._count(tokens, finite, elements, features)
 
     def keys(self, first: int, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """Return the random words for the next draw of the rows from `first` on: [rows, 2]."""
+        """Return the random words for the next draw of the sequences from batch index `first` on: [batch, 2]."""
         steps = np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64)
         return step_keys(self._state.seeds[first : first + len(sequences)], steps)
 
-    def penalize(self, logits: torch.Tensor, rows: slice, features: SamplingFeatures) -> torch.Tensor:
-        """Return logits [rows, vocabulary] with the rows' repetition, frequency and presence penalties."""
+    def penalize(self, logits: torch.Tensor, elements: slice, features: SamplingFeatures) -> torch.Tensor:
+        """Return logits [batch, vocabulary] with the sequences' repetition, frequency and presence penalties."""
         if not features.repetition and not features.output_counts:
             return logits
         state = self._state
         if features.repetition:
-            repetition = state.column("repetition_penalty", rows)
-            seen = state.in_prompt[rows] | (state.counts[rows] > 0)
-            # Skip rows with a penalty of 1: clamping would make infinite logits finite, and such a row must fail
-            # regardless of other rows' penalties.
+            repetition = state.column("repetition_penalty", elements)
+            seen = state.in_prompt[elements] | (state.counts[elements] > 0)
+            # Skip sequences with a penalty of 1: clamping would make infinite logits finite, and such a sequence must
+            # fail regardless of the others' penalties.
             logits = penalize_repetition(logits, seen & (repetition != 1.0)[:, None], repetition)
         if features.output_counts:
-            frequency, presence = (state.column(f"{name}_penalty", rows) for name in ("frequency", "presence"))
-            logits = penalize_output(logits, state.counts[rows], frequency, presence)
+            frequency, presence = (state.column(f"{name}_penalty", elements) for name in ("frequency", "presence"))
+            logits = penalize_output(logits, state.counts[elements], frequency, presence)
         return logits
 
     def select(
-        self, logits: torch.Tensor, rows: slice, features: SamplingFeatures, keys: torch.Tensor | None
+        self, logits: torch.Tensor, elements: slice, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return tokens [rows] sampled from penalized and masked logits, and count them. keys: random words, [rows, 2].
+        """Return tokens [batch] sampled from penalized and masked logits, and count them.
 
-        The kernels depend on shapes and `features` only, so that they can be captured in a CUDA graph.
+        keys: random words, [batch, 2]. The kernels depend on shapes and `features` only, so that they can be captured
+        in a CUDA graph.
         """
-        return self._count(*self._choose(logits, rows, features, keys), rows, features)
+        return self._count(*self._choose(logits, elements, features, keys), elements, features)
 
     def _choose(
-        self, logits: torch.Tensor, rows: slice, features: SamplingFeatures, keys: torch.Tensor | None
+        self, logits: torch.Tensor, elements: slice, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return sampled tokens, [rows], and whether each row's maximum logit is finite, [rows]."""
+        """Return sampled tokens, [batch], and whether each sequence's maximum logit is finite, [batch]."""
         best, tokens = _best(logits)
-        # A NaN anywhere makes the maximum NaN; a row whose tokens are all masked has a maximum of -inf.
+        # A NaN anywhere makes the maximum NaN; if all tokens are masked, it is -inf.
         finite = best.isfinite()
         if features.noise:
             assert keys is not None, "a draw needs random words"
-            tokens = self._draw(logits, tokens, finite, rows, features, keys)
+            tokens = self._draw(logits, tokens, finite, elements, features, keys)
         return tokens, finite
 
     def _count(
-        self, tokens: torch.Tensor, finite: torch.Tensor, rows: slice, features: SamplingFeatures
+        self, tokens: torch.Tensor, finite: torch.Tensor, elements: slice, features: SamplingFeatures
     ) -> torch.Tensor:
-        """Count tokens [rows] in the rows' histories; return them, with FAILED where `finite` [rows] is False."""
+        """Count tokens [batch] in the histories; return them, with FAILED where `finite` [batch] is False."""
         selected = torch.where(finite, tokens, FAILED)
         if features.repetition or features.output_counts:
-            self._state.counts[rows].scatter_add_(
+            self._state.counts[elements].scatter_add_(
                 1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.int32)
             )
         return selected
@@ -135,18 +136,18 @@ class Sampler:
         logits: torch.Tensor,
         tokens: torch.Tensor,
         finite: torch.Tensor,
-        rows: slice,
+        elements: slice,
         features: SamplingFeatures,
         keys: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the tokens [rows], replaced by random draws in rows with a temperature > 0.
+        """Return the tokens [batch], replaced by random draws where the temperature is > 0.
 
-        tokens: greedy tokens, [rows]. finite: [rows], bool; draws of other rows are discarded.
+        tokens: greedy tokens, [batch]. finite: [batch], bool; draws of other sequences are discarded.
         """
         state = self._state
-        temperature, top_p = state.column("temperature", rows), state.column("top_p", rows)
-        top_k, sampled = state.top_k[rows], temperature > 0
-        log_min_p = state.column("min_p", rows).log() if features.min_p else None
+        temperature, top_p = state.column("temperature", elements), state.column("top_p", elements)
+        top_k, sampled = state.top_k[elements], temperature > 0
+        log_min_p = state.column("min_p", elements).log() if features.min_p else None
         if on_cpu(logits):
             drawing = (sampled & finite).nonzero()[:, 0]
             if len(drawing) == len(logits):
@@ -168,73 +169,75 @@ class Sampler:
             warm = keep_top_k_top_p(warm, top_k, top_p)
         return torch.where(sampled, draw(warm, keys), tokens)
 
-    def _fill_guides(self, rows: slice, per_row: _PerRow) -> torch.Tensor | None:
-        """Return the guides' bit masks on the device, [rows, ceil(vocabulary / 32)]; None if no row has a guide.
+    def _fill_guides(self, elements: slice, processors: _Processors) -> torch.Tensor | None:
+        """Return the guides' bit masks on the device, [batch, ceil(vocabulary / 32)]; None if there is no guide.
 
-        All bits are set in rows without a guide.
+        All bits are set for sequences without a guide.
         """
-        guided = [(row, processor) for row, processor in per_row if processor.is_guided]
+        guided = [(index, processor) for index, processor in processors if processor.is_guided]
         if not guided:
             return None
         if self._guided is None:
             slots, words = len(self._state.seeds), -(-self._state.vocabulary // 32)
             self._guided = torch.empty(slots, words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        # Each row has its own buffer, because other rows of this step may still be copied asynchronously. The copies of
-        # the previous step are done.
-        host = self._guided[rows]
+        # Each sequence has its own buffer, because others of this step may still be copied asynchronously. The copies
+        # of the previous step are done.
+        host = self._guided[elements]
         bits = host.numpy()
         bits.fill(-1)
-        for row, processor in guided:
-            processor.fill(bits[row])
+        for index, processor in guided:
+            processor.fill(bits[index])
         return host.to(self._device, non_blocking=True)
 
     def _mask(
-        self, logits: torch.Tensor, sequences: list[Sequence], per_row: _PerRow, allowed: torch.Tensor | None
+        self, logits: torch.Tensor, sequences: list[Sequence], processors: _Processors, allowed: torch.Tensor | None
     ) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and apply guides and row processors. allowed: the guides' bit masks."""
+        """Mask end tokens before min_tokens, and apply guides and logits processors. allowed: the guides' bit masks."""
         too_early = [
-            row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
+            index
+            for index, sequence in enumerate(sequences)
+            if sequence.num_output_tokens < sequence.request.min_tokens
         ]
-        if not too_early and not per_row:
+        if not too_early and not processors:
             return logits
         logits = logits.clone()
         if allowed is not None:
             logits.masked_fill_(forbidden(allowed, self._state.vocabulary), -torch.inf)
-        for row, processor in per_row:
-            processor.mask(logits[row], row in too_early)
-        # Row processors mask the end tokens of their sequences themselves.
-        plain = [row for row in too_early if sequences[row].processor is None] if per_row else too_early
+        for index, processor in processors:
+            processor.mask(logits[index], index in too_early)
+        # Logits processors mask the end tokens of their sequences themselves.
+        plain = [index for index in too_early if sequences[index].processor is None] if processors else too_early
         if plain and len(self._end_tokens):
             logits[to_device(plain, self._device)[:, None], self._end_tokens] = -torch.inf
         return logits
 
 
-def _per_row(sequences: list[Sequence]) -> _PerRow:
-    return [(row, sequence.processor) for row, sequence in enumerate(sequences) if sequence.processor is not None]
+def _processors(sequences: list[Sequence]) -> _Processors:
+    return [(index, sequence.processor) for index, sequence in enumerate(sequences) if sequence.processor is not None]
 
 
-def _bias(logits: torch.Tensor, per_row: _PerRow) -> torch.Tensor:
-    """Return the logits with the rows' biases added; a copy if any row has a bias."""
-    biased = [(row, processor) for row, processor in per_row if processor.has_bias]
+def _bias(logits: torch.Tensor, processors: _Processors) -> torch.Tensor:
+    """Return the logits with the sequences' biases added; a copy if there is any bias."""
+    biased = [(index, processor) for index, processor in processors if processor.has_bias]
     if not biased:
         return logits
     logits = logits.clone()
-    for row, processor in biased:
-        processor.bias(logits[row])
+    for index, processor in biased:
+        processor.bias(logits[index])
     return logits
 
 
 def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> None:
     """Set the log probability of the next token of each sequence that requests log probabilities.
 
-    logits: [rows, vocabulary], raw. tokens: [rows]. Repeatable: a second call replaces the values of the first.
+    logits: [batch, vocabulary], raw. tokens: [batch]. Repeatable: a second call replaces the values of the first.
     """
-    rows = [row for row, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
-    if rows:
-        top = [sequences[row].request.num_logprobs or 0 for row in rows]
-        indices = to_device(rows, logits.device)
-        for row, log_probs in zip(rows, log_probs_of(logits[indices], tokens[indices], top), strict=True):
-            sequences[row].next_log_probs = log_probs
+    elements = [index for index, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
+    if elements:
+        top = [sequences[index].request.num_logprobs or 0 for index in elements]
+        indices = to_device(elements, logits.device)
+        for index, log_probs in zip(elements, log_probs_of(logits[indices], tokens[indices], top), strict=True):
+            sequences[index].next_log_probs = log_probs
 
 
 def failure_of(sequence: Sequence) -> RequestError:
@@ -258,10 +261,10 @@ def on_cpu(logits: torch.Tensor) -> bool:
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's maximum logit (NaN if the row has one) and the first token that has it: both [rows]."""
+    """Return each sequence's maximum logit (NaN if it has one) and the first token that has it: both [batch]."""
     if not on_cpu(logits):
         best, tokens = logits.max(-1)
         return best, tokens
-    # NumPy's argmax is vectorized, PyTorch's is not: 0.05 and 0.3 ms for 32 rows of 32,000 tokens.
+    # NumPy's argmax is vectorized, PyTorch's is not: 0.05 and 0.3 ms for 32 × 32,000 logits.
     tokens = torch.from_numpy(logits.numpy().argmax(-1))
     return logits.gather(-1, tokens[:, None])[:, 0], tokens

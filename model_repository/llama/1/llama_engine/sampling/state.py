@@ -25,8 +25,8 @@ class SamplingFeatures:
     noise: bool = False
     truncation: bool = False
     min_p: bool = False
-    per_row: bool = False
-    """Biases or masks of single rows, by `RowProcessor`."""
+    processors: bool = False
+    """Biases or masks of single sequences, by `LogitsProcessor`."""
     log_probs: bool = False
 
     def cover(self, other: SamplingFeatures) -> bool:
@@ -43,28 +43,28 @@ def features_of(sequences: list[Sequence]) -> SamplingFeatures:
         noise=any(request.temperature > 0 for request in requests),
         truncation=any(request.temperature > 0 and (request.top_k or request.top_p < 1) for request in requests),
         min_p=any(request.temperature > 0 and request.min_p for request in requests),
-        per_row=any(sequence.processor is not None for sequence in sequences),
+        processors=any(sequence.processor is not None for sequence in sequences),
         log_probs=any(request.needs_log_probs for request in requests),
     )
 
 
 class SamplingState:
-    """Sampling parameters and penalties' state (prompt-token masks, output-token counts) of up to `slots` rows."""
+    """Sampling parameters and penalties' state (prompt-token masks, output-token counts) of up to `slots` sequences."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         self.vocabulary = vocabulary
         self.parameters = torch.ones(slots, len(_PARAMETERS), device=device)
-        """Sampling parameters of each row, a column for each name in _PARAMETERS: [rows, parameters]."""
+        """Sampling parameters of each sequence, a column for each name in _PARAMETERS: [batch, parameters]."""
         self.top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
         self.in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
-        """Whether each token occurs in the prompt, for rows with a repetition penalty: [rows, vocabulary]."""
+        """Whether each token occurs in the prompt, for sequences with a repetition penalty: [batch, vocabulary]."""
         self.counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
-        """Number of occurrences of each token in the completion, for rows with penalties: [rows, vocabulary]."""
+        """Number of occurrences of each token in the completion, for sequences with penalties: [batch, vocabulary]."""
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
-    def column(self, name: str, rows: slice) -> torch.Tensor:
-        """Return the values of one of _PARAMETERS for these rows, [rows], as a view."""
-        return self.parameters[rows, _PARAMETERS.index(name)]
+    def column(self, name: str, elements: slice) -> torch.Tensor:
+        """Return the values of one of _PARAMETERS for these batch elements, [batch], as a view."""
+        return self.parameters[elements, _PARAMETERS.index(name)]
 
     @staticmethod
     def bytes_for(slots: int, vocabulary: int) -> int:
@@ -72,7 +72,7 @@ class SamplingState:
         return slots * vocabulary * 5
 
     def set(self, first: int, sequences: list[Sequence]) -> None:
-        """Set the parameters and histories of these sequences in the rows from `first` on.
+        """Set the parameters and histories of these sequences at the batch indices from `first` on.
 
         A sequence has generated tokens already if it was preempted, or if its request resumes another one.
         """
@@ -86,16 +86,16 @@ class SamplingState:
         self.seeds[first:last] = [request.seed for request in requests]
         self.counts[first:last] = 0
         self.in_prompt[first:last] = False
-        for row, sequence in enumerate(sequences, first):
+        for index, sequence in enumerate(sequences, first):
             request = sequence.request
             if request.repetition_penalty != 1.0:
-                self.in_prompt[row, to_device(request.prompt_tokens, device, torch.long)] = True
+                self.in_prompt[index, to_device(request.prompt_tokens, device, torch.long)] = True
             if sequence.output_tokens:
                 output = to_device(sequence.output_tokens, device, torch.long)
-                self.counts[row].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+                self.counts[index].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the state of row `source` to row `target`."""
+        """Copy the state from batch index `source` to `target`."""
         for state in (self.parameters, self.top_k, self.in_prompt, self.counts):
             state[target] = state[source]
         self.seeds[target] = self.seeds[source]

@@ -53,7 +53,7 @@ class Response:
         # Guards against polling for cancellation during or after the final response, which crashes Triton.
         self._sending = threading.Lock()
         self.stream = False
-        self.names_codes = False
+        self.prefix_error_code = False
         """Whether error messages begin with their code: Triton drops the code of a response to another model."""
         self.sequences: list[Sequence] = []
         # For streams: number of unfinished choices, and number of tokens sent of each choice.
@@ -142,7 +142,7 @@ class Response:
 
     def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
         code = _code(error)
-        message = f"{code}: {error}" if self.names_codes else str(error)
+        message = f"{code}: {error}" if self.prefix_error_code else str(error)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
 
     def _send_events(self, sender: pb_utils.InferenceResponseSender, events: list[Event]) -> None:

@@ -16,7 +16,7 @@ import torch
 from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups
 from llama_engine.checkpoint.formats.scales import activation_scales, log_activation_scales, read_scales
 from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_rows
+from llama_engine.checkpoint.per_channel import quantize_per_channel
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
@@ -82,7 +82,7 @@ class Fp8:
                 raise CheckpointError(
                     f"{self._saved.folder} has a scale of 0 for weights of {linear.name} that aren't 0"
                 )
-            weight[rows], row_scales[rows] = quantize_rows(floats * factors)
+            weight[rows], row_scales[rows] = quantize_per_channel(floats * factors)
 
         for_each_block(row_blocks(*linear.shape), quantize)
         return LinearWeight(weight, row_scales)

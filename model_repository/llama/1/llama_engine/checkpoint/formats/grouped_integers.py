@@ -16,7 +16,7 @@ import torch
 
 from llama_engine.checkpoint.formats.linear_format import Groups
 from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_rows
+from llama_engine.checkpoint.per_channel import quantize_per_channel
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
@@ -148,7 +148,7 @@ class GroupedLinears:
         def quantize(rows: slice) -> None:
             integers = saved.read(rows)
             self._check_zero_scales(saved, rows, integers)
-            weight[rows], scales[rows] = quantize_rows(
+            weight[rows], scales[rows] = quantize_per_channel(
                 saved.differences(rows, integers) * saved.scales[rows][:, saved.groups]
             )
 

@@ -18,7 +18,7 @@ from llama_engine.kernels.cpu.packing import (
     ROWS,
     PackedLayer,
     PackedLinear,
-    QuantizedRows,
+    QuantizedTokens,
     linear_shapes,
     pad_gain,
     padded,
@@ -61,7 +61,7 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     qkv = padded((architecture.heads + 2 * architecture.kv_heads) * head_dim)
     output = hidden if architecture.norm_after else 0
     floats = 4 * (qkv + attended + intermediate + output) * room
-    # Of `QuantizedRows`: two bytes an input, 16 a column group, and 21 a row.
+    # Of `QuantizedTokens`: two bytes an input, 16 a column group, and 21 a row.
     inputs = hidden + attended + intermediate
     terms = (2 * inputs + 16 * inputs // GROUP_UNIT + 3 * 21) * padded(room, ROWS)
     stride = llama.kernels.scratch_stride(positions, head_dim)
@@ -107,7 +107,7 @@ class CpuForward:
             (self._attended.shape[1], architecture.heads * architecture.head_dim),
             (self._gated.shape[1], architecture.intermediate),
         )
-        self.quantized = [QuantizedRows(room, width, llama.terms.limit(inputs)) for width, inputs in widths]
+        self.quantized = [QuantizedTokens(room, width, llama.terms.limit(inputs)) for width, inputs in widths]
         # In the order of the kernels' enumeration of linear layers.
         self._shapes = linear_shapes(architecture)
         self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)

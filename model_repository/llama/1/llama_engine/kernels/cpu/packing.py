@@ -90,7 +90,7 @@ class PackedLayer:
 
 
 @dataclass
-class QuantizedRows:
+class QuantizedTokens:
     """Scratch memory for a linear layer's quantized input rows.
 
     inputs: padded. limit: of the sum of a row's squared high terms (`ActivationTerms.limit`).

@@ -14,7 +14,7 @@ from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.forward import CACHE_TYPES, CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
-from llama_engine.kernels.cpu.packing import QuantizedRows, pack_layer, pack_linear, padded
+from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, padded
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 """Tolerated error of the attention by cache dtype, relative to the reference's largest value. A float32 halfway between
@@ -40,7 +40,7 @@ def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms:
     rows, inputs = x.shape
     wide = torch.nn.functional.pad(x, (0, padded(inputs) - inputs)).contiguous()
     y = torch.full((rows, packed.matrix.outputs), torch.nan)
-    room = QuantizedRows(rows, wide.shape[1], terms.limit(inputs))
+    room = QuantizedTokens(rows, wide.shape[1], terms.limit(inputs))
     kernels.linear(packed.matrix, room.structure, wide, y)
     return y[:, : len(layer.weight)]
 

@@ -147,8 +147,8 @@ class SamplingParams:
     seed: int | None = None
     """Random seed; the same request with the same seed gives the same text. Missing: drawn at random."""
     n: int | None = None
-    """Number of completions of the prompt, at most 64 in all rows of a request. The first uses the seed, the others use
-    seeds derived from it."""
+    """Number of completions of the prompt, at most 64 in a whole request. The first uses the seed, the others use seeds
+    derived from it."""
     stop_words: Sequence[str] | None = ()
     """The text ends before the first of these strings; an empty string is ignored."""
     stop_token_ids: Sequence[int] | None = None

@@ -69,7 +69,7 @@ def test_the_container_computes_with_the_compiled_kernels(served: ComposeProject
     assert expected <= set(served.inside("ls", folder).stdout.split())
     (info,) = read_model_info(served.address(METRICS), "llama").instances
     assert info.computation.startswith("exact INT8, ")
-    assert info.computation.endswith(" kernels")
+    assert info.computation.endswith(" kernels: batch-invariant")
 
 
 def test_the_endpoint_streams_a_guided_chat_on_its_published_port(served: ComposeProject) -> None:

@@ -65,16 +65,16 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
 @pytest.mark.parametrize(
     ("quantization", "parameters", "computation"),
     [
-        ("int8", {}, r"exact INT8, two terms for outlier tokens \(ratio 6\), by compiled AVX\S+ kernels"),
-        ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ kernels"),
-        ("int8", {"kernels": "stock"}, "INT8 weights dequantized to float32: bits depend on the batch"),
+        ("int8", {}, r"exact INT8, two terms for outlier tokens \(ratio 6\), by compiled AVX\S+ \w+: batch-invariant"),
+        ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ \w+: batch-invariant"),
+        ("int8", {"kernels": "stock"}, "INT8 weights dequantized to float32: not batch-invariant"),
         (
             "int8", {"kernels": "stock", "dtype": "bfloat16"},
-            "INT8 weights dequantized to bfloat16: bits depend on the batch",
+            "INT8 weights dequantized to bfloat16: not batch-invariant",
         ),
-        ("none", {}, "float32 weights: bits depend on the batch"),
-        ("none", {"dtype": "bfloat16"}, "bfloat16 weights: bits depend on the batch"),
-        ("int8", {"int8_threshold": "6"}, "float32 and int8 weights: bits depend on the batch"),
+        ("none", {}, "float32 weights: not batch-invariant"),
+        ("none", {"dtype": "bfloat16"}, "bfloat16 weights: not batch-invariant"),
+        ("int8", {"int8_threshold": "6"}, "float32 and int8 weights: not batch-invariant"),
     ],
 )  # fmt: skip
 def test_the_info_names_the_product(
@@ -93,7 +93,7 @@ def test_the_info_names_the_product(
 def test_stock_kernels_are_logged_with_their_cost(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     load("int8", model=str(folder), kernels="stock")
     assert caplog.messages == [
-        "kernels is stock: INT8 weights are dequantized: steps are slower, and a request's bits depend on its batch"
+        "kernels is stock: INT8 weights are dequantized: steps are slower and not batch-invariant"
     ]
 
 
@@ -106,9 +106,9 @@ def test_a_saved_outlier_threshold_is_ignored(
     tokenizer.pretrained.save_pretrained(path)
     needs_compiled_kernels()
     info = load("checkpoint", model=str(path)).info
-    assert (info.threshold, info.bits_depend_on) == (0.0, "")
+    assert (info.threshold, info.batch_invariant) == (0.0, True)
     chosen = load("checkpoint", model=str(path), int8_threshold="5").info
-    assert (chosen.threshold, chosen.bits_depend_on) == (5.0, "the batch")
+    assert (chosen.threshold, chosen.batch_invariant) == (5.0, False)
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:

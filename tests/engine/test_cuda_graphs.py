@@ -251,7 +251,7 @@ def test_sampling_that_cannot_be_captured_is_launched_alone(
     engine.capture_graphs(recorder)
     assert recorder.captured == len(batch_buckets(SLOTS)) * (SPANS + len(FEATURE_SETS) - 1)
     assert engine.describe_decode().endswith(f", replayed as {recorder.captured} CUDA graphs")
-    assert "sampling of 6 rows with SamplingFeatures(repetition=True" in caplog.text
+    assert "sampling of a batch of 6 with SamplingFeatures(repetition=True" in caplog.text
     requests = [replace(request, repetition_penalty=1.2) for request in _greedy(3)]
     assert completions(engine, requests) == alone(small, requests)
     assert recorder.replayed

@@ -157,7 +157,7 @@ def int8(folder: Path) -> Checkpoint:
     ("mixes", "cache"), [(2, "auto"), pytest.param(5, "auto", marks=long), pytest.param(4, "int8", marks=long)]
 )
 def test_int8_tokens_have_the_same_bits_in_any_mix(int8: Checkpoint, mixes: int, cache: str) -> None:
-    assert int8.info.bits_depend_on == ""
+    assert int8.info.batch_invariant
     assert Bits(replace(int8, max_model_len=128), mixes, cache).different == []
 
 

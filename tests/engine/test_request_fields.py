@@ -32,7 +32,7 @@ def test_the_completions_of_a_request_are_bounded_in_all_its_rows(tokenizer: Tok
     counts: list[object] = [16, 16, 16, 15]
     rows = parse_rows(tokenizer, text_input=["def f"] * 5, **{name: [*counts, 1]})
     assert [row.n for row in rows] == [*counts, 1]
-    with pytest.raises(InvalidRequest, match=f"^{name} is 65 in all of the request's rows; it must be at most 64 in"):
+    with pytest.raises(InvalidRequest, match=f"^{name} is 65 in all of the request; it must be at most 64 in"):
         parse_rows(tokenizer, text_input=["def f"] * 5, **{name: [*counts, 2]})
     # Rows of one completion are bounded by Triton's config alone.
     assert len(parse_rows(tokenizer, text_input=["def f"] * 65)) == 65

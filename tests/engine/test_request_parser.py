@@ -245,7 +245,7 @@ def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(("name", "bad"), [("text_input", ""), ("top_p", 2.0), ("stop_words", [b"\xff", b""])])
 def test_an_error_names_its_row(tokenizer: Tokenizer, name: str, bad: object) -> None:
     first, _, third = EVERY[name]
-    with pytest.raises(InvalidRequest, match=f"^row 1: {name} is .*; it must be "):
+    with pytest.raises(InvalidRequest, match=f"^batch element 1: {name} is .*; it must be "):
         parse_rows(tokenizer, **{**EVERY, name: [first, bad, third]})
 
 
@@ -261,7 +261,7 @@ def test_an_input_of_the_wrong_shape_is_refused(tokenizer: Tokenizer, name: str,
     inputs = {"text_input": tensor("text_input", ["def f"]), name: np.full(shape, b"def", np.object_)}
     with pytest.raises(InvalidRequest) as refused:
         RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN).parse(inputs)
-    rows = "rows" if name == "text_input" and 1 not in shape[:1] else 1
+    rows = "batch" if name == "text_input" and 1 not in shape[:1] else 1
     columns = "number of words" if dtype_of(name) is np.object_ else "number of values"
     expected = f"[{rows}, {columns if name in LISTS else 1}]"
     assert str(refused.value).startswith(f"{name} has shape {list(shape)}; it must be {expected}")

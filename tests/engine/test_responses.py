@@ -343,7 +343,7 @@ def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDeco
     [
         ('{"top_q": 1}', {"text_input": text(PROMPT)}, "'top_q' is no input of this model, and so no request "),
         ("{", {"text_input": text(PROMPT)}, "the request has parameters that are not UTF-8"),
-        ("", {"text_input": text("a", "b"), "stream": np.array([[True], [True]])}, "stream is true for 2 rows; "),
+        ("", {"text_input": text("a", "b"), "stream": np.array([[True], [True]])}, "stream is true in a batch of 2; "),
         ("", {"max_tokens": _int32(3)}, "text_input is missing, and so is input_ids"),
         (
             '{"seed": 1}',

@@ -56,7 +56,9 @@ def test_rows_have_their_own_ids_and_padding_is_none(tokenizer: Tokenizer) -> No
     texts: dict[str, list[object]] = {"text_input": ["a", "b", "c"], "temperature": [0.0, 0.0, 1.0]}
     rows = parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [7, -1], [-1, -1]], n=[1, 1, 2])
     assert [row.resume_ids for row in rows] == [(5, 6), (7,), ()]
-    with pytest.raises(InvalidRequest, match=r"^row 1: resume_ids is a list with token 5000; it must be of tokens"):
+    with pytest.raises(
+        InvalidRequest, match=r"^batch element 1: resume_ids is a list with token 5000; it must be of tokens"
+    ):
         parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [5000, -1], [-1, -1]])
 
 

@@ -56,7 +56,7 @@ def test_a_stream_of_several_rows_is_refused(streaming: LocalTriton) -> None:
     with GrpcStream(streaming) as stream:
         stream.ask({**ROWS, "stream": [[False], [True], [False]]})
         response = stream.next()
-    assert "stream is true for 3 rows; it must be false, or the request one row" in str(response.error)
+    assert "stream is true in a batch of 3; it must be false, or the batch size 1" in str(response.error)
     assert not response.rows
 
 

@@ -97,7 +97,7 @@ def test_a_configuration_that_is_not_tritons_is_the_servers_error(config: dict[s
 
 
 EXACT = InstanceInfo("llama_0_0", "exact INT8, two terms", "bfloat16", "cpu")
-FLOATS = InstanceInfo("llama_1_0", "float32 weights: bits depend on the batch", "float32", "cpu")
+FLOATS = InstanceInfo("llama_1_0", "float32 weights: not batch-invariant", "float32", "cpu")
 STATUS = ServerStatus("http://a:1", True, True, "triton", "2.51.0", "llama", True, None, "0.1", "2.73")
 
 
@@ -145,9 +145,9 @@ def test_shares_of_rows_with_two_terms_are_read_from_the_page() -> None:
         _series("llama", EXACT),
         *(f'llama_int8_{name}_total{{linear="{linear}",model="{model}",version="1"}} {value}'
           for name, linear, model, value in (
-              ("rows", "down", "llama", 400), ("rows", "head", "llama", 8), ("rows", "gate_up", "llama", 0),
-              ("outlier_rows", "down", "llama", 396), ("outlier_rows", "head", "llama", 0),
-              ("outlier_rows", "gate_up", "llama", 0), ("rows", "down", "other", 1),
+              ("tokens", "down", "llama", 400), ("tokens", "head", "llama", 8), ("tokens", "gate_up", "llama", 0),
+              ("outlier_tokens", "down", "llama", 396), ("outlier_tokens", "head", "llama", 0),
+              ("outlier_tokens", "gate_up", "llama", 0), ("tokens", "down", "other", 1),
           )),
         "",
     ]  # fmt: skip
@@ -183,5 +183,5 @@ def test_the_kv_cache_of_all_instances_is_read_from_the_page(queries: int, hit_r
 def test_status_has_a_line_for_each_instance() -> None:
     assert list(status_lines(STATUS, ModelInfo([EXACT, FLOATS], {}), None))[2:-1] == [
         "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
-        "computes    float32 weights: bits depend on the batch; KV cache float32; on cpu (llama_1_0)",
+        "computes    float32 weights: not batch-invariant; KV cache float32; on cpu (llama_1_0)",
     ]

@@ -87,7 +87,7 @@ def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int) -> None:
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for name in names:
-            tensors |= _int8_rows(saved, linears[name]) if name in linears else {name: saved.read(name)}
+            tensors |= _int8_per_channel(saved, linears[name]) if name in linears else {name: saved.read(name)}
         try:
             save_file(tensors, out / file, {"format": "pt"})
         except Exception as error:
@@ -114,7 +114,7 @@ def _shards(saved: SavedTensors, shard_bytes: int) -> Iterator[list[str]]:
     yield names
 
 
-def _int8_rows(saved: SavedTensors, linear: SavedLinear) -> dict[str, torch.Tensor]:
+def _int8_per_channel(saved: SavedTensors, linear: SavedLinear) -> dict[str, torch.Tensor]:
     """Return a linear layer in bitsandbytes' format: INT8 rows, the largest magnitude of each, and their layout."""
     name = f"{linear.name}.weight"
     weight, largest = torch.empty(linear.shape, dtype=torch.int8), torch.empty(linear.shape[0])

@@ -47,7 +47,7 @@ def test_without_a_compiler_the_build_says_so_in_one_line(
 ) -> None:
     missing = (
         "CPU kernels not built: no C++ compiler (no-such-compiler); install one (Debian's package g++), or INT8 is "
-        "slower and its bits depend on the batch\n"
+        "slower and not batch-invariant\n"
     )
     assert run_script(tmp_path, "no-such-compiler", *arguments) == (status, "", missing)
 

@@ -23,7 +23,7 @@ from llama_engine.kernels.cpu.self_test import self_test
 from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
-WITHOUT = "INT8 weights are dequantized: steps are slower, and a request's bits depend on its batch"
+WITHOUT = "INT8 weights are dequantized: steps are slower and not batch-invariant"
 
 
 @pytest.fixture

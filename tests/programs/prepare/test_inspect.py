@@ -118,7 +118,7 @@ def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytes
     )
     assert saved == "saved    floats; F32 1.8 MiB"
     assert served == (
-        "served   float32 weights: bits depend on the batch; linear layers 15 in float32, everything else float32"
+        "served   float32 weights: not batch-invariant; linear layers 15 in float32, everything else float32"
     )
     assert memory.startswith("memory   on cpu: weights 2 MiB + cache 2 MiB (4,096 tokens x 512 B: 32 sequences of 128 ")
 

@@ -2,13 +2,13 @@
 
 A decode step of a Llama is some twenty kernels per layer; launched one by one, they leave a GPU mostly waiting for the
 host. A graph runs the same kernels on the same memory with the same sizes. So a step is padded to the next bucket of
-rows and of span (the positions that attention reads), and all values that change between steps are in tensors with
-fixed addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do the same.
+batch size and of span (the positions that attention reads), and all values that change between steps are in tensors
+with fixed addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do the same.
 
-A step is two graphs: the forward pass up to the logits, captured per rows and span, then sampling, captured per rows
-and sampling features. In between, the host adds the logits of sequences that have just been prefilled. Sampling runs
-without a graph if any sequence has per-sequence biases or masks (such as bad words), min_p or log probabilities, and
-for features whose sampling can't be captured.
+A step is two graphs: the forward pass up to the logits, captured per batch size and span, then sampling, captured per
+batch size and sampling features. In between, the host adds the logits of sequences that have just been prefilled.
+Sampling runs without a graph if any sequence has per-sequence biases or masks (such as bad words), min_p or log
+probabilities, and for features whose sampling can't be captured.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ Capture = Callable[[Action], Action]
 
 
 def batch_buckets(slots: int) -> tuple[int, ...]:
-    """Return the row counts with a graph, ascending. Gaps grow with the count, as padding rows matter less."""
-    counts = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
-    return (*(rows for rows in counts if rows < slots), slots)
+    """Return the batch sizes with a graph, ascending. Gaps grow with the size, as padding matters less."""
+    sizes = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
+    return (*(size for size in sizes if size < slots), slots)
 
 
 def span_buckets(max_model_len: int) -> tuple[int, ...]:
@@ -123,11 +123,11 @@ class DecodeGraphs:
         device = checkpoint.info.device
         self._model, self._sampler, self._batch = model, sampler, batch
         self._padding = shape.max_model_len
-        self._row_buckets, self._span_buckets = batch_buckets(shape.slots), span_buckets(shape.max_model_len)
+        self._batch_buckets, self._span_buckets = batch_buckets(shape.slots), span_buckets(shape.max_model_len)
         # float32, the dtype of sampling.
         self._logits = torch.zeros(shape.slots, checkpoint.architecture.vocabulary, device=device)
-        self._rows = torch.arange(shape.slots, device=device)
-        # Number of rows of the padded step that decode, on the device.
+        self._indices = torch.arange(shape.slots, device=device)
+        # Number of sequences of the padded step that decode, on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)
         # Sampling inputs computed on the host, per slot: two random words, and 1 before min_tokens. The host writes the
         # pinned tensor, which is copied to the tensor that the graphs read.
@@ -145,97 +145,98 @@ class DecodeGraphs:
     def capture(self, capture: Capture) -> None:
         """Capture every graph and verify two of them against launched kernels.
 
-        No slot may be in use, because capturing runs steps of padding rows. Raises RuntimeError for wrong logits, and
+        No slot may be in use, because capturing runs steps of padding alone. Raises RuntimeError for wrong logits, and
         passes on errors of the capture of a forward pass. Sampling that can't be captured is launched.
         """
         self._decoding.fill_(0)
         # Largest first, so that the smaller graphs reuse its memory.
-        for rows in reversed(self._row_buckets):
+        for batch_size in reversed(self._batch_buckets):
             for span in reversed(self._span_buckets):
-                self._forwards[rows, span] = capture(partial(self._forward, rows, span))
+                self._forwards[batch_size, span] = capture(partial(self._forward, batch_size, span))
             for features in reversed(FEATURE_SETS):
                 try:
-                    self._samplings[rows, features] = capture(partial(self._sample, rows, features))
+                    self._samplings[batch_size, features] = capture(partial(self._sample, batch_size, features))
                 except Exception as error:  # noqa: BLE001 - sampling works without a graph
                     _log.warning(
-                        "sampling of %d rows with %s can't be captured and is launched: %s",
-                        rows, features, one_line(error),
+                        "sampling of a batch of %d with %s can't be captured and is launched: %s",
+                        batch_size, features, one_line(error),
                     )  # fmt: skip
-        self._verify(self._row_buckets[-1], self._span_buckets[0])
-        self._verify(self._row_buckets[0], self._span_buckets[-1])
+        self._verify(self._batch_buckets[-1], self._span_buckets[0])
+        self._verify(self._batch_buckets[0], self._span_buckets[-1])
 
     def step(self, decoding: int, prefilled: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sample the next token of every row in use, [rows], and store it as the input of the row's next step.
+        """Sample the next token of every sequence, [batch], and store it as the input of its next step.
 
-        decoding: number of leading rows that run a forward pass. prefilled: hidden states of the remaining rows, which
-        have just been prefilled, [rows, hidden] in all. If it raises, nothing has been stored.
+        decoding: number of leading sequences that run a forward pass. prefilled: hidden states of the others, which
+        have just been prefilled, [batch, hidden] in all. If it raises, nothing has been stored.
         """
         batch = self._batch
         sequences = batch.sequences
-        rows = len(sequences)
+        batch_size = len(sequences)
         self._decoding.fill_(decoding)
         if decoding:
             num_cached = max(sequence.num_cached for sequence in sequences[:decoding])
-            self._forwards[_bucket(self._row_buckets, decoding), _bucket(self._span_buckets, num_cached + 1)]()
+            self._forwards[_bucket(self._batch_buckets, decoding), _bucket(self._span_buckets, num_cached + 1)]()
         if prefilled:
-            # After the replay, whose padding rows overwrite these logits.
-            self._logits[decoding:rows] = self._model.logits(torch.cat([*prefilled]))
+            # After the replay, whose padding overwrites these logits.
+            self._logits[decoding:batch_size] = self._model.logits(torch.cat([*prefilled]))
         features = next((features for features in FEATURE_SETS if features.cover(batch.features)), None)
-        sampling = None if features is None else self._samplings.get((_bucket(self._row_buckets, rows), features))
+        bucket = _bucket(self._batch_buckets, batch_size)
+        sampling = None if features is None else self._samplings.get((bucket, features))
         if sampling is None:
-            tokens = self._sampler.sample(self._logits[:rows], 0, sequences, batch.features)
+            tokens = self._sampler.sample(self._logits[:batch_size], 0, sequences, batch.features)
             batch.advance(decoding, tokens)
             return tokens
         self._stage_sampling_inputs()
         sampling()
-        return batch.tokens[:rows]
+        return batch.tokens[:batch_size]
 
     def _stage_sampling_inputs(self) -> None:
-        """Copy the sampling inputs of the rows in use to the device, in one asynchronous copy.
+        """Copy the sampling inputs of all sequences to the device, in one asynchronous copy.
 
         Overwriting the pinned tensor is safe: the previous copy is done, as the host has read the tokens of that step.
         """
         sequences = self._batch.sequences
-        rows = slice(0, len(sequences))
+        elements = slice(0, len(sequences))
         inputs = self._host_inputs.numpy()
         if self._batch.features.noise:
-            inputs[rows, :2] = self._sampler.keys(0, sequences)
-        inputs[rows, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
-        self._sampling_inputs[rows].copy_(self._host_inputs[rows], non_blocking=True)
+            inputs[elements, :2] = self._sampler.keys(0, sequences)
+        inputs[elements, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
+        self._sampling_inputs[elements].copy_(self._host_inputs[elements], non_blocking=True)
 
-    def _active(self, rows: int) -> torch.Tensor:
-        """Return which of the first rows decode in this step: [rows], bool."""
-        return self._rows[:rows] < self._decoding
+    def _active(self, batch_size: int) -> torch.Tensor:
+        """Return which of the first `batch_size` elements decode in this step: [batch], bool."""
+        return self._indices[:batch_size] < self._decoding
 
-    def _forward(self, rows: int, span: int) -> None:
-        """Compute the logits of the first `rows` rows; rows from `_decoding` on are padding."""
-        active = self._active(rows)
-        # A padding row's KV slot may belong to another sequence, so the row has the position that is in the null page.
-        # Its token may be FAILED, which is no index into the embedding.
-        positions = torch.where(active, self._batch.positions[:rows], self._padding)
-        tokens = torch.where(active, self._batch.tokens[:rows], 0)
-        kv_slots = self._batch.kv_slots[:rows]
-        self._logits[:rows] = self._model.logits(self._model.decode(kv_slots, tokens, positions, span))
+    def _forward(self, batch_size: int, span: int) -> None:
+        """Compute the logits of the first `batch_size` elements; those from `_decoding` on are padding."""
+        active = self._active(batch_size)
+        # A padding element's KV slot may belong to another sequence, so its position is the one in the null page. Its
+        # token may be FAILED, which is no index into the embedding.
+        positions = torch.where(active, self._batch.positions[:batch_size], self._padding)
+        tokens = torch.where(active, self._batch.tokens[:batch_size], 0)
+        kv_slots = self._batch.kv_slots[:batch_size]
+        self._logits[:batch_size] = self._model.logits(self._model.decode(kv_slots, tokens, positions, span))
 
-    def _sample(self, rows: int, features: SamplingFeatures) -> None:
-        """Sample for the first `rows` rows and store the tokens. Tokens of free rows are discarded."""
-        logits = self._sampler.penalize(self._logits[:rows].float(), slice(0, rows), features)
-        too_early = self._sampling_inputs[:rows, 2:] > 0
+    def _sample(self, batch_size: int, features: SamplingFeatures) -> None:
+        """Sample for the first `batch_size` elements and store the tokens. Tokens of padding are discarded."""
+        logits = self._sampler.penalize(self._logits[:batch_size].float(), slice(0, batch_size), features)
+        too_early = self._sampling_inputs[:batch_size, 2:] > 0
         logits = logits.masked_fill(too_early & self._sampler.is_end, -torch.inf)
-        tokens = self._sampler.select(logits, slice(0, rows), features, self._sampling_inputs[:rows, :2])
-        self._batch.positions[:rows] += self._active(rows)
-        self._batch.tokens[:rows] = tokens
+        tokens = self._sampler.select(logits, slice(0, batch_size), features, self._sampling_inputs[:batch_size, :2])
+        self._batch.positions[:batch_size] += self._active(batch_size)
+        self._batch.tokens[:batch_size] = tokens
 
-    def _verify(self, rows: int, span: int) -> None:
+    def _verify(self, batch_size: int, span: int) -> None:
         """Raise RuntimeError if replayed logits differ from launched ones. No slot may have had pages yet."""
         # The last sampling may have stored FAILED, which is no valid input.
         self._batch.tokens.zero_()
-        self._decoding.fill_(rows)
-        self._forward(rows, span)
-        launched = self._logits[:rows].clone()
+        self._decoding.fill_(batch_size)
+        self._forward(batch_size, span)
+        launched = self._logits[:batch_size].clone()
         self._logits.zero_()
-        self._forwards[rows, span]()
-        error = ((self._logits[:rows] - launched).abs().max() / launched.abs().max()).item()
+        self._forwards[batch_size, span]()
+        error = ((self._logits[:batch_size] - launched).abs().max() / launched.abs().max()).item()
         if not error <= TOLERANCE:
             raise RuntimeError(f"replayed logits are wrong by {error:.1%} of the largest")
 

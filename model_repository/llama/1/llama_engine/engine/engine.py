@@ -41,7 +41,7 @@ class StepResult:
 
     finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
-    terms: input rows of exact INT8 products, including those of failed computations. preempted: number of preemptions.
+    terms: tokens in exact INT8 products, including those of failed computations. preempted: number of preemptions.
     cache: the KV cache's pages after the step, and its events.
     """
 
@@ -269,10 +269,10 @@ class Engine:
         return prefilled.hidden
 
     def _append(self, tokens: torch.Tensor) -> None:
-        """Append each row's token, [rows], to its sequence."""
+        """Append each sequence's token, [batch]."""
         # tolist() waits for the device; everything before is asynchronous.
-        for row, token in enumerate(tokens.tolist()):
-            sequence = self._batch.sequences[row]
+        for index, token in enumerate(tokens.tolist()):
+            sequence = self._batch.sequences[index]
             try:
                 if token == FAILED:
                     sequence.finish(failure_of(sequence))
@@ -286,12 +286,12 @@ class Engine:
                 sequence.fail()
 
     def _remove_finished(self) -> None:
-        # Backwards, so that the sequence that moves into a freed row has already been visited.
-        for row in reversed(range(len(self._batch))):
-            sequence = self._batch.sequences[row]
+        # Backwards, so that the sequence that moves to a freed index has already been visited.
+        for index in reversed(range(len(self._batch))):
+            sequence = self._batch.sequences[index]
             if sequence.status is Status.FINISHED:
                 self._result.finished.append(sequence)
-                self._batch.remove(row)
+                self._batch.remove(index)
 
     def _fail_all(self) -> None:
         """Fail every sequence and clear the slots."""

@@ -1,6 +1,6 @@
 """The KV cache's slots and pages: which are free, which sequences hold them, which prefixes the pages have.
 
-A sequence in the engine has a slot, which is a row of the model runner's page table, and pages. A full page can be
+A sequence in the engine has a slot in the model runner's page table, and pages. A full page can be
 cached: other sequences then match it, by a digest of the cache salt and all tokens up to the page's end, share it, and
 never write to it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least
 recently used idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one
@@ -202,7 +202,7 @@ class PageManager:
             sequence.kv_slot = None
 
     def _assign_slot(self, sequence: Sequence) -> None:
-        """Give a sequence a free slot, and write its pages into that row of the page table."""
+        """Give a sequence a free slot, and write its pages to the page table there."""
         sequence.kv_slot = self._free_slots.pop()
         unused = self._shape.columns - len(sequence.pages)
         self._model.set_pages(sequence.kv_slot, 0, sequence.pages + [NULL_PAGE] * unused)

@@ -35,7 +35,7 @@ class Prefilled:
     """The outcome of a prefill pass.
 
     sequences: those whose prompts are now completely cached. hidden: hidden states of their last tokens, in order,
-    [rows, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed.
+    [sequences, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -209,9 +209,9 @@ class Prefill:
             hidden = states[to_device([end - 1 for end in ends], states.device)]
         else:
             hidden = self._model.prefill(chunks)
-        for row, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
+        for index, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
             if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
-                sequence.share.keep(hidden[row : row + 1])
+                sequence.share.keep(hidden[index : index + 1])
         return _Part(part, chunks, hidden, scores)
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:

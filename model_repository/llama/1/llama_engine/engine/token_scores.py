@@ -20,12 +20,12 @@ def token_scores(
     sequences: Sequence[EngineSequence],
     chunks: Sequence[PromptChunk],
     hidden: torch.Tensor,
-    rows: int,
+    block_size: int,
 ) -> list[list[TokenLogProbs]]:
     """Return the log probabilities of the tokens that each sequence's chunk predicts; one read of the device.
 
     A chunk of tokens i … j predicts tokens i + 1 … j + 1; those before `Sequence.scored_from` are left out. hidden:
-    hidden states of all chunks' tokens, [tokens, hidden]. rows: number of tokens whose logits are computed at once.
+    hidden states of all chunks' tokens, [tokens, hidden]. block_size: tokens whose logits are computed at once.
     """
     blocks: list[tuple[int, list[int], torch.Tensor]] = []
     states_of = torch.split(hidden, [len(chunk.tokens) for chunk in chunks])
@@ -34,8 +34,8 @@ def token_scores(
             continue
         # The last token predicts one that is sampled.
         end = min(chunk.start + len(chunk.tokens) + 1, sequence.num_tokens)
-        for first in range(max(chunk.start + 1, sequence.scored_from), end, rows):
-            last = min(first + rows, end)
+        for first in range(max(chunk.start + 1, sequence.scored_from), end, block_size):
+            last = min(first + block_size, end)
             tokens = to_device(sequence.tokens(first, last), hidden.device)
             logits = model.logits(states[first - chunk.start - 1 : last - chunk.start - 1]).float()
             tops = [sequence.num_log_probs(position) for position in range(first, last)]

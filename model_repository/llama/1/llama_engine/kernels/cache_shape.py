@@ -34,7 +34,7 @@ class KVCacheShape:
 
     @property
     def columns(self) -> int:
-        """Entries per row of the page table: for max_model_len positions and one that padding rows write to."""
+        """Entries per slot of the page table: for max_model_len positions and one that padding writes to."""
         return self.max_model_len // self.page_size + 1
 
     @property
@@ -58,8 +58,8 @@ class KVCacheShape:
         return -(-tokens // self.page_size)
 
 
-def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype, rows: int) -> int:
-    """Return the peak bytes of copies that attention reads, for sequences in `rows` slots. dtype: of activations."""
-    positions = rows * shape.pages_of(shape.max_model_len) * shape.page_size
+def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype, sequences: int) -> int:
+    """Return the peak bytes of copies that attention reads for this many sequences. dtype: the activations'."""
+    positions = sequences * shape.pages_of(shape.max_model_len) * shape.page_size
     itemsize = dtype.itemsize if shape.dtype == dtype else dtype.itemsize + shape.dtype.itemsize
     return 2 * positions * shape.key_value_heads * shape.head_dim * itemsize

@@ -56,7 +56,7 @@ def build_compiled_llama(
 ) -> CompiledLlama:
     """Read an INT8 checkpoint and pack it for the compiled kernels.
 
-    terms: which activation rows have two 8-bit terms.
+    terms: which tokens have two 8-bit terms.
     """
     embedding = read.keep(reader.embedding())
     layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
@@ -96,7 +96,7 @@ class CpuRunner:
         return hidden if every else hidden[ends - 1]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot's row of the page table from column `first` on. Page 0 is the null page."""
+        """Set the entries of a slot in the page table from column `first` on. Page 0 is the null page."""
         self._forward.set_pages(slot, first, pages)
 
     def copy(self, source: int, target: int) -> None:
@@ -104,15 +104,15 @@ class CpuRunner:
         self._forward.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run a decode step of one token per row; return hidden states, [rows, hidden]. span is not used on a CPU."""
+        """Run a decode step of one token per sequence; return hidden states, [batch, hidden]. span is unused."""
         return self._run(tokens, slots, positions)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
+        """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
         return self._forward.logits(hidden)
 
     def take_term_counts(self) -> TermCounts:
-        """Return how many input rows the linear layers had since the last call, and how many had two terms."""
+        """Return how many tokens the linear layers had since the last call, and how many had two terms."""
         return self._forward.take_term_counts()
 
     def warm_up(self) -> None:

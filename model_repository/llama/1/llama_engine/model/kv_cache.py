@@ -1,9 +1,9 @@
 """The KV cache of the PyTorch runner: one pool of pages, allocated once.
 
 A page holds the keys and values of `page_size` consecutive positions of one sequence, in all layers. `PageManager`
-decides which sequence has which pages, several sequences can share a page. A sequence in the engine has a slot: a row
-of the page table. A forward pass names the slot and the position of each of its tokens; the table has the page. Page 0
-is the null page: the table's entries without a page, and what padding rows write to.
+decides which sequence has which pages; several sequences can share a page. A sequence in the engine has a slot of
+the page table. A forward pass names the slot and the position of each of its tokens; the table has the page. Page 0
+is the null page: the table's entries without a page, and what padding writes to.
 
 Positions beyond a sequence's length have stale values, possibly NaN, which would pass through a mask (0 · NaN is NaN).
 So readers replace them by zeros.
@@ -46,14 +46,14 @@ class KVCache:
         self._copies = torch.empty(copies, dtype=shape.dtype) if device.type == "cpu" else None
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot's row of the page table from column `first` on."""
+        """Set the entries of a slot in the page table from column `first` on."""
         table = self.page_table
         table[slot, first : first + len(pages)] = to_device(pages, table.device, torch.int32)
 
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return where the pool has these positions [n] of slots [n]: indices [n] of the positions of all pages.
 
-        Padding rows have the position max_model_len, which is in the null page.
+        Padding has the position max_model_len, which is in the null page.
         """
         size = self.shape.page_size
         pages = self.page_table[slots, positions // size].masked_fill(positions >= self.shape.max_model_len, 0)
@@ -89,15 +89,15 @@ class KVCache:
     def gather(
         self, layer: int, slots: torch.Tensor, held: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of keys and values of the first `span` positions, [rows, KV heads, span, head dim] each.
+        """Return copies of keys and values of the first `span` positions, [batch, KV heads, span, head dim] each.
 
-        slots: [rows]. held: [rows, span], bool, the positions that the row's sequence has; others are zeros.
+        slots: [batch]. held: [batch, span], bool, the positions that the slot's sequence has; others are zeros.
         """
-        rows, span = held.shape
+        batch, span = held.shape
         pages = self.page_table[slots, : self.shape.pages_of(span)]
         stale = ~held[..., None, None]
         keys, values = (
-            states.view(rows, -1, *states.shape[1:])[:, :span].masked_fill_(stale, 0).transpose(1, 2)
+            states.view(batch, -1, *states.shape[1:])[:, :span].masked_fill_(stale, 0).transpose(1, 2)
             for states in self._pages(layer, pages.flatten(), dtype)
         )
         return keys, values
@@ -121,7 +121,7 @@ class KVCache:
 def _quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize to the range of INT8: return q [n, heads, dim], whole numbers in float32, and scales [n, heads].
 
-    A vector that isn't finite has a scale that isn't.
+    The scale of a vector with an infinity or NaN is not finite.
     """
     largest = states.float().abs().amax(-1)
     scales = largest / 127

@@ -1,12 +1,13 @@
 """Chooses how a checkpoint's linear layers are computed (`plan_load`), and loads its weights for that (`load_model`).
 
-| weights | product | a row's bits depend on |
+| weights | product | batch-invariant |
 |---|---|---|
-| floats | PyTorch's | the batch |
-| INT8 on a CPU | exact, by the compiled kernels (`kernels.cpu`) | its own request alone |
-| | without them, or with `kernels` stock: PyTorch's, of dequantized weights | the batch |
-| INT8 on a GPU | exact, by bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | the batch, by the attention |
-| INT8 with `int8_threshold`, nf4 | bitsandbytes' layers in transformers' modules | the batch |
+| floats | PyTorch's | no |
+| INT8 on a CPU | exact, by the compiled kernels (`kernels.cpu`) | yes |
+| | without them, or with `kernels` stock: PyTorch's, of dequantized weights | no |
+| INT8 on a GPU | exact, by bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | no, because of the attention
+|
+| INT8 with `int8_threshold`, nf4 | bitsandbytes' layers in transformers' modules | no |
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from llama_engine.model.builder import (
 )
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.llama import Llama
-from llama_engine.model.model_info import BATCH, ModelInfo
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import (
     choose_cache_dtype,
     choose_dtype,
@@ -82,8 +83,9 @@ class LinearLayers(NamedTuple):
 class LoadPlan(NamedTuple):
     """How a checkpoint is served, with its headers checked.
 
-    quantization, threshold: of `choose_quantization`. quantized: format of the linear layers. terms: activation terms
-    of INT8 products; on a GPU, the same for all rows. kernels: the compiled kernels; None: PyTorch computes.
+    quantization, threshold: what `choose_quantization` returns. quantized: format of the linear layers. terms: the
+    activation terms of INT8 products; on a GPU, the same for all tokens. kernels: the compiled kernels; None: PyTorch
+    computes.
     """
 
     quantization: str
@@ -124,10 +126,10 @@ class LoadPlan(NamedTuple):
     def info(self, linears: Mapping[str, int], weight_bytes: int, model: Llama | CompiledLlama) -> ModelInfo:
         """Return the info of a model with these weights."""
         if isinstance(model, CompiledLlama):
-            product, bits_depend_on = model.describe(), ""
+            product, batch_invariant = model.describe(), True
         else:
-            product, bits_depend_on = self.linear_layers().product, BATCH
-        return ModelInfo(dict(linears), weight_bytes, self.dtype, self.device, self.threshold, product, bits_depend_on)
+            product, batch_invariant = self.linear_layers().product, False
+        return ModelInfo(dict(linears), weight_bytes, self.dtype, self.device, self.threshold, product, batch_invariant)
 
 
 def load_model(
@@ -168,11 +170,11 @@ def plan_load(
     reader = WeightReader(saved, architecture, dtype, quantized, int8 or quantized is not None, device)
     terms = activation_terms(settings.int8_terms, settings.int8_outlier_ratio)
     if device.type == "cuda" and terms != ONE_TERM:
-        # On a GPU every row has as many terms: which rows have outliers would have to be read from the device.
+        # On a GPU every token has as many terms: which ones have outliers would have to be read from the device.
         terms = TWO_TERMS
     exact = int8 and not threshold
     if exact and device.type == "cuda" and quantized is not None and _has_groups(quantized, architecture):
-        _log.warning("linear layers in groups of columns are rounded to INT8 rows")
+        _log.warning("linear layers in groups of columns are requantized to INT8 per channel")
     return LoadPlan(
         quantization=quantization,
         threshold=threshold,

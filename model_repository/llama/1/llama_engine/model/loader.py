@@ -91,8 +91,8 @@ class Checkpoint:
         if self.attention is not None:
             return 0
         # A CPU attends to one sequence at a time.
-        rows = 1 if self.info.device.type == "cpu" else shape.slots
-        return gathered_bytes(shape, self.info.dtype, rows)
+        sequences = 1 if self.info.device.type == "cpu" else shape.slots
+        return gathered_bytes(shape, self.info.dtype, sequences)
 
     def runner(self, shape: KVCacheShape, captured: bool = False) -> ModelRunner:
         """Return a runner of the model with a new KV cache of this shape. captured: as in TorchRunner."""

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-BATCH = "the batch"
-"""Value of `bits_depend_on` for float products: matrix libraries choose the summation order by the number of rows."""
-
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -16,7 +13,8 @@ class ModelInfo:
 
     linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: outlier threshold of
     LLM.int8(); 0: its layers aren't used. product: description of the product of INT8 weights; empty for others.
-    bits_depend_on: what the bits of a row's logits depend on besides its request, in words; empty if nothing.
+    batch_invariant: whether the bits of a sequence's logits are the same in any batch. Those of float products are not:
+    matrix libraries choose the order of their sums by the number of tokens.
     """
 
     linears: dict[str, int]
@@ -25,13 +23,13 @@ class ModelInfo:
     device: torch.device
     threshold: float = 0.0
     product: str = ""
-    bits_depend_on: str = BATCH
+    batch_invariant: bool = False
 
     @property
     def computation(self) -> str:
-        """The product of the linear layers and, if any, the dependency of a row's bits, as one text."""
+        """The product of the linear layers, and whether logits are batch-invariant, as one text."""
         product = self.product or f"{' and '.join(sorted(self.linears))} weights"
-        return f"{product}: bits depend on {self.bits_depend_on}" if self.bits_depend_on else product
+        return f"{product}: {'' if self.batch_invariant else 'not '}batch-invariant"
 
     def describe(self) -> str:
         """Return the info as one line, for the log."""

@@ -11,7 +11,7 @@ from llama_engine.kernels.activation_terms import TermCounts
 
 
 class PromptChunk(NamedTuple):
-    """Consecutive tokens of one sequence. slot: its row of the page table. start: position of the first token."""
+    """Consecutive tokens of one sequence. slot: its slot in the page table. start: position of the first token."""
 
     slot: int
     start: int
@@ -31,23 +31,23 @@ class ModelRunner(Protocol):
         """
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot's row of the page table from column `first` on. Page 0 is the null page."""
+        """Set the entries of a slot in the page table from column `first` on. Page 0 is the null page."""
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`, in every layer."""
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run a decode step of one token per row; return hidden states, [rows, hidden].
+        """Run a decode step of one token per sequence; return hidden states, [batch, hidden].
 
-        slots, tokens, positions: [rows], int64. span: number of positions that attention reads, greater than every
-        position except those of padding rows.
+        slots, tokens, positions: [batch], int64. span: number of positions that attention reads, greater than every
+        position except those of padding.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
+        """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
 
     def take_term_counts(self) -> TermCounts:
-        """Return how many input rows the linear layers had since the last call; empty if they aren't counted."""
+        """Return how many tokens the linear layers had since the last call; empty if they aren't counted."""
 
     def warm_up(self) -> None:
         """Run every kernel that a decode step may need, so that requests don't wait for compilation or loading."""

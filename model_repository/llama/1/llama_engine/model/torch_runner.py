@@ -1,8 +1,8 @@
 """The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for CPUs and GPUs.
 
-Each prompt chunk takes one call, over a copy of the sequence's pages. On a CPU so does each row of a decode step; on a
-GPU that would be launch-bound, and all rows take one call with a mask over the longest row. With FlashAttention a pass
-takes one call, which reads the pages where they are.
+Each prompt chunk takes one call, over a copy of the sequence's pages. On a CPU so does each sequence of a decode step;
+on a GPU that would be launch-bound, and all take one call with a mask over the longest sequence. With FlashAttention a
+pass takes one call, which reads the pages where they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from llama_engine.transfer import lists_to_device
 class Extent(NamedTuple):
     """Consecutive positions of a slot: a prompt chunk or a single token.
 
-    masks: by a layer's window, which positions the tokens of a chunk attend to, [length, start + length], bool; without
-    one it is causal attention within the chunk, or that of a single token.
+    masks: which positions the tokens of a chunk attend to, by a layer's window, [length, start + length], bool. Without
+    a mask, attention is causal within the chunk, or that of a single token.
     """
 
     slot: int
@@ -88,7 +88,7 @@ class TorchRunner:
         return hidden if every else hidden[last]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot's row of the page table from column `first` on."""
+        """Set the entries of a slot in the page table from column `first` on."""
         self.kv_cache.set_pages(slot, first, pages)
 
     def copy(self, source: int, target: int) -> None:
@@ -96,24 +96,23 @@ class TorchRunner:
         self.kv_cache.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run a decode step of one token per row; return hidden states, [rows, hidden].
+        """Run a decode step of one token per sequence; return hidden states, [batch, hidden].
 
-        span: number of positions that attention reads, greater than every position except those of padding rows. The
-        position max_model_len marks a padding row of a captured step, which writes to the null page; its output is
-        discarded.
+        span: number of positions that attention reads, greater than every position except those of padding. The
+        position max_model_len marks padding of a captured step, which writes to the null page; its output is discarded.
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
             return self._run(tokens, slots, positions, partial(self._attend_each, self._attend_token, extents))
         if self._attention is not None:
-            # A padding row attends to a single position, with arbitrary values.
+            # Padding attends to a single position, with arbitrary values.
             lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 1).int()
             layout = Layout(self.kv_cache.page_table[slots], self._first[: len(slots) + 1], lengths, 1, span)
             return self._run(tokens, slots, positions, partial(self._attend_layout, layout))
-        return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
+        return self._run(tokens, slots, positions, partial(self._attend_batch, slots, positions, span))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of hidden states [rows, hidden]."""
+        """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
         return self.model.logits(hidden)
 
     def take_term_counts(self) -> TermCounts:
@@ -127,8 +126,8 @@ class TorchRunner:
         No slot may have had pages yet, so that the steps write to the null page.
         """
         shape = self.kv_cache.shape
-        for rows in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):
-            slots, tokens = self._positions.new_tensor(range(rows)), self._positions.new_zeros(rows)
+        for size in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):
+            slots, tokens = self._positions.new_tensor(range(size)), self._positions.new_zeros(size)
             for position in (0, shape.max_model_len - 1):
                 self.logits(self.decode(slots, tokens, torch.full_like(tokens, position), position + 1))
 
@@ -184,8 +183,8 @@ class TorchRunner:
         """Return the attention [n, heads, dim] of n tokens, one call of `attend` per extent."""
         attended = torch.empty_like(query)
         for extent, end in zip(extents, accumulate(extent.length for extent in extents), strict=True):
-            rows = slice(end - extent.length, end)
-            attended[rows] = attend(layer, extent, query[rows])
+            tokens = slice(end - extent.length, end)
+            attended[tokens] = attend(layer, extent, query[tokens])
         return attended
 
     def _attend_token(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
@@ -218,17 +217,17 @@ class TorchRunner:
             )
         return attended[0].transpose(0, 1)
 
-    def _attend_rows(
+    def _attend_batch(
         self, slots: torch.Tensor, positions: torch.Tensor, span: int, layer: int, query: torch.Tensor
     ) -> torch.Tensor:
-        """Return the attention [rows, heads, dim] of one token per row, in one call with a mask."""
-        # [rows, span]: a token attends to its own position and everything before it.
+        """Return the attention [batch, heads, dim] of one token per sequence, in one call with a mask."""
+        # [batch, span]: a token attends to its own position and everything before it.
         held = self._positions[:span] <= positions[:, None]
         keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)
         grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
         mask, window = held, self._windows[layer]
         if window is not None:
-            # A padding row's position is beyond the span, and its window must not be empty.
+            # The position of padding is beyond the span, and its window must not be empty.
             mask = held & (self._positions[:span] > positions[:, None].clamp(max=span - 1) - window)
         return self._attend(grouped, keys, values, mask[:, None, None]).flatten(1, 2)
 

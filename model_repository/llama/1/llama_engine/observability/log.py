@@ -62,22 +62,22 @@ class RequestLog:
         if refusal is not None:
             results = [refusal]
         # One sequence per prompt: choices share it.
-        rows = [sequence for sequence in sequences if sequence.request.choice == 0]
+        prompts = [sequence for sequence in sequences if sequence.request.choice == 0]
         fields: dict[str, Value] = {
             "id": name,
-            "rows": len(rows),
+            "rows": len(prompts),
             "stream": stream,
             "finish_reason": ",".join(dict.fromkeys(map(finish_reason, results))),
-            "input_tokens": sum(row.num_prompt_tokens for row in rows),
+            "input_tokens": sum(sequence.num_prompt_tokens for sequence in prompts),
             "output_tokens": sum(sequence.num_output_tokens for sequence in sequences),
             **_times(sequences),
         }
         errors = [result for result in results if isinstance(result, RequestError)]
         if errors:
             fields["error"] = _cut(self._shown(errors[0]), ERROR_CHARACTERS)
-        if self._level == "prompts" and rows:
-            share = PROMPT_CHARACTERS // len(rows)
-            fields["prompts"] = [_cut(row.request.prompt, share) for row in rows]
+        if self._level == "prompts" and prompts:
+            share = PROMPT_CHARACTERS // len(prompts)
+            fields["prompts"] = [_cut(sequence.request.prompt, share) for sequence in prompts]
         ours = any(isinstance(error, GenerationError) for error in errors)
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
 

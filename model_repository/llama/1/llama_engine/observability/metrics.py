@@ -156,8 +156,8 @@ LAST_STEP = Metric(
 MODEL_INFO = Metric(
     "llama_model_info",
     "gauge",
-    "Always 1. Its labels say how the model computes: computation (of linear layers, and on what else than the request "
-    "its bits depend, if on anything), kv_cache_dtype, device.",
+    "Always 1. Its labels say how the model computes: computation (of linear layers, and whether it is "
+    "batch-invariant), kv_cache_dtype, device.",
     info=("computation", "kv_cache_dtype", "device"),
 )
 

@@ -69,7 +69,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Up to `limit` token ids. -1 is padding for rows of unequal length and is removed."""
+    """Up to `limit` token ids. -1 is padding for lists of unequal length and is removed."""
 
     limit: int | None = None
 

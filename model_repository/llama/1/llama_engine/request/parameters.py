@@ -23,7 +23,7 @@ MAX_ALLOWED_TOKENS = 1 << 18
 """Maximum number of allowed token ids; larger than any Llama's vocabulary."""
 MAX_STOP_TOKENS = 1024
 MAX_COMPLETIONS = 64
-"""Maximum completions of a request with n > 1, over all of its rows."""
+"""Maximum completions of a request with n > 1, over its whole batch."""
 MAX_GUIDE_BYTES = 1 << 17
 """Maximum bytes of a guide; about the OpenAI API's bound for a schema's strings."""
 MAX_SALT_BYTES = 256
@@ -40,7 +40,7 @@ _TYPES = {Integer: "INT32", TokenIds: "INT32", Real: "FP32", Numbers: "FP32", Fl
 
 @dataclass(frozen=True)
 class Parameter:
-    """One row of the table.
+    """One entry of the table.
 
     meaning: description for the documentation. aliases: alternative names of the input. checkpoint: key of its default
     in generation_config.json; empty if that has none.
@@ -60,22 +60,22 @@ class Parameter:
 
     @property
     def is_list(self) -> bool:
-        """Whether the parameter has a variable number of values per row; else it has one."""
+        """Whether the parameter has a variable number of values; else it has one."""
         return isinstance(self.bound, (Words, Numbers, TokenIds))
 
 
 def _parameter(
     default: _T, bound: Bound[_T], meaning: str, *, aliases: tuple[str, ...] = (), checkpoint: str = ""
 ) -> _T:
-    """Return a field of `RequestParameters` with its row of the table."""
-    row = Parameter(default, bound, meaning, aliases, checkpoint)
+    """Return a field of `RequestParameters` with its entry of the table."""
+    parameter = Parameter(default, bound, meaning, aliases, checkpoint)
     # repr=False keeps prompts, words and guides out of logs.
-    return field(default=default, repr=row.type != "STRING", metadata={"row": row})
+    return field(default=default, repr=parameter.type != "STRING", metadata={"parameter": parameter})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestParameters:
-    """The parameter values of one request; each field is a row of the table."""
+    """The parameter values of one request; each field is an entry of the table."""
 
     # fmt: off
     # A request has one of the two prompts; parsing converts it to GenerationRequest.prompt and prompt_tokens.
@@ -163,7 +163,7 @@ class RequestParameters:
     )
     n: int = _parameter(
         1, Integer(low=1, high=16),
-        "Number of completions of the prompt, at most 64 in all rows of a request. The first uses the seed, the others "
+        "Number of completions of the prompt, at most 64 in a whole request. The first uses the seed, the others "
         "use seeds derived from it.",
         aliases=("num_return_sequences",),
     )
@@ -188,7 +188,7 @@ class RequestParameters:
         (), Words(MAX_BAD_WORDS),
         "Strings that are never generated, in any split into tokens; an empty string is ignored.",
     )
-    # May be empty: a row of a batch can be without a guide.
+    # May be empty: a batch element can be without a guide.
     guided_decoding_guide_type: str = _parameter(
         "", Choice(("", *GUIDE_TYPES)),
         "The kind of `guided_decoding_guide`; empty: no guide.",
@@ -207,7 +207,7 @@ class RequestParameters:
     )
     stream: bool = _parameter(
         False, Flag(),
-        "True: a response for each chunk of text; one row per request, and only under the config `streaming`.",
+        "True: a response for each chunk of text; batch size 1, and only under the config `streaming`.",
     )
     stream_interval_ms: int = _parameter(
         0, Integer(low=0, high=1000),
@@ -270,9 +270,11 @@ class RequestParameters:
     # fmt: on
 
 
-PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["row"] for field in fields(RequestParameters)}
+PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["parameter"] for field in fields(RequestParameters)}
 
-NAMES: Mapping[str, str] = {alias: name for name, row in PARAMETERS.items() for alias in (name, *row.aliases)}
+NAMES: Mapping[str, str] = {
+    alias: name for name, parameter in PARAMETERS.items() for alias in (name, *parameter.aliases)
+}
 """Parameter names by input name, aliases included."""
 
 PROMPTS = ("text_input", "input_ids")
@@ -282,7 +284,7 @@ NOT_SAMPLING = (*PROMPTS, "resume_ids", "stream", "sampling_parameters")
 """Parameters that are not sampling parameters."""
 
 SAMPLING_PARAMETERS: Mapping[str, str] = {
-    **{name: row for name, row in NAMES.items() if row not in NOT_SAMPLING},
+    **{name: parameter for name, parameter in NAMES.items() if parameter not in NOT_SAMPLING},
     "logprobs": "num_logprobs",
 }
 """Parameter names by name in `sampling_parameters`: input names, and vLLM's `logprobs`."""

@@ -1,4 +1,4 @@
-"""Merges the inputs, request parameters and `sampling_parameters` of a request into rows of unvalidated values.
+"""Merges the inputs, request parameters and `sampling_parameters` into the unvalidated values of each batch element.
 
 A client may send a parameter twice, possibly under an alias, as the client of Triton's vLLM backend does. Both values
 must be equal.
@@ -20,10 +20,10 @@ from llama_engine.request.compound_bounds import read_object
 from llama_engine.request.parameters import NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
 
 RawInputs = Mapping[str, NDArray[Any]]
-"""The inputs of one request by name: [rows, 1], or [rows, n] for lists; strings as bytes."""
+"""The inputs of one request by name: [batch, 1], or [batch, n] for lists; strings as bytes."""
 
 RequestValues = Mapping[str, object]
-"""Triton's request parameters by name: strings, numbers or booleans. Each applies to every row."""
+"""Triton's request parameters by name: strings, numbers or booleans. Each applies to every batch element."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class RawValue:
 
 
 @dataclass(frozen=True)
-class RawRow:
-    """The unvalidated values of one row.
+class RawElement:
+    """The unvalidated values of one batch element.
 
-    raw: values by parameter name. prefix: beginning of error messages; names the row if the request has several.
+    raw: values by parameter name. prefix: beginning of error messages; names the batch element if the request has
+    several.
     """
 
     raw: Mapping[str, RawValue]
@@ -60,26 +61,29 @@ class RawRow:
             raise self.refusal(name, error.value, error.bound) from None
 
     def values(self) -> dict[str, object]:
-        """Return all values of the row except the prompt, converted to their Python types. Raises as `read` does."""
+        """Return all values except the prompt, converted to their Python types. Raises as `read` does."""
         return {name: self.read(name) for name in self.raw if name not in PROMPTS}
 
 
-def raw_rows(inputs: RawInputs, values: RequestValues) -> list[RawRow]:
-    """Return the rows of a request. Raises InvalidRequest for a wrong shape, an unknown or repeated parameter."""
-    rows = _count_rows(inputs)
+def raw_elements(inputs: RawInputs, values: RequestValues) -> list[RawElement]:
+    """Return a request's batch elements. Raises InvalidRequest for a wrong shape, an unknown or repeated parameter."""
+    batch_size = _batch_size(inputs)
     for name, value in inputs.items():
         if name not in NAMES:
             raise InvalidRequest("", name, f" is no input of this model{_suggestion(name)}")
         parameter = PARAMETERS[NAMES[name]]
-        if value.ndim != 2 or value.shape[0] != rows or (value.shape[1] != 1 and not parameter.is_list):
+        if value.ndim != 2 or value.shape[0] != batch_size or (value.shape[1] != 1 and not parameter.is_list):
             columns = "number of words" if parameter.type == "STRING" else "number of values"
-            expected = f"[{rows}, {columns if parameter.is_list else 1}]"
+            expected = f"[{batch_size}, {columns if parameter.is_list else 1}]"
             raise InvalidRequest(f"{name} has shape {list(value.shape)}; it must be {expected}")
     common = [RawValue(name, value) for name, value in values.items()]
-    return [_row(inputs, common, row, f"row {row}: " if rows > 1 else "") for row in range(rows)]
+    return [
+        _element(inputs, common, index, f"batch element {index}: " if batch_size > 1 else "")
+        for index in range(batch_size)
+    ]
 
 
-def _count_rows(inputs: RawInputs) -> int:
+def _batch_size(inputs: RawInputs) -> int:
     given = [name for name in PROMPTS if name in inputs]
     if len(given) > 1:
         raise InvalidRequest(f"{given[0]} and {given[1]} are both given; a request must have one of them")
@@ -87,14 +91,14 @@ def _count_rows(inputs: RawInputs) -> int:
         raise InvalidRequest("text_input is missing, and so is input_ids: a request must have one of them")
     (name,) = given
     prompts = inputs[name]
-    rows = prompts.shape[0] if prompts.ndim else 0
-    if rows == 0:
+    batch_size = prompts.shape[0] if prompts.ndim else 0
+    if batch_size == 0:
         columns = "number of values" if name == "input_ids" else "1"
-        raise InvalidRequest(f"{name} has shape {list(prompts.shape)}; it must be [rows, {columns}], at least one row")
-    return rows
+        raise InvalidRequest(f"{name} has shape {list(prompts.shape)}; it must be [batch, {columns}], batch at least 1")
+    return batch_size
 
 
-def _row(inputs: RawInputs, common: list[RawValue], row: int, prefix: str) -> RawRow:
+def _element(inputs: RawInputs, common: list[RawValue], index: int, prefix: str) -> RawElement:
     raw: dict[str, RawValue] = {}
 
     def add(new: RawValue, names: Mapping[str, str], kind: str) -> None:
@@ -108,7 +112,7 @@ def _row(inputs: RawInputs, common: list[RawValue], row: int, prefix: str) -> Ra
 
     for name, values in inputs.items():
         is_list = PARAMETERS[NAMES[name]].is_list
-        add(RawValue(name, values[row] if is_list else values[row, 0]), NAMES, "input")
+        add(RawValue(name, values[index] if is_list else values[index, 0]), NAMES, "input")
     for raw_value in common:
         add(raw_value, NAMES, "input of this model, and so no request parameter")
     if "sampling_parameters" in raw:
@@ -116,7 +120,7 @@ def _row(inputs: RawInputs, common: list[RawValue], row: int, prefix: str) -> Ra
             # vLLM's clients send null for missing parameters.
             if value is not None:
                 add(RawValue(name, value), SAMPLING_PARAMETERS, "parameter that sampling_parameters may have")
-    return RawRow(raw, prefix)
+    return RawElement(raw, prefix)
 
 
 def _agree(bound: Bound[object], first: RawValue, second: RawValue) -> bool:

@@ -75,7 +75,7 @@ class LogProbsWriter:
 
 
 def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> dict[str, Output]:
-    """Return the optional outputs that any request of the spans enables, by name, with one row per span.
+    """Return the optional outputs that any request of the spans enables, by name, with one element per span.
 
     final: whether this is the last response of the sequences. Times are in the last response, log probabilities of the
     prompts in the first one.
@@ -100,19 +100,19 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
 def _output_ids(spans: Sequence[Span]) -> NDArray[np.int32]:
     """Return token ids [spans, tokens of the longest span], -1 as padding and where they aren't requested."""
     values = np.full((len(spans), max(span.last - span.first for span in spans)), -1, dtype=np.int32)
-    for row, span in zip(values, spans, strict=True):
+    for target, span in zip(values, spans, strict=True):
         if span.sequence.request.return_output_ids:
-            row[: span.last - span.first] = span.sequence.output_tokens[span.first : span.last]
+            target[: span.last - span.first] = span.sequence.output_tokens[span.first : span.last]
     return values
 
 
 def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
     """Return log probabilities [spans, tokens of the longest span], 0 as padding and where they aren't requested."""
     values = np.zeros((len(spans), max(span.last - span.first for span in spans)), dtype=np.float32)
-    for row, span in zip(values, spans, strict=True):
+    for target, span in zip(values, spans, strict=True):
         if span.sequence.request.return_log_probs:
             log_probs = [token.log_prob for token in span.sequence.log_probs[span.first : span.last]]
-            row[: len(log_probs)] = log_probs
+            target[: len(log_probs)] = log_probs
     return values
 
 

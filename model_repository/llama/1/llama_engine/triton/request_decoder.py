@@ -63,18 +63,18 @@ class RequestDecoder:
             response.prefix_error_code = True
         deadline = self.queue_policy.deadline(request.timeout())
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        rows = self.parser.parse(
+        requests = self.parser.parse(
             inputs, {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
         )
-        stream = any(row.stream for row in rows)
+        stream = any(request.stream for request in requests)
         if stream and not (streams and self.decoupled):
             model = "this config" if streams else "llama_unary"
             raise InvalidRequest(f"stream is true; it must be false: {model} answers in one response")
-        if stream and len(rows) > 1:
-            raise InvalidRequest(f"stream is true for {len(rows)} rows; it must be false, or the request one row")
+        if stream and len(requests) > 1:
+            raise InvalidRequest(f"stream is true in a batch of {len(requests)}; it must be false, or the batch size 1")
         response.stream = stream
         context = RequestContext(response, response.name, stream, deadline)
-        return [sequence for row in rows for sequence in self.engine.builder.choices(row, context)]
+        return [sequence for request in requests for sequence in self.engine.builder.choices(request, context)]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
         # The traceback's frames refer to the request, and the response to the error. Such a cycle can keep the request

@@ -157,7 +157,7 @@ def main() -> int:
         wanted = os.environ.get("CXX") or ", ".join(COMPILERS)
         print(
             f"CPU kernels not built: no C++ compiler ({wanted}); install one (Debian's package g++), or INT8 is slower "
-            f"and its bits depend on the batch",
+            f"and not batch-invariant",
             file=sys.stderr,
         )
         return 0 if options.optional else 1

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.memory_plan import plan_memory
-from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
@@ -153,7 +153,7 @@ def article(noted: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def decode(
-    checkpoint: Checkpoint, settings: Settings, weights: Weights, rates: DeviceRates, rows: int, tokens: int
+    checkpoint: LoadedModel, settings: Settings, weights: Weights, rates: DeviceRates, rows: int, tokens: int
 ) -> dict[str, object]:
     """Generate in `rows` rows at once. Returns tokens/s, the limit, and the memory's peak and plan in MiB."""
     device = checkpoint.info.device
@@ -176,7 +176,7 @@ def decode(
     }
 
 
-def serving(engine: Engine, checkpoint: Checkpoint, mode: str, mix: Mix, tokens: int) -> dict[str, object]:
+def serving(engine: Engine, checkpoint: LoadedModel, mode: str, mix: Mix, tokens: int) -> dict[str, object]:
     """Serve requests that arrive at once. Returns rates, p50 of the latency with the wait, and the memory's peak."""
     load = requests(checkpoint, lengths(mix, REQUESTS, tokens))
     size = REQUESTS if mode == "in flight" else engine.slots

@@ -19,7 +19,7 @@ from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
-from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -35,7 +35,7 @@ TEXTS = 32
 """Rows of the held-out text that KL divergence is taken over."""
 
 
-def requests(checkpoint: Checkpoint, tokens: Sequence[int]) -> list[GenerationRequest]:
+def requests(checkpoint: LoadedModel, tokens: Sequence[int]) -> list[GenerationRequest]:
     """Return greedy requests of PROMPT_TOKENS tokens each, which end at that many tokens each."""
     texts = prompts(Path(checkpoint.name), len(tokens))
     encoded = [tuple(checkpoint.tokenizer.encode(prompt)) for prompt in texts]
@@ -84,7 +84,7 @@ def products(device: torch.device, config: LlamaConfig, terms: int) -> dict[str,
     return {"values": values, "different": different, "fused": fused}
 
 
-def mixes(checkpoint: Checkpoint, settings: Settings, amount: int, tokens: int = 16) -> dict[str, object]:
+def mixes(checkpoint: LoadedModel, settings: Settings, amount: int, tokens: int = 16) -> dict[str, object]:
     """Compare tokens and log probabilities of requests in random mixes and cuts with those of each alone."""
     randomness = random.Random(0)
     load = [

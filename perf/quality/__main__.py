@@ -29,7 +29,7 @@ from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import EngineError
 from llama_engine.model.builder import ReadWeights, build_llama
 from llama_engine.model.llama import Linear
-from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
@@ -134,14 +134,14 @@ def _measure(options: argparse.Namespace) -> None:
     results.finish()
 
 
-def load(base: Settings, device: torch.device, candidate: Candidate) -> Checkpoint:
+def load(base: Settings, device: torch.device, candidate: Candidate) -> LoadedModel:
     """Load what the engine serves."""
     if isinstance(candidate.settings, Path):
         return load_checkpoint(replace(base, model=str(candidate.settings), quantization="checkpoint"), device)
     return load_checkpoint(replace(base, quantization="int8", **candidate.settings), device)  # type: ignore[arg-type]
 
 
-def weights_only(reference: Checkpoint) -> Checkpoint:
+def weights_only(reference: LoadedModel) -> LoadedModel:
     """Return the checkpoint with INT8 weights, one matrix at a time widened for its product of floats."""
     architecture, read = reference.architecture, ReadWeights()
     reader = WeightReader(SavedTensors(resolve_folder(reference.name, None)), architecture, torch.float32, int8=True)
@@ -159,9 +159,9 @@ def _widened(weight: LinearWeight) -> Linear:
 
 def compared(
     candidate: Candidate,
-    reference: Checkpoint,
-    loaded: Checkpoint,
-    same_weights: Checkpoint | None,
+    reference: LoadedModel,
+    loaded: LoadedModel,
+    same_weights: LoadedModel | None,
     rows: Sequence[Sequence[int]],
 ) -> dict[str, dict[str, object]]:
     """Compare the loaded candidate with the reference; return measurements by key, the reference's first.

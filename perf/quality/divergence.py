@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from llama_engine.model.llama import Llama
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -41,7 +41,7 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 class Forward:
     """The hidden states and logits of texts, one at a time, as a loaded checkpoint computes them."""
 
-    def __init__(self, checkpoint: Checkpoint, kv_cache_dtype: str = "auto") -> None:
+    def __init__(self, checkpoint: LoadedModel, kv_cache_dtype: str = "auto") -> None:
         """kv_cache_dtype: the setting; where it is the weights' dtype, PyTorch computes a text without a cache."""
         shape = checkpoint.cache_shape(1, kv_cache_dtype)
         self._runner = checkpoint.runner(shape)

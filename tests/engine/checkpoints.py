@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.engines import load
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,24 +17,24 @@ CONTEXT = "512"
 
 
 @pytest.fixture(scope="session")
-def fp32() -> Checkpoint:
+def fp32() -> LoadedModel:
     return load("none", max_model_len=CONTEXT)
 
 
 @pytest.fixture(scope="session")
-def int8() -> Checkpoint:
+def int8() -> LoadedModel:
     return load("int8", max_model_len=CONTEXT)
 
 
 @pytest.fixture(params=["fp32", "int8"])
-def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+def checkpoint(request: pytest.FixtureRequest) -> LoadedModel:
     """In PyTorch, and by the compiled kernels where they are built."""
-    loaded: Checkpoint = request.getfixturevalue(request.param)
+    loaded: LoadedModel = request.getfixturevalue(request.param)
     return loaded
 
 
 @pytest.fixture(scope="session")
-def tokenizer(fp32: Checkpoint) -> Tokenizer:
+def tokenizer(fp32: LoadedModel) -> Tokenizer:
     """The embedded checkpoint's tokenizer."""
     return fp32.tokenizer
 

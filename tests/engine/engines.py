@@ -15,7 +15,7 @@ from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner
-from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.request.parser import GenerationRequest
@@ -23,16 +23,16 @@ from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 
-def load(quantization: str, **parameters: str) -> Checkpoint:
+def load(quantization: str, **parameters: str) -> LoadedModel:
     """Load a checkpoint on the CPU, the embedded one if no `model` is given."""
     return load_checkpoint(Settings.parse({"quantization": quantization, **parameters}, {}), torch.device("cpu"))
 
 
-def engine_of(checkpoint: Checkpoint, slots: int = 8, **parameters: str) -> Engine:
+def engine_of(checkpoint: LoadedModel, slots: int = 8, **parameters: str) -> Engine:
     return Engine(checkpoint, Settings.parse(parameters, {}), slots)
 
 
-def runner_with_pages(checkpoint: Checkpoint) -> ModelRunner:
+def runner_with_pages(checkpoint: LoadedModel) -> ModelRunner:
     """A model runner with one slot, which has all pages."""
     shape = checkpoint.cache_shape(1)
     runner = checkpoint.runner(shape)
@@ -93,7 +93,7 @@ def _decode_attention(
     return (scores.softmax(-1) @ values).flatten(1, 2)
 
 
-def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:
+def with_tokens_as_text(checkpoint: LoadedModel) -> LoadedModel:
     """The same model, but every token, a special one too, is "<its number> ": a completion's text shows its tokens."""
     pieces = [f"{token} ".encode() for token in range(checkpoint.config.vocab_size)]
     return replace(checkpoint, tokenizer=Tokenizer(checkpoint.tokenizer.pretrained, Vocabulary(pieces)))
@@ -111,10 +111,10 @@ def completions(engine: Engine, requests: Iterable[GenerationRequest]) -> list[C
     return [result for result in results if isinstance(result, Completion)]
 
 
-_ALONE: dict[tuple[int, GenerationRequest], tuple[Checkpoint, Completion]] = {}
+_ALONE: dict[tuple[int, GenerationRequest], tuple[LoadedModel, Completion]] = {}
 
 
-def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list[Completion]:
+def alone(checkpoint: LoadedModel, requests: Iterable[GenerationRequest]) -> list[Completion]:
     """Run the requests one after the other on an engine of one slot, each once for all tests of the process."""
     requests = list(requests)
     new = [request for request in dict.fromkeys(requests) if (id(checkpoint), request) not in _ALONE]

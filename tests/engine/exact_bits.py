@@ -26,7 +26,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.state import SamplingFeatures
@@ -85,7 +85,7 @@ class Bits:
     different: descriptions of what differed. events: how often each of EVENTS happened.
     """
 
-    def __init__(self, checkpoint: Checkpoint, mixes: int, kv_cache_dtype: str = "auto") -> None:
+    def __init__(self, checkpoint: LoadedModel, mixes: int, kv_cache_dtype: str = "auto") -> None:
         """Compare this many mixes."""
         self._checkpoint, self._kv_cache_dtype = checkpoint, kv_cache_dtype
         self._engines: dict[tuple[int, int, float | None], Engine] = {}

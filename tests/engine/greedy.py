@@ -8,7 +8,7 @@ from engine.engines import completions, tokens_in
 from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.engine.engine import Engine
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
@@ -23,7 +23,7 @@ TIE = 1e-4
 class GreedyReference:
     """generate() on single prompts, each run once with `longest` tokens: greedy tokens are prefix-stable."""
 
-    checkpoint: Checkpoint
+    checkpoint: LoadedModel
     longest: int
     penalty: float = 1.0
     _known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from engine.small_tokenizers import llama2_like
 from llama_engine.engine.engine import Engine
 from llama_engine.grammar.guides import Guides
 from llama_engine.grammar.matcher import GuideState
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.filters import forbidden
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
@@ -53,7 +53,7 @@ def engine_with_guides(tokenizer: Tokenizer) -> Iterator[EngineOf]:
     """Makes engines of the embedded tokenizer. They share a process that checks guides, which takes a second."""
     guides = Guides(tokenizer, [END])
 
-    def make(checkpoint: Checkpoint, slots: int = 32, **parameters: str) -> Engine:
+    def make(checkpoint: LoadedModel, slots: int = 32, **parameters: str) -> Engine:
         engine = engine_of(checkpoint, slots, **parameters)
         engine.guides = guides
         return engine

@@ -3,11 +3,11 @@
 from functools import lru_cache
 
 import torch
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
-def oracle(checkpoint: Checkpoint) -> PreTrainedModel:
+def oracle(checkpoint: LoadedModel) -> PreTrainedModel:
     """Return transformers' model, in the dtype and on the device of the checkpoint."""
     return _load(checkpoint.name, checkpoint.info.dtype, checkpoint.info.device)
 

@@ -4,7 +4,7 @@ import random
 from functools import cache
 from pydoc_data.topics import topics
 
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ def random_prompt(tokenizer: Tokenizer, lengths: range, randomness: random.Rando
 
 
 def request_of(
-    checkpoint: Checkpoint, seed: int, size: int | range = range(3, 60), max_tokens: int = 8
+    checkpoint: LoadedModel, seed: int, size: int | range = range(3, 60), max_tokens: int = 8
 ) -> GenerationRequest:
     """Return a request of `size` prompt tokens that generates exactly `max_tokens`, sampled with every penalty.
 
@@ -40,12 +40,12 @@ def request_of(
 
 
 def requests_of(
-    checkpoint: Checkpoint, count: int, size: int | range = range(3, 60), max_tokens: int = 8
+    checkpoint: LoadedModel, count: int, size: int | range = range(3, 60), max_tokens: int = 8
 ) -> list[GenerationRequest]:
     return [request_of(checkpoint, seed, size, max_tokens) for seed in range(count)]
 
 
-def random_request(checkpoint: Checkpoint, randomness: random.Random) -> GenerationRequest:
+def random_request(checkpoint: LoadedModel, randomness: random.Random) -> GenerationRequest:
     """Return a request of random sizes and features, some of them at their neutral values."""
     kinds: list[dict[str, object]] = [
         {},
@@ -81,7 +81,7 @@ STOPS = (b"the ", b" the object", b"e", b" a", b"ing the", b"``", b".\n\n", b"ti
 """Stop strings and bad words that a text partly has at many places."""
 
 
-def any_request(checkpoint: Checkpoint, randomness: random.Random) -> GenerationRequest:
+def any_request(checkpoint: LoadedModel, randomness: random.Random) -> GenerationRequest:
     """Return a request with a random value, often its neutral one, of every parameter that an answer depends on."""
     choose, token_bytes = randomness.choice, checkpoint.tokenizer.vocabulary.token_bytes
     max_tokens = randomness.randint(2, 32)
@@ -118,6 +118,6 @@ def any_request(checkpoint: Checkpoint, randomness: random.Random) -> Generation
     )
 
 
-def any_requests(checkpoint: Checkpoint, count: int, seed: int) -> list[GenerationRequest]:
+def any_requests(checkpoint: LoadedModel, count: int, seed: int) -> list[GenerationRequest]:
     randomness = random.Random(seed)
     return [any_request(checkpoint, randomness) for _ in range(count)]

@@ -15,7 +15,7 @@ from llama_engine.engine.events import Chunk, Event, Result
 from llama_engine.engine.response_dispatcher import ResponseDispatcher
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.sequence import RequestContext, Sequence
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import GenerationRequest
 
@@ -137,7 +137,7 @@ def scheduler_threads() -> list[threading.Thread]:
 
 
 @contextmanager
-def running(checkpoint: Checkpoint, slots: int, stats: type[Stats] = Stats, **parameters: str) -> Iterator[Running]:
+def running(checkpoint: LoadedModel, slots: int, stats: type[Stats] = Stats, **parameters: str) -> Iterator[Running]:
     """Start a scheduler on an engine, and end it."""
     engine, registry, pace = engine_of(checkpoint, slots, **parameters), RecordingRegistry(), Pace()
     dispatcher, recorder = ResponseDispatcher(), stats(registry, slots)

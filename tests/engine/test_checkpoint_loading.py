@@ -12,7 +12,7 @@ from engine.engines import completions, engine_of, load, runner_with_pages
 from engine.oracle import oracle
 from llama_engine.checkpoint.architecture import FAMILIES
 from llama_engine.errors import MAX_LINE, CheckpointError
-from llama_engine.model.loader import EMBEDDED, Checkpoint, loading
+from llama_engine.model.loader import EMBEDDED, LoadedModel, loading
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
 from llama_engine.request.parser import GenerationRequest
@@ -37,7 +37,7 @@ def _refusal(model: Path | str, quantization: str = "none", **parameters: str) -
     return str(refused.value)
 
 
-def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> None:
+def test_the_info_is_that_of_the_weights(fp32: LoadedModel, int8: LoadedModel) -> None:
     model = oracle(fp32)
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     weights, outputs = sum(linear.weight.numel() for linear in linears), sum(linear.out_features for linear in linears)

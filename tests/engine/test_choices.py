@@ -15,15 +15,15 @@ from llama_engine.engine.events import Completion, Result
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 
 
-def _request(checkpoint: Checkpoint, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:
+def _request(checkpoint: LoadedModel, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:
     return replace(request_of(checkpoint, size, size, max_tokens), n=n)
 
 
-def _expected(checkpoint: Checkpoint, request: GenerationRequest) -> list[Completion]:
+def _expected(checkpoint: LoadedModel, request: GenerationRequest) -> list[Completion]:
     return alone(checkpoint, choices_of(request))
 
 
@@ -36,7 +36,7 @@ def _prefilled(engine: Engine, sequences: list[Sequence]) -> tuple[list[Result |
 
 
 @pytest.mark.parametrize("budget", [512, 16])
-def test_the_prompt_of_choices_is_computed_once(checkpoint: Checkpoint, budget: int) -> None:
+def test_the_prompt_of_choices_is_computed_once(checkpoint: LoadedModel, budget: int) -> None:
     request = _request(checkpoint, 4)
     engine = engine_of(checkpoint, 6, prefill_tokens=str(budget))
     results, prefilled = _prefilled(engine, engine.builder.choices(request))
@@ -46,7 +46,7 @@ def test_the_prompt_of_choices_is_computed_once(checkpoint: Checkpoint, budget: 
     assert [result.choice for result in results if isinstance(result, Completion)] == [0, 1, 2, 3]
 
 
-def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: Checkpoint) -> None:
+def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: LoadedModel) -> None:
     request = _request(checkpoint, 5)
     engine = engine_of(checkpoint, 2)
     first, *others = engine.builder.choices(request)
@@ -61,7 +61,7 @@ def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkp
 
 @pytest.mark.parametrize(("prefix_cache", "computed"), [("off", 3 * 40), ("on", 40 + 2 * (40 % 16))])
 def test_a_choice_that_no_other_can_give_the_prompt_computes_what_is_not_cached(
-    checkpoint: Checkpoint, prefix_cache: str, computed: int
+    checkpoint: LoadedModel, prefix_cache: str, computed: int
 ) -> None:
     request = _request(checkpoint, 3)
     engine = engine_of(checkpoint, 1, prefix_cache=prefix_cache)
@@ -70,7 +70,7 @@ def test_a_choice_that_no_other_can_give_the_prompt_computes_what_is_not_cached(
     assert prefilled == computed
 
 
-def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> None:
+def test_choices_among_other_requests_change_no_text(checkpoint: LoadedModel) -> None:
     randomness = random.Random(11)
     engine = engine_of(checkpoint, 5, prefill_tokens="32")
     several = [_request(checkpoint, randomness.randint(2, 6), randomness.choice((3, 20, 50))) for _ in range(4)]
@@ -84,7 +84,7 @@ def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> 
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
-def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails: int) -> None:
+def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: LoadedModel, fails: int) -> None:
     request = _request(checkpoint, 4)
     expected = _expected(checkpoint, request)
     engine = engine_of(checkpoint, 4)
@@ -104,7 +104,7 @@ def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails:
     assert run(engine, engine.builder.choices(request)).results == expected
 
 
-def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoint) -> None:
+def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: LoadedModel) -> None:
     engine = engine_of(checkpoint, 2, prefill_tokens="20")
     for steps in range(4):
         for gone in range(3):

@@ -5,11 +5,13 @@ import random
 import pytest
 from engine.engines import add_all, alone, churn, completions, engine_of
 from engine.prompts import random_request, request_of
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 
 
 @pytest.mark.parametrize(("slots", "budget"), [(1, 9), (4, 40)])
-def test_removed_sequences_change_neither_the_others_nor_their_order(fp32: Checkpoint, slots: int, budget: int) -> None:
+def test_removed_sequences_change_neither_the_others_nor_their_order(
+    fp32: LoadedModel, slots: int, budget: int
+) -> None:
     randomness = random.Random(slots)
     pool = [random_request(fp32, randomness) for _ in range(12)]
     expected = dict(zip(pool, alone(fp32, pool), strict=True))
@@ -22,7 +24,7 @@ def test_removed_sequences_change_neither_the_others_nor_their_order(fp32: Check
     assert {"partly cached", "decode", *(["prefill"] if slots > 1 else [])} <= set(removed.values())
 
 
-def test_a_text_is_the_same_in_any_batch(checkpoint: Checkpoint) -> None:
+def test_a_text_is_the_same_in_any_batch(checkpoint: LoadedModel) -> None:
     randomness = random.Random(33)
     requests = [random_request(checkpoint, randomness) for _ in range(12)]
     expected = alone(checkpoint, requests)
@@ -32,7 +34,7 @@ def test_a_text_is_the_same_in_any_batch(checkpoint: Checkpoint) -> None:
         assert completions(engine, requests[::-1]) == expected[::-1]
 
 
-def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: Checkpoint) -> None:
+def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: LoadedModel) -> None:
     engine = engine_of(fp32, 3)
     finished, removed, last = add_all(engine, [request_of(fp32, seed, 9, 4 if seed else 1) for seed in range(3)])
     assert engine.step().finished == [finished]

@@ -27,7 +27,7 @@ from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, Decod
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.memory_plan import activation_reserve, plan_memory
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling import sampler
 from llama_engine.sampling.state import SamplingFeatures
@@ -50,18 +50,18 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def small(fp32: Checkpoint) -> Checkpoint:
+def small(fp32: LoadedModel) -> LoadedModel:
     """FP32 with a short context."""
     return replace(fp32, max_model_len=128)
 
 
 @pytest.fixture(scope="module", params=["mask", "by row"])
-def attending(request: pytest.FixtureRequest, small: Checkpoint) -> Checkpoint:
+def attending(request: pytest.FixtureRequest, small: LoadedModel) -> LoadedModel:
     """The same with each of the two forms of attention."""
     return replace(small, attention=attention_by_sequence if request.param == "by row" else None)
 
 
-def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> tuple[Engine, Recorder]:
+def _graphed(checkpoint: LoadedModel, slots: int = SLOTS, **parameters: str) -> tuple[Engine, Recorder]:
     """An engine whose steps are graphs, and what recorded them."""
     engine, recorder = engine_of(checkpoint, slots, cuda_graphs="on", **parameters), Recorder()
     engine.capture_graphs(recorder)
@@ -71,13 +71,13 @@ def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> t
 
 
 @pytest.fixture(scope="module")
-def graphed(attending: Checkpoint) -> Engine:
+def graphed(attending: LoadedModel) -> Engine:
     """One of six slots that several tests use."""
     return _graphed(attending)[0]
 
 
 @pytest.fixture(scope="module")
-def of_one_slot(attending: Checkpoint) -> tuple[Engine, Engine]:
+def of_one_slot(attending: LoadedModel) -> tuple[Engine, Engine]:
     """An engine that launches its steps, and one that replays them."""
     return engine_of(attending, 1), _graphed(attending, 1)[0]
 
@@ -95,7 +95,7 @@ def _keys(engine: Engine, slot: int, length: int) -> torch.Tensor:
     return cache.keys[:, cache.page_table[slot].long()].flatten(1, 2)[:, :length]
 
 
-def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) -> None:
+def test_replayed_steps_give_the_tokens_of_launched_ones(attending: LoadedModel) -> None:
     randomness = random.Random(3)
     engine, recorder = _graphed(attending, prefill_tokens="24")
     requests = [random_request(attending, randomness) for _ in range(24)]
@@ -108,7 +108,7 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     assert decoded < recorder.replayed < decoded + sampled
 
 
-def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> None:
+def test_replayed_steps_end_no_text_before_min_tokens(attending: LoadedModel) -> None:
     # Half of the vocabulary ends a text: without the mask, the first tokens would.
     ends = GenerationConfig(eos_token_id=list(range(attending.config.vocab_size // 2)))
     checkpoint = replace(attending, generation_config=ends)
@@ -120,7 +120,7 @@ def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> 
 
 
 def test_replayed_steps_serve_rows_with_features_of_each_row(
-    attending: Checkpoint,
+    attending: LoadedModel,
 ) -> None:
     requests = requests_of(attending, SLOTS, range(3, 20))
     requests[::3] = [replace(request, bad_words=(b"e", b" ")) for request in requests[::3]]
@@ -161,7 +161,7 @@ def test_a_sequence_that_outgrows_a_span_has_all_its_positions(of_one_slot: tupl
 
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
-    attending: Checkpoint, graphed: Engine, place: int
+    attending: LoadedModel, graphed: Engine, place: int
 ) -> None:
     requests = _greedy(4)
     expected = alone(attending, requests)
@@ -176,7 +176,7 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
 
 
 @pytest.mark.parametrize("failing", [range(1), range(3, 4), range(1000)])
-def test_graphs_are_not_used_after_three_failures_in_a_row(small: Checkpoint, failing: range) -> None:
+def test_graphs_are_not_used_after_three_failures_in_a_row(small: LoadedModel, failing: range) -> None:
     requests = requests_of(small, 3, max_tokens=7)
     engine, recorder = _graphed(small)
     recorder.failing = failing
@@ -186,7 +186,7 @@ def test_graphs_are_not_used_after_three_failures_in_a_row(small: Checkpoint, fa
     assert engine.uses_cuda_graphs is (len(failing) == 1)
 
 
-def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: Checkpoint) -> None:
+def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: LoadedModel) -> None:
     size = 100
     long = GenerationRequest(prompt="", prompt_tokens=tuple(range(20, 20 + size)), max_tokens=2, min_tokens=2)
     undisturbed = engine_of(attending, 1)
@@ -221,7 +221,7 @@ def _out_of_memory(action: Action) -> Action:
     ],
 )
 def test_steps_that_cannot_be_captured_are_launched(
-    small: Checkpoint, setting: str, capture: Capture | None, reason: str, caplog: pytest.LogCaptureFixture
+    small: LoadedModel, setting: str, capture: Capture | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, cuda_graphs.__name__)
     engine = engine_of(small, SLOTS, cuda_graphs=setting)
@@ -237,7 +237,7 @@ def test_steps_that_cannot_be_captured_are_launched(
 
 
 def test_sampling_that_cannot_be_captured_is_launched_alone(
-    small: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    small: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sample = DecodeGraphs._sample
 
@@ -257,7 +257,7 @@ def test_sampling_that_cannot_be_captured_is_launched_alone(
     assert recorder.replayed
 
 
-def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
+def test_the_memory_plan_includes_what_graphs_need(small: LoadedModel) -> None:
     without = plan_memory(small, Settings(cuda_graphs="off"), SLOTS)
     planned = plan_memory(small, Settings(cuda_graphs="on"), SLOTS)
     config = small.config

@@ -15,13 +15,13 @@ from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import INT8_TOKENS
 from llama_engine.request.parser import GenerationRequest
 
 
 @pytest.fixture
-def engine(checkpoint: Checkpoint) -> Engine:
+def engine(checkpoint: LoadedModel) -> Engine:
     return engine_of(checkpoint, 4)
 
 
@@ -50,7 +50,7 @@ def _spoiling(engine: Engine, number: int, slot: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("number", "slot"), [(0, 0), (2, 1)], ids=["prefill", "decode step"])
-def test_a_sequence_that_is_not_finite_fails_alone(fp32: Checkpoint, engine: Engine, number: int, slot: int) -> None:
+def test_a_sequence_that_is_not_finite_fails_alone(fp32: LoadedModel, engine: Engine, number: int, slot: int) -> None:
     requests = requests_of(fp32, 4)
     expected = completions(engine, requests)
     with _spoiling(engine, number, slot):
@@ -62,7 +62,7 @@ def test_a_sequence_that_is_not_finite_fails_alone(fp32: Checkpoint, engine: Eng
     assert engine.generate(requests) == expected
 
 
-def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, engine: Engine) -> None:
+def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: LoadedModel, engine: Engine) -> None:
     engine.warm_up()
 
     def fail(forward: ForwardPass) -> None:
@@ -75,7 +75,7 @@ def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, e
 
 @pytest.mark.parametrize(("attention", "slots"), [(None, 1), (attention_by_sequence, 20)])
 def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
-    fp32: Checkpoint, attention: VarlenAttention | None, slots: int
+    fp32: LoadedModel, attention: VarlenAttention | None, slots: int
 ) -> None:
     checkpoint = replace(fp32, max_model_len=128, attention=attention)
     engine, requests = engine_of(checkpoint, slots), requests_of(fp32, 6)
@@ -83,7 +83,7 @@ def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
     assert completions(engine, requests) == alone(checkpoint, requests)
 
 
-def test_the_shortest_cache_generates_a_token(fp32: Checkpoint) -> None:
+def test_the_shortest_cache_generates_a_token(fp32: LoadedModel) -> None:
     engine = engine_of(replace(fp32, max_model_len=2), 1)
     engine.warm_up()
     assert completions(engine, [GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])

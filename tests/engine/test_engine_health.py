@@ -15,7 +15,7 @@ from llama_engine.engine.events import FAILURE, Completion
 from llama_engine.engine.health import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import GenerationError, InvalidRequest
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.readiness import Readiness
 from llama_engine.request.parser import GenerationRequest
 
@@ -88,7 +88,7 @@ def test_consecutive_failed_steps_break_an_engine(steps: list[StepResult], probl
     assert (health.failing, health.problem()) == (bool(problem), problem)
 
 
-def test_a_model_is_not_ready_while_a_step_is_stuck(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_not_ready_while_a_step_is_stuck(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(fp32, 2) as scheduled:
         readiness = Readiness(scheduled.engine, scheduled.scheduler)
         assert readiness.check()
@@ -103,10 +103,10 @@ def test_a_model_is_not_ready_while_a_step_is_stuck(fp32: Checkpoint, monkeypatc
         _until(readiness.check)
 
 
-def test_a_model_that_fails_every_step_is_not_ready_until_a_trial_succeeds(
-    fp32: Checkpoint, caplog: pytest.LogCaptureFixture
+def test_a_model_that_fails_every_step_is_not_ready_until_a_probe_succeeds(
+    fp32: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gets no requests while it isn't ready, and runs one trial at a time."""
+    """It gets no requests while it isn't ready, and runs one probe at a time."""
     fault = _Fault()
     with running(fp32, 2) as scheduled, watching(fault):
         readiness = Readiness(scheduled.engine, scheduled.scheduler)
@@ -129,12 +129,12 @@ def test_a_model_that_fails_every_step_is_not_ready_until_a_trial_succeeds(
         assert not readiness.check()
         scheduled.stats.close(SECONDS)
         assert scheduled.registry.counts["llama_requests_total error"] == count
-        # The trial and the good one; a second trial if a check came before the step of the first was accounted for.
+        # The probe and the good one; a second probe if a check came before the step of the first was accounted for.
         assert 2 <= scheduled.registry.counts["llama_requests_total length"] <= 3
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_model_whose_engine_thread_has_ended_is_not_ready(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_engine_thread_has_ended_is_not_ready(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(self: Scheduler) -> None:
         # The one exception that ends a thread silently.
         raise SystemExit
@@ -147,7 +147,7 @@ def test_a_model_whose_engine_thread_has_ended_is_not_ready(fp32: Checkpoint, mo
         assert not readiness.check()
 
 
-def test_failures_outside_of_steps_make_an_engine_broken(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_outside_of_steps_make_an_engine_broken(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Scheduler, step: StepResult) -> None:
         raise RuntimeError("no report")
 

@@ -8,23 +8,23 @@ from engine.engines import attention_by_sequence, engine_of, run, with_tokens_as
 from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.prompts import random_prompt, request_of
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from notes import Note
 
 
 @pytest.fixture(scope="module")
-def short_reference(fp32: Checkpoint) -> GreedyReference:
+def short_reference(fp32: LoadedModel) -> GreedyReference:
     return GreedyReference(fp32, 10)
 
 
 @pytest.fixture(scope="module")
-def exposed(fp32: Checkpoint) -> Checkpoint:
+def exposed(fp32: LoadedModel) -> LoadedModel:
     return with_tokens_as_text(fp32)
 
 
 @pytest.mark.parametrize(("batches", "prompts"), [(10, 10), pytest.param(60, 24, marks=pytest.mark.long)])
-def test_greedy_tokens_are_those_of_generate(exposed: Checkpoint, batches: int, prompts: int, note: Note) -> None:
+def test_greedy_tokens_are_those_of_generate(exposed: LoadedModel, batches: int, prompts: int, note: Note) -> None:
     randomness, tally = random.Random(200), Tally()
     prompt_pool = pool(exposed.tokenizer, prompts, randomness)
     references = {penalty: GreedyReference(exposed, LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
@@ -69,7 +69,7 @@ def _lengths(longest: int) -> list[int]:
     ],
 )
 def test_greedy_tokens_of_prompts_of_these_lengths_are_those_of_generate(
-    exposed: Checkpoint,
+    exposed: LoadedModel,
     short_reference: GreedyReference,
     slots: int,
     prefill_tokens: int,
@@ -93,7 +93,7 @@ def test_greedy_tokens_of_prompts_of_these_lengths_are_those_of_generate(
     compare(engine, requests, {1.0: short_reference}, Tally())
 
 
-def test_chunks_of_a_prompt_are_computed_once(fp32: Checkpoint) -> None:
+def test_chunks_of_a_prompt_are_computed_once(fp32: LoadedModel) -> None:
     seen: list[tuple[int, int, int]] = []
 
     def record(forward: ForwardPass) -> None:

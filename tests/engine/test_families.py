@@ -24,7 +24,7 @@ from llama_engine.checkpoint.config import read_config
 from llama_engine.checkpoint.rope import rope_tables
 from llama_engine.errors import CheckpointError
 from llama_engine.model.llama import gelu_tanh
-from llama_engine.model.loader import Checkpoint, loading
+from llama_engine.model.loader import LoadedModel, loading
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.model.precision import choose_dtype
 from llama_engine.model.torch_runner import TorchRunner
@@ -44,16 +44,16 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_family(tmp_path_factory.mktemp("families") / request.param, request.param)
 
 
-def _load(folder: Path, quantization: str, **parameters: str) -> Checkpoint:
+def _load(folder: Path, quantization: str, **parameters: str) -> LoadedModel:
     return load(quantization, model=str(folder), max_model_len=str(MAX_MODEL_LEN), **parameters)
 
 
 @pytest.fixture(scope="module")
-def exact(folder: Path) -> Checkpoint:
+def exact(folder: Path) -> LoadedModel:
     return _load(folder, "none")
 
 
-def _logits(checkpoint: Checkpoint, runner: ModelRunner | None = None) -> torch.Tensor:
+def _logits(checkpoint: LoadedModel, runner: ModelRunner | None = None) -> torch.Tensor:
     """Return the logits of all tokens, from two chunks of a prompt and decode steps."""
     shape = checkpoint.cache_shape(2)
     runner = runner or checkpoint.runner(shape)
@@ -69,21 +69,23 @@ def _logits(checkpoint: Checkpoint, runner: ModelRunner | None = None) -> torch.
         return runner.logits(torch.cat(hidden))
 
 
-def _with_masks(checkpoint: Checkpoint) -> ModelRunner:
+def _with_masks(checkpoint: LoadedModel) -> ModelRunner:
     return checkpoint.runner(checkpoint.cache_shape(2), captured=True)
 
 
-def _by_sequence(checkpoint: Checkpoint) -> ModelRunner:
+def _by_sequence(checkpoint: LoadedModel) -> ModelRunner:
     return replace(checkpoint, attention=attention_by_sequence).runner(checkpoint.cache_shape(2))
 
 
-def _around_modules(checkpoint: Checkpoint) -> ModelRunner:
+def _around_modules(checkpoint: LoadedModel) -> ModelRunner:
     tables = rope_tables(checkpoint.config, checkpoint.architecture, checkpoint.max_model_len)
     return TorchRunner(llama_around(oracle(checkpoint), checkpoint.architecture, tables), checkpoint.cache_shape(2))
 
 
 @pytest.mark.parametrize("kind", [None, _with_masks, _by_sequence, _around_modules])
-def test_logits_are_those_of_transformers(exact: Checkpoint, kind: Callable[[Checkpoint], ModelRunner] | None) -> None:
+def test_logits_are_those_of_transformers(
+    exact: LoadedModel, kind: Callable[[LoadedModel], ModelRunner] | None
+) -> None:
     if kind is _by_sequence and exact.architecture.attention_softcap is not None:
         pytest.skip("FlashAttention has no soft cap")
     with torch.inference_mode():
@@ -123,7 +125,7 @@ def test_a_gemma_is_not_served_in_float16(model_type: str) -> None:
         choose_dtype("it", model_type, "float16", torch.device("cpu"))
 
 
-def test_a_decode_step_can_be_captured(exact: Checkpoint) -> None:
+def test_a_decode_step_can_be_captured(exact: LoadedModel) -> None:
     runner = _with_masks(exact)
     with torch.inference_mode(), Recording():
         # The second row is padding.
@@ -133,7 +135,7 @@ def test_a_decode_step_can_be_captured(exact: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("prompts", [2, pytest.param(9, marks=long)])
-def test_greedy_tokens_are_those_of_generate(exact: Checkpoint, prompts: int, note: Note) -> None:
+def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, prompts: int, note: Note) -> None:
     checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(prompts), Tally()
     # Beyond the positions of phi3's short factors, which transformers uses for shorter sequences.
     lengths = range(17, 120)
@@ -148,7 +150,7 @@ def test_greedy_tokens_are_those_of_generate(exact: Checkpoint, prompts: int, no
 
 
 @pytest.fixture(scope="module")
-def int8(folder: Path) -> Checkpoint:
+def int8(folder: Path) -> LoadedModel:
     needs_compiled_kernels()
     return _load(folder, "int8")
 
@@ -156,12 +158,12 @@ def int8(folder: Path) -> Checkpoint:
 @pytest.mark.parametrize(
     ("mixes", "cache"), [(2, "auto"), pytest.param(5, "auto", marks=long), pytest.param(4, "int8", marks=long)]
 )
-def test_int8_tokens_have_the_same_bits_in_any_mix(int8: Checkpoint, mixes: int, cache: str) -> None:
+def test_int8_tokens_have_the_same_bits_in_any_mix(int8: LoadedModel, mixes: int, cache: str) -> None:
     assert int8.info.batch_invariant
     assert Bits(replace(int8, max_model_len=128), mixes, cache).different == []
 
 
-def test_int8_is_near_fp32(exact: Checkpoint, int8: Checkpoint) -> None:
+def test_int8_is_near_fp32(exact: LoadedModel, int8: LoadedModel) -> None:
     scores, expected = (_logits(checkpoint).log_softmax(-1) for checkpoint in (int8, exact))
     assert 0 < kl_div(scores, expected, reduction="none", log_target=True).sum(-1).mean() < 0.005
 
@@ -178,13 +180,13 @@ def test_the_compiled_kernels_compute_what_pytorch_does_with_the_same_weights(fo
 
 
 @pytest.fixture
-def avx2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+def avx2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     needs_compiled_kernels("avx2")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     return _load(folder, "int8")
 
 
-def test_an_older_processor_gives_the_same_bits(int8: Checkpoint, avx2: Checkpoint) -> None:
+def test_an_older_processor_gives_the_same_bits(int8: LoadedModel, avx2: LoadedModel) -> None:
     assert "AVX2" in avx2.info.product
     assert torch.equal(_logits(int8), _logits(avx2))
 

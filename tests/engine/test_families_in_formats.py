@@ -16,7 +16,7 @@ from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.checkpoint.tensor_names import HEAD, layer_linears, layer_prefix
 from llama_engine.checkpoint.weight_reader import WeightReader
-from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.loader import EMBEDDED, LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
@@ -55,7 +55,7 @@ def _save(folder: Path, model_type: str, name: str) -> tuple[PreTrainedModel, Pa
     return model, saved
 
 
-def _with_read_weights(model: PreTrainedModel, loaded: Checkpoint, folder: Path) -> PreTrainedModel:
+def _with_read_weights(model: PreTrainedModel, loaded: LoadedModel, folder: Path) -> PreTrainedModel:
     """Replace the model's linear layers by what the reader reads, in floats."""
     saved = read_checkpoint_headers(folder, "it").saved
     quantized = linear_format(saved, quantization_config(loaded.config))

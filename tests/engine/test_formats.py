@@ -30,7 +30,7 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight, concatenated
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.loader import EMBEDDED, LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
 from llama_engine.request.parser import GenerationRequest
@@ -384,7 +384,7 @@ CHECKPOINTS: dict[str, tuple[Config, Callable[[torch.Tensor], Tensors]]] = {
 PROMPT = "The with statement is used to wrap the execution of a block"
 
 
-def _log_probs(checkpoint: Checkpoint) -> torch.Tensor:
+def _log_probs(checkpoint: LoadedModel) -> torch.Tensor:
     """The next token's, after each token of the prompt."""
     runner = runner_with_pages(checkpoint)
     hidden = runner.prefill([PromptChunk(0, 0, checkpoint.tokenizer.encode(PROMPT))], every=True)
@@ -392,7 +392,7 @@ def _log_probs(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_a_checkpoint_answers_in_each_format(tmp_path: Path, fp32: Checkpoint, kind: str) -> None:
+def test_a_checkpoint_answers_in_each_format(tmp_path: Path, fp32: LoadedModel, kind: str) -> None:
     config, save = CHECKPOINTS[kind]
     folder = save_quantized(EMBEDDED, tmp_path / "saved", config, save)
     loaded = load("int8", model=str(folder), kernels="stock")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.parameters import PARAMETERS
 from transformers import GenerationConfig, LlamaConfig
@@ -70,7 +70,7 @@ def test_a_refusal_names_the_config_that_stands_in_for_a_missing_file() -> None:
         GenerationDefaults.from_config(config, 128, VOCABULARY)
 
 
-def test_the_embedded_checkpoint_has_an_end_token(fp32: Checkpoint) -> None:
+def test_the_embedded_checkpoint_has_an_end_token(fp32: LoadedModel) -> None:
     defaults = GenerationDefaults.from_config(fp32.generation_config, 128, VOCABULARY)
     assert defaults.end_tokens == {fp32.tokenizer.pretrained.eos_token_id}
     assert f"end_tokens={sorted(defaults.end_tokens)}" in defaults.describe()

@@ -26,7 +26,7 @@ from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.loader import EMBEDDED, LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
@@ -62,7 +62,7 @@ def _served(path: Path, kind: Kind) -> tuple[LinearWeight, torch.Tensor]:
     return _blocks(path).read(DOWN), _by_package(path, "blk.0.ffn_down.weight")
 
 
-def _generate(checkpoint: Checkpoint, prompt: str) -> str:
+def _generate(checkpoint: LoadedModel, prompt: str) -> str:
     request = GenerationRequest(
         prompt=prompt, prompt_tokens=checkpoint.tokenizer.encode(prompt), max_tokens=24, temperature=0.0
     )
@@ -228,7 +228,7 @@ def test_a_file_generates_what_its_model_does(bf16: Path, tmp_path: Path) -> Non
         ("q4_k_m", {"int4": 34, "int8": 9}),
     ],
 )
-def test_a_quantized_file_is_served(kind: str, linears: dict[str, int], tmp_path: Path, fp32: Checkpoint) -> None:
+def test_a_quantized_file_is_served(kind: str, linears: dict[str, int], tmp_path: Path, fp32: LoadedModel) -> None:
     needs_compiled_kernels()
     served = load("checkpoint", model=str(write(EMBEDDED, kind, tmp_path / "it.gguf")))
     assert served.info.linears == linears

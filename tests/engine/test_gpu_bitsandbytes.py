@@ -82,7 +82,7 @@ def steps(gpu: Gpu) -> Iterator[int]:
 
 
 def test_each_linear_layer_is_one_product_of_bitsandbytes(gpu: Gpu) -> None:
-    info = gpu.engine._checkpoint.info
+    info = gpu.engine._loaded.info
     assert (info.device, info.linears) == (DEVICE, {gpu.kind: LINEARS, "float16": 1})
     for passes in steps(gpu):
         assert gpu.recorder.launches.count(PRODUCTS[gpu.kind]) == passes * LINEARS

@@ -22,7 +22,7 @@ from llama_engine.kernels.gpu import exact_int8
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, exact_int8_linear
 from llama_engine.model.load_plan import LinearLayers, LoadPlan
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 
 EXACT_SHAPES = [(outputs, inputs) for outputs, inputs in SHAPES if inputs % 4 == 0]
@@ -124,7 +124,7 @@ def test_a_model_of_these_layers_is_near_the_compiled_kernels(monkeypatch: pytes
     assert (result - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-def _logits(checkpoint: Checkpoint) -> torch.Tensor:
+def _logits(checkpoint: LoadedModel) -> torch.Tensor:
     """Return the logits of a prefill and of two decode steps, [32, vocabulary]."""
     runner = checkpoint.runner(shape := checkpoint.cache_shape(1, "float32"))
     runner.set_pages(0, 0, range(1, shape.pages + 1))

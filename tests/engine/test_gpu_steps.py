@@ -128,7 +128,7 @@ def test_choices_are_generated(gpu: Gpu) -> None:
 
 
 def test_a_greedy_step_makes_few_launches(gpu: Gpu) -> None:
-    if gpu.engine._checkpoint.attention is None:
+    if gpu.engine._loaded.attention is None:
         return
     add_all(gpu.engine, _requests()[:2])
     while gpu.engine.used_slots:
@@ -141,7 +141,7 @@ def test_a_greedy_step_makes_few_launches(gpu: Gpu) -> None:
 
 
 def test_products_and_attention_are_those_of_a_gpu(gpu: Gpu) -> None:
-    info, attention = gpu.engine._checkpoint.info, gpu.engine._checkpoint.attention
+    info, attention = gpu.engine._loaded.info, gpu.engine._loaded.attention
     assert (info.device, info.dtype.itemsize) == (DEVICE, torch.float16.itemsize)
     gpu.recorder.clear()
     gpu.engine.generate(_requests()[:1])

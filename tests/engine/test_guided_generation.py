@@ -18,7 +18,7 @@ from llama_engine.engine.events import Completion, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
 from llama_engine.grammar.matcher import GuideState
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from numpy.typing import NDArray
 
@@ -29,7 +29,7 @@ NOT_FOLLOWED = "guided_decoding_guide can't be followed to its end: it "
 
 
 @pytest.fixture(scope="module")
-def engine(fp32: Checkpoint) -> Iterator[Engine]:
+def engine(fp32: LoadedModel) -> Iterator[Engine]:
     engine = engine_of(fp32, 4)
     yield engine
     engine.guides.close()
@@ -53,7 +53,7 @@ def text_of(result: Result) -> str:
     return result.text
 
 
-def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf, int8: Checkpoint) -> None:
+def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf, int8: LoadedModel) -> None:
     """A gap of up to 32 blanks cut 6 of these 60."""
     bounded = {"name": {"type": "string", "maxLength": 10}, "n": {"type": "integer", "minimum": 0, "maximum": 99}}
     schema = {"type": "object", "properties": bounded, "required": ["name", "n"], "additionalProperties": False}
@@ -66,7 +66,7 @@ def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf
     assert [json.loads(text_of(result)).keys() for result in results] == [bounded.keys()] * 60
 
 
-def failure_alone(engine: Engine, fp32: Checkpoint, failing: GenerationRequest) -> RequestError:
+def failure_alone(engine: Engine, fp32: LoadedModel, failing: GenerationRequest) -> RequestError:
     """Return the error of a request, beside others that it costs nothing."""
     good = requests_of(fp32, 3, 12)
     first, failed, *others = engine.generate([good[0], failing, *good[1:]])
@@ -106,7 +106,7 @@ def test_what_ends_a_guided_text(
     assert (result.text, result.finish_reason, result.stop_reason) == expected
 
 
-def test_rows_that_move_keep_their_guides(engine: Engine, fp32: Checkpoint) -> None:
+def test_rows_that_move_keep_their_guides(engine: Engine, fp32: LoadedModel) -> None:
     """More sequences than slots, of different lengths: each leaves when its guide is finished."""
     counts = (9, 1, 7, 2, 8, 3, 6, 4, 5, 1)
     patterns = [f"({letter}[0-9]){{{count}}}" for letter, count in zip("abcdefghij", counts, strict=True)]
@@ -126,7 +126,7 @@ def test_rows_that_move_keep_their_guides(engine: Engine, fp32: Checkpoint) -> N
     ids=lambda values: ", ".join(values),
 )
 def test_masks_that_leave_nothing_fail_that_sequence_alone(
-    engine: Engine, fp32: Checkpoint, values: dict[str, object]
+    engine: Engine, fp32: LoadedModel, values: dict[str, object]
 ) -> None:
     failed = failure_alone(engine, fp32, request("regex", "aaab", **values))
     assert isinstance(failed, InvalidRequest)
@@ -166,7 +166,7 @@ class Raising(GuideState):
     [("fill", "decoding failed"), ("accept", "decoding failed"), ("refuse", "does not conform to the guide after 3")],
 )
 def test_a_guide_that_fails_in_a_step_fails_its_sequence_alone(
-    engine: Engine, fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, method: str, message: str
+    engine: Engine, fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, method: str, message: str
 ) -> None:
     guide: Future[GuideState] = Future()
     guide.set_result(Raising(method))
@@ -191,7 +191,7 @@ WIDE = {"type": "object", "properties": {f"p{number}": {"type": "string"} for nu
     ids=["ambiguous", "too many states", "too many properties"],
 )  # fmt: skip
 def test_a_guide_that_becomes_too_complex_fails_its_sequence_alone(
-    engine: Engine, fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: str, guide: str, message: str
+    engine: Engine, fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, kind: str, guide: str, message: str
 ) -> None:
     if kind == "regex":
         monkeypatch.setattr(guide_matcher, "MAX_LEXER_STATES", 2000)

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 
 
 @pytest.fixture(scope="module")
-def engine(fp32: Checkpoint) -> Iterator[Engine]:
+def engine(fp32: LoadedModel) -> Iterator[Engine]:
     engine = engine_of(fp32, 1)
     yield engine
     engine.guides.close()

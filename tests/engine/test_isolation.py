@@ -15,7 +15,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.isolation import Isolation
 from llama_engine.errors import GenerationError
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.state import SamplingState
 
@@ -28,18 +28,18 @@ Fails = Callable[[ForwardPass], bool]
 
 
 @pytest.fixture
-def engine(checkpoint: Checkpoint) -> Engine:
+def engine(checkpoint: LoadedModel) -> Engine:
     return engine_of(checkpoint, 4)
 
 
-def _with_a_long_one(checkpoint: Checkpoint, place: int) -> list[GenerationRequest]:
+def _with_a_long_one(checkpoint: LoadedModel, place: int) -> list[GenerationRequest]:
     requests = requests_of(checkpoint, 4)
     requests[place] = request_of(checkpoint, place, LONG)
     return requests
 
 
 def _run(
-    checkpoint: Checkpoint,
+    checkpoint: LoadedModel,
     engine: Engine,
     requests: list[GenerationRequest],
     fault: AbstractContextManager[None],
@@ -79,7 +79,7 @@ def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], mess
     ],
 )
 def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
-    checkpoint: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, errors: int,
+    checkpoint: LoadedModel, engine: Engine, error: type[Exception], fails: Fails, errors: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     faulty, expected = _run(checkpoint, engine, requests_of(checkpoint, 6), _failing(fails, error))
@@ -99,7 +99,7 @@ def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
     ids=["prefill", "prefill exhausts the memory", "first decode step", "later decode step"],
 )
 def test_a_sequence_that_always_fails_costs_no_other_its_result(
-    checkpoint: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, place: int, message: str
+    checkpoint: LoadedModel, engine: Engine, error: type[Exception], fails: Fails, place: int, message: str
 ) -> None:
     faulty, expected = _run(checkpoint, engine, _with_a_long_one(checkpoint, place), _failing(fails, error))
     _assert_only_fails(faulty, place, expected, message)
@@ -121,7 +121,7 @@ def test_any_librarys_lack_of_memory_is_recognized(error: Exception, exhausted: 
     assert Isolation().record(error, "a pass") == exhausted
 
 
-def test_the_engine_recovers_from_passes_that_all_fail(fp32: Checkpoint) -> None:
+def test_the_engine_recovers_from_passes_that_all_fail(fp32: LoadedModel) -> None:
     requests = requests_of(fp32, 6)
     faulty, _ = _run(fp32, engine_of(fp32, 4), requests, _failing(lambda forward: forward.number >= 3))
     assert {str(result) for result in faulty.results} == {FAILED}
@@ -129,7 +129,7 @@ def test_the_engine_recovers_from_passes_that_all_fail(fp32: Checkpoint) -> None
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
 def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(
-    checkpoint: Checkpoint, start: int, width: int
+    checkpoint: LoadedModel, start: int, width: int
 ) -> None:
     requests = _with_a_long_one(checkpoint, 1)
     chunk = _failing(lambda forward: (forward.chunks[0].start, forward.tokens) == (start, width), EXHAUSTED)
@@ -141,7 +141,7 @@ def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(
 
 
 @pytest.mark.parametrize("name", ["copy", "set"])
-def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(fp32: Checkpoint, name: str) -> None:
+def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(fp32: LoadedModel, name: str) -> None:
     """After some errors a GPU refuses every further call."""
     requests = requests_of(fp32, 6)
     # One that finishes before the others, so that its slot is reused.
@@ -170,7 +170,7 @@ def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(fp32: Che
 )
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
-    fp32: Checkpoint, place: int, part: str, method: str, good_calls: int, failures: int
+    fp32: LoadedModel, place: int, part: str, method: str, good_calls: int, failures: int
 ) -> None:
     engine, requests = (
         engine_of(fp32, 4),

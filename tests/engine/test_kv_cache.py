@@ -12,7 +12,7 @@ from engine.prompts import requests_of
 from llama_engine.engine import memory_plan
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.kv_cache import KVCache
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.torch_runner import TorchRunner
 
@@ -105,7 +105,7 @@ def test_the_shape_counts_the_bytes_that_are_allocated(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("attending", ["alone", "masked", "by row"])
 @pytest.mark.parametrize("max_model_len", [150, 160])
-def test_logits_have_the_same_bits_on_any_pages(fp32: Checkpoint, attending: str, max_model_len: int) -> None:
+def test_logits_have_the_same_bits_on_any_pages(fp32: LoadedModel, attending: str, max_model_len: int) -> None:
     checkpoint = replace(
         fp32, max_model_len=max_model_len, attention=attention_by_sequence if attending == "by row" else None
     )
@@ -115,7 +115,7 @@ def test_logits_have_the_same_bits_on_any_pages(fp32: Checkpoint, attending: str
     assert torch.equal(found, expected)
 
 
-def _logits(checkpoint: Checkpoint, captured: bool, pages: list[int]) -> torch.Tensor:
+def _logits(checkpoint: LoadedModel, captured: bool, pages: list[int]) -> torch.Tensor:
     """Return logits of a prefill in chunks and of decode steps, over a cache of NaN beside the prompt's pages."""
     runner = checkpoint.runner(checkpoint.cache_shape(2), captured)
     assert isinstance(runner, TorchRunner)
@@ -143,7 +143,7 @@ def _logits(checkpoint: Checkpoint, captured: bool, pages: list[int]) -> torch.T
     [*product(("alone", "masked", "compiled"), ("auto", "int8")), ("by row", "auto")],
 )
 def test_stale_values_change_no_token(
-    fp32: Checkpoint, attending: str, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch
+    fp32: LoadedModel, attending: str, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A position beyond a row's own isn't read, or masked: a slot may hold NaN."""
     requests = requests_of(fp32, 6, range(1, 90), 10)

@@ -12,7 +12,7 @@ from engine.prompts import request_of, requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
 
@@ -30,7 +30,7 @@ def _finished(engine: Engine, requests: list[GenerationRequest]) -> list[Sequenc
     return sequences
 
 
-def _expected(checkpoint: Checkpoint, tokens: list[int]) -> torch.Tensor:
+def _expected(checkpoint: LoadedModel, tokens: list[int]) -> torch.Tensor:
     """Return transformers' log probabilities of what follows each token, [tokens, vocabulary]."""
     with torch.inference_mode():
         logits: torch.Tensor = oracle(checkpoint)(input_ids=torch.tensor([tokens])).logits[0]
@@ -48,7 +48,7 @@ def _assert_is(log_probs: TokenLogProbs, expected: torch.Tensor, token: int, top
 
 
 @pytest.mark.parametrize("budget", [512, 7])
-def test_they_are_those_of_transformers(fp32: Checkpoint, budget: int) -> None:
+def test_they_are_those_of_transformers(fp32: LoadedModel, budget: int) -> None:
     """Penalties, temperature and the draw don't count; nor does the cut of the prompt."""
     shown = with_tokens_as_text(fp32)
     engine = engine_of(shown, 3, prefill_tokens=str(budget))
@@ -65,7 +65,7 @@ def test_they_are_those_of_transformers(fp32: Checkpoint, budget: int) -> None:
             _assert_is(log_probs, expected[place], output[place - len(prompt) + 1], 3)
 
 
-def test_asking_for_them_changes_no_text(checkpoint: Checkpoint) -> None:
+def test_asking_for_them_changes_no_text(checkpoint: LoadedModel) -> None:
     requests = requests_of(checkpoint, 6)
     plain = completions(engine_of(checkpoint, 4), requests)
     mixed = [_asking(request) if row % 2 else request for row, request in enumerate(requests)]
@@ -76,7 +76,7 @@ def test_asking_for_them_changes_no_text(checkpoint: Checkpoint) -> None:
         assert sequence.next_log_probs is None
 
 
-def test_they_do_not_depend_on_neighbours(int8: Checkpoint) -> None:
+def test_they_do_not_depend_on_neighbours(int8: LoadedModel) -> None:
     requests = [_asking(request, row, 20 - row) for row, request in enumerate(requests_of(int8, 6))]
     together = _finished(engine_of(int8, 4), requests)
     for sequence, request in zip(together, requests, strict=True):
@@ -85,7 +85,7 @@ def test_they_do_not_depend_on_neighbours(int8: Checkpoint) -> None:
         assert alone.prompt_log_probs == sequence.prompt_log_probs
 
 
-def test_a_prompts_are_computed_in_pieces_of_as_many_logits_as_a_step_has(checkpoint: Checkpoint) -> None:
+def test_a_prompts_are_computed_in_pieces_of_as_many_logits_as_a_step_has(checkpoint: LoadedModel) -> None:
     engine, rows = engine_of(checkpoint, 4), list[int]()
     real = engine._model.logits
 
@@ -101,7 +101,7 @@ def test_a_prompts_are_computed_in_pieces_of_as_many_logits_as_a_step_has(checkp
     assert sum(rows) == 29 + 2
 
 
-def test_choices_share_those_of_their_prompt(checkpoint: Checkpoint) -> None:
+def test_choices_share_those_of_their_prompt(checkpoint: LoadedModel) -> None:
     request = replace(_asking(request_of(checkpoint, 1, 30)), n=3)
     engine = engine_of(checkpoint, 3)
     choices = engine.builder.choices(request)

@@ -14,7 +14,7 @@ from llama_engine.errors import OutOfMemoryPlan
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.state import SamplingState
 from llama_engine.settings import Settings
 
@@ -67,7 +67,7 @@ def test_a_refused_plan_advises_the_largest_cache_that_fits(free: int, advice: s
 
 @pytest.mark.parametrize("short", [False, True])
 def test_without_a_setting_the_cache_takes_what_fits(
-    fp32: Checkpoint, short: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fp32: LoadedModel, short: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(memory_fraction=1.0)
     needed = plan_memory(fp32, replace(settings, kv_cache_tokens=1600), 8).total - fp32.info.weight_bytes
@@ -85,7 +85,7 @@ def test_without_a_setting_the_cache_takes_what_fits(
 
 
 def test_without_a_setting_the_context_is_reduced_to_what_fits(
-    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = replace(fp32, max_model_len=100_000)
     settings = Settings(memory_fraction=1.0)
@@ -101,19 +101,19 @@ def test_without_a_setting_the_context_is_reduced_to_what_fits(
         plan_memory(long, replace(settings, max_model_len=100_000), 2).check()
 
 
-def test_a_long_context_does_not_multiply_the_default_cache(fp32: Checkpoint) -> None:
+def test_a_long_context_does_not_multiply_the_default_cache(fp32: LoadedModel) -> None:
     long = replace(fp32, max_model_len=100_000)
     assert plan_memory(long, Settings(), 8).shape.tokens == 100_000
     assert plan_memory(long, Settings(), 32).shape.tokens == 32 * 4096
 
 
-def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Checkpoint) -> None:
+def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: LoadedModel) -> None:
     """A cache of terabytes, whose allocation would fail with another error."""
     with pytest.raises(OutOfMemoryPlan, match=r"memory plan on cpu: .* does not fit; "):
         engine_of(replace(fp32, max_model_len=1 << 30), 8, max_model_len="1048576")
 
 
-def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:
+def test_the_figures_are_what_is_allocated(fp32: LoadedModel) -> None:
     engine = engine_of(fp32, 3)
     plan, batch, vocabulary = engine.plan, engine._batch, fp32.config.vocab_size
     cache = runner_of(engine).kv_cache
@@ -125,7 +125,7 @@ def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:
     assert (plan.fraction, plan.device) == (0.9, "cpu")
 
 
-def test_a_context_that_rope_depends_on_is_not_reduced(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_rope_depends_on_is_not_reduced(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     config = copy.deepcopy(fp32.config)
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     long = replace(fp32, config=config, max_model_len=100_000)
@@ -135,7 +135,7 @@ def test_a_context_that_rope_depends_on_is_not_reduced(fp32: Checkpoint, monkeyp
         plan_memory(long, Settings(memory_fraction=1.0), 2).check()
 
 
-def test_scores_with_a_soft_cap_are_reserved(fp32: Checkpoint) -> None:
+def test_scores_with_a_soft_cap_are_reserved(fp32: LoadedModel) -> None:
     capped = replace(fp32, architecture=replace(fp32.architecture, attention_softcap=50.0))
     plans = [plan_memory(checkpoint, Settings(), 2).reserve for checkpoint in (capped, fp32)]
     # Scores of a prefill pass, their softmax and its sum in float32.
@@ -147,8 +147,8 @@ def test_exact_products_on_a_gpu_reserve_their_sums(
     precision: str, factor: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
-    loaded: Checkpoint = request.getfixturevalue(precision)
+    monkeypatch.setattr(LoadedModel, "attention_reserve", lambda *_: 0)
+    loaded: LoadedModel = request.getfixturevalue(precision)
     on_gpu = replace(loaded, info=replace(loaded.info, device=torch.device("cuda")))
     settings = Settings(cuda_graphs="off")
     reserve, on_cpu = (plan_memory(checkpoint, settings, 4).reserve for checkpoint in (on_gpu, loaded))
@@ -157,7 +157,7 @@ def test_exact_products_on_a_gpu_reserve_their_sums(
 
 
 @pytest.mark.parametrize("cache", [torch.float32, torch.int8])
-def test_attention_reserves_what_it_copies(fp32: Checkpoint, cache: torch.dtype) -> None:
+def test_attention_reserves_what_it_copies(fp32: LoadedModel, cache: torch.dtype) -> None:
     """Of an INT8 cache, the pages are copied before they are widened."""
     shape = replace(fp32.cache_shape(3), dtype=cache)
     masked = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
@@ -170,7 +170,9 @@ def test_attention_reserves_what_it_copies(fp32: Checkpoint, cache: torch.dtype)
     assert replace(masked, attention=attention_by_sequence).attention_reserve(shape) == 0
 
 
-def test_the_reserve_has_the_scratch_of_the_compiled_kernels(int8: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_has_the_scratch_of_the_compiled_kernels(
+    int8: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_compiled_kernels()
     engine = engine_of(int8, 3)
     assert isinstance(engine._model, CpuRunner)
@@ -179,5 +181,5 @@ def test_the_reserve_has_the_scratch_of_the_compiled_kernels(int8: Checkpoint, m
     tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
     scratch = int8.attention_reserve(engine.plan.shape)
     assert 0 <= scratch - sum(tensor.nbytes for tensor in tensors) < 1000
-    monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
+    monkeypatch.setattr(LoadedModel, "attention_reserve", lambda *_: 0)
     assert engine.plan.reserve - plan_memory(int8, Settings(), 3).reserve == scratch

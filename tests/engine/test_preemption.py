@@ -16,20 +16,20 @@ from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidSettings, Unavailable
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 
 MODEL_LEN = 128
 
 
 @pytest.fixture(scope="module", params=[pytest.param("fp32", marks=pytest.mark.long), "int8"])
-def short(request: pytest.FixtureRequest) -> Checkpoint:
+def short(request: pytest.FixtureRequest) -> LoadedModel:
     """With so few positions that a small pool holds a sequence of them; the same in all tests, for `alone`."""
-    checkpoint: Checkpoint = request.getfixturevalue(request.param)
+    checkpoint: LoadedModel = request.getfixturevalue(request.param)
     return replace(checkpoint, max_model_len=MODEL_LEN)
 
 
-def _engine(checkpoint: Checkpoint, slots: int, tokens: int = MODEL_LEN + 32, **parameters: str) -> Engine:
+def _engine(checkpoint: LoadedModel, slots: int, tokens: int = MODEL_LEN + 32, **parameters: str) -> Engine:
     return engine_of(checkpoint, slots, kv_cache_tokens=str(tokens), **parameters)
 
 
@@ -46,7 +46,7 @@ def _run_all(engine: Engine, sequences: list[Sequence]) -> int:
     return preempted
 
 
-def test_sequences_that_outgrow_the_cache_give_their_texts(short: Checkpoint) -> None:
+def test_sequences_that_outgrow_the_cache_give_their_texts(short: LoadedModel) -> None:
     requests = [request_of(short, seed, 20, max_tokens=60) for seed in range(6)]
     engine = _engine(short, 6)
     sequences = [engine.builder.build(request) for request in requests]
@@ -59,7 +59,7 @@ def _longer(request: GenerationRequest) -> GenerationRequest:
     return replace(request, max_tokens=min(MODEL_LEN - len(request.prompt_tokens), 60))
 
 
-def test_requests_of_every_kind_survive_preemption(short: Checkpoint) -> None:
+def test_requests_of_every_kind_survive_preemption(short: LoadedModel) -> None:
     randomness, preempted = random.Random(4), 0
     guide = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     guided = GenerationRequest(
@@ -88,7 +88,7 @@ def test_requests_of_every_kind_survive_preemption(short: Checkpoint) -> None:
     ]
 
 
-def test_choices_are_preempted_and_continued(short: Checkpoint) -> None:
+def test_choices_are_preempted_and_continued(short: LoadedModel) -> None:
     request = replace(request_of(short, 1, 40, max_tokens=60), n=6)
     for cache in ("on", "off"):
         engine = _engine(short, 6, prefix_cache=cache)
@@ -97,7 +97,7 @@ def test_choices_are_preempted_and_continued(short: Checkpoint) -> None:
         assert [choice.result for choice in choices] == alone(short, choices_of(request))
 
 
-def test_the_youngest_of_the_lowest_priority_is_preempted(short: Checkpoint) -> None:
+def test_the_youngest_of_the_lowest_priority_is_preempted(short: LoadedModel) -> None:
     engine = _engine(short, 4, 12 * 16)
     # Of different lengths, so that they need their pages in different steps.
     requests = [request_of(short, seed, 20 + seed, max_tokens=60) for seed in range(4)]
@@ -113,7 +113,7 @@ def test_the_youngest_of_the_lowest_priority_is_preempted(short: Checkpoint) -> 
     assert [sequence.kv_slot is None for sequence in sequences] == [True, False, False, True]
 
 
-def test_the_oldest_is_never_preempted_and_newcomers_wait(short: Checkpoint) -> None:
+def test_the_oldest_is_never_preempted_and_newcomers_wait(short: LoadedModel) -> None:
     """Under a stream of arrivals: what was preempted goes first, and it isn't preempted at every page."""
     engine = _engine(short, 4)
     sequences = [engine.builder.build(request_of(short, seed, 20, max_tokens=60)) for seed in range(20)]
@@ -133,7 +133,7 @@ def test_the_oldest_is_never_preempted_and_newcomers_wait(short: Checkpoint) -> 
     assert 0 < preempted < len(sequences)
 
 
-def test_a_long_prompt_in_prefill_can_be_preempted(short: Checkpoint) -> None:
+def test_a_long_prompt_in_prefill_can_be_preempted(short: LoadedModel) -> None:
     engine = _engine(short, 4, prefill_tokens="8")
     requests = [request_of(short, 1, 30, max_tokens=90), request_of(short, 2, 100, max_tokens=8)]
     first, second = (engine.builder.build(request) for request in requests)
@@ -152,7 +152,7 @@ def test_a_long_prompt_in_prefill_can_be_preempted(short: Checkpoint) -> None:
     assert [first.result, second.result] == alone(short, requests)
 
 
-def test_a_stream_pauses_and_goes_on(short: Checkpoint) -> None:
+def test_a_stream_pauses_and_goes_on(short: LoadedModel) -> None:
     requests = [request_of(short, seed, 20, max_tokens=60) for seed in range(5)]
     with running(short, 5, kv_cache_tokens=str(MODEL_LEN + 32)) as started:
         sequences = started.add(*requests, stream=True)
@@ -164,7 +164,7 @@ def test_a_stream_pauses_and_goes_on(short: Checkpoint) -> None:
     assert started.registry.counts["llama_preemptions_total"] > 0
 
 
-def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: Checkpoint) -> None:
+def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: LoadedModel) -> None:
     with running(short, 4, kv_cache_tokens=str(MODEL_LEN)) as started:
         (holder,) = started.add(request_of(short, 1, 100, max_tokens=20))
         started.pace.let(2)
@@ -174,12 +174,12 @@ def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: Checkpoint) -
     assert [results[0], results[2]] == alone(short, [holder.request, patient[0].request])
 
 
-def test_a_pool_smaller_than_a_sequence_is_refused(short: Checkpoint) -> None:
+def test_a_pool_smaller_than_a_sequence_is_refused(short: LoadedModel) -> None:
     with pytest.raises(InvalidSettings, match="kv_cache_tokens is 64; it must be at least max_model_len, 128"):
         engine_of(short, 2, kv_cache_tokens="64")
 
 
-def test_engines_generate_beyond_their_pages(short: Checkpoint) -> None:
+def test_engines_generate_beyond_their_pages(short: LoadedModel) -> None:
     requests = [request_of(short, seed, 100, max_tokens=20) for seed in range(3)]
     engine = _engine(short, 3)
     assert run(engine, [engine.builder.build(request) for request in requests]).results == alone(short, requests)

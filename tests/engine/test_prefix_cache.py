@@ -12,7 +12,7 @@ from engine.prompts import request_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.errors import GenerationError
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 
 PAGE = 16
@@ -29,7 +29,7 @@ def _followed(request: GenerationRequest, tokens: tuple[int, ...]) -> Generation
     return replace(request, prompt_tokens=request.prompt_tokens + tokens)
 
 
-def test_a_prompt_is_computed_once(checkpoint: Checkpoint) -> None:
+def test_a_prompt_is_computed_once(checkpoint: LoadedModel) -> None:
     engine, request = engine_of(checkpoint, 4), request_of(checkpoint, 1, 100)
     expected = alone(checkpoint, [request, replace(request, seed=5)])
     first, computed = _computed(engine, [request])
@@ -38,7 +38,7 @@ def test_a_prompt_is_computed_once(checkpoint: Checkpoint) -> None:
     assert (computed, tail) == (100, 2 * (100 % PAGE))
 
 
-def test_prompts_that_arrive_together_share_what_one_of_them_computes(checkpoint: Checkpoint) -> None:
+def test_prompts_that_arrive_together_share_what_one_of_them_computes(checkpoint: LoadedModel) -> None:
     common = request_of(checkpoint, 1, 70)
     requests = [_followed(common, (300 + number,)) for number in range(6)]
     for budget in (512, 20):
@@ -48,7 +48,7 @@ def test_prompts_that_arrive_together_share_what_one_of_them_computes(checkpoint
         assert computed == 71 + 5 * (71 - 64)
 
 
-def test_the_next_turn_of_a_chat_computes_what_is_new(checkpoint: Checkpoint) -> None:
+def test_the_next_turn_of_a_chat_computes_what_is_new(checkpoint: LoadedModel) -> None:
     engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 2, 30, max_tokens=40)
     sequence = engine.builder.build(request)
     run(engine, [sequence])
@@ -60,7 +60,7 @@ def test_the_next_turn_of_a_chat_computes_what_is_new(checkpoint: Checkpoint) ->
     assert computed == 30 + 40 + 3 - 64
 
 
-def test_a_salt_finds_what_it_would_find_without_the_others(checkpoint: Checkpoint) -> None:
+def test_a_salt_finds_what_it_would_find_without_the_others(checkpoint: LoadedModel) -> None:
     """Exact counts: hits and misses of another salt's prompts can't be told apart."""
     requests = [request_of(checkpoint, seed, 100) for seed in range(3)]
     ours = [replace(request, cache_salt="ours") for request in requests]
@@ -71,7 +71,7 @@ def test_a_salt_finds_what_it_would_find_without_the_others(checkpoint: Checkpoi
     assert counts[0] == counts[1] == [100] * 4 + [100 % PAGE] * 4
 
 
-def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(checkpoint: Checkpoint) -> None:
+def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(checkpoint: LoadedModel) -> None:
     engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
     _computed(engine, [request])
     sequence = engine.builder.build(replace(request, prompt_logprobs=2))
@@ -83,14 +83,14 @@ def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(checkpoint: Ch
     assert torch.allclose(seen, expected, atol=1e-5)
 
 
-def test_prompts_whose_log_probs_are_requested_do_not_wait_for_each_other(checkpoint: Checkpoint) -> None:
+def test_prompts_whose_log_probs_are_requested_do_not_wait_for_each_other(checkpoint: LoadedModel) -> None:
     requests = [replace(request_of(checkpoint, 1, 40), prompt_logprobs=0, seed=seed) for seed in range(4)]
     engine = engine_of(checkpoint, 4)
     outcome, computed = _computed(engine, requests)
     assert computed == outcome.steps[0].prefill_tokens == 4 * 40
 
 
-def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoint: Checkpoint) -> None:
+def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoint: LoadedModel) -> None:
     engine, requests = engine_of(checkpoint, 4), [request_of(checkpoint, seed, 20) for seed in range(3)]
     sequences = [engine.builder.build(request) for request in requests]
     real, calls = engine._model.set_pages, iter(range(10))
@@ -108,7 +108,7 @@ def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoin
     assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
 
 
-def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_cached_prefix(checkpoint: Checkpoint) -> None:
+def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_cached_prefix(checkpoint: LoadedModel) -> None:
     engine = engine_of(replace(checkpoint, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
     long = request_of(checkpoint, 1, 208, max_tokens=8)
     _computed(engine, [long])
@@ -122,13 +122,13 @@ def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_cached_prefix(ch
     assert not engine.can_admit(follower)
 
 
-def test_off_finds_nothing_and_keeps_nothing(checkpoint: Checkpoint) -> None:
+def test_off_finds_nothing_and_keeps_nothing(checkpoint: LoadedModel) -> None:
     engine, request = engine_of(checkpoint, 2, prefix_cache="off"), request_of(checkpoint, 1, 100)
     assert [_computed(engine, [request])[1] for _ in range(2)] == [100, 100]
     assert len(free_pages(engine)) == engine.plan.shape.pages
 
 
-def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(checkpoint: Checkpoint) -> None:
+def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(checkpoint: LoadedModel) -> None:
     common = request_of(checkpoint, 1, 70)
     requests = [_followed(common, (300 + number,)) for number in range(3)]
     engine = engine_of(checkpoint, 3, prefill_tokens="20")
@@ -145,7 +145,7 @@ def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(checkpoint: Ch
 
 
 @pytest.mark.parametrize("prefix", ["own", "found"])
-def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: Checkpoint, prefix: str) -> None:
+def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: LoadedModel, prefix: str) -> None:
     engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
     if prefix == "found":
         _computed(engine, [request])
@@ -161,7 +161,7 @@ def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: Checkp
     assert computed == 100
 
 
-def test_what_free_pages_hold_is_never_read(checkpoint: Checkpoint) -> None:
+def test_what_free_pages_hold_is_never_read(checkpoint: LoadedModel) -> None:
     engine = engine_of(checkpoint, 3, kv_cache_tokens="512")
     requests = [request_of(checkpoint, seed, 90) for seed in range(8)]
     for request in requests:
@@ -170,7 +170,7 @@ def test_what_free_pages_hold_is_never_read(checkpoint: Checkpoint) -> None:
         assert _computed(engine, [request, requests[0]])[0].results == alone(checkpoint, [request, requests[0]])
 
 
-def test_a_cancelled_sequence_leaves_what_it_has_computed(checkpoint: Checkpoint) -> None:
+def test_a_cancelled_sequence_leaves_what_it_has_computed(checkpoint: LoadedModel) -> None:
     engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
     sequence = engine.builder.build(request)
     engine.add(sequence)

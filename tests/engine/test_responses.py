@@ -17,7 +17,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Chunk, Event
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.triton.outputs import LogProbsWriter
 from llama_engine.triton.request_decoder import FORWARDED, RequestDecoder
@@ -31,7 +31,7 @@ ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens
 
 
 @pytest.fixture
-def decoder(fp32: Checkpoint) -> Iterator[RequestDecoder]:
+def decoder(fp32: LoadedModel) -> Iterator[RequestDecoder]:
     with decoding(engine_of(fp32, 4, prefix_cache="off"), Stats(RecordingRegistry(), 4), "none") as decoder:
         yield decoder
 
@@ -163,7 +163,7 @@ def test_the_chunks_optional_outputs_join_to_those_of_one_response(decoder: Requ
 
 
 @pytest.fixture
-def exact(int8: Checkpoint) -> Iterator[RequestDecoder]:
+def exact(int8: LoadedModel) -> Iterator[RequestDecoder]:
     with decoding(engine_of(int8, 4), Stats(RecordingRegistry(), 4), "none") as decoder:
         yield decoder
 

@@ -15,7 +15,7 @@ from engine.scheduling import client_of, running
 from engine.transcripts import build, transcripts
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidRequest
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from notes import Note
@@ -62,7 +62,7 @@ def test_rows_have_their_own_ids_and_padding_is_none(tokenizer: Tokenizer) -> No
         parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [5000, -1], [-1, -1]])
 
 
-def _encode(checkpoint: Checkpoint, text: str) -> tuple[int, ...]:
+def _encode(checkpoint: LoadedModel, text: str) -> tuple[int, ...]:
     return checkpoint.tokenizer.encode_inside(text)
 
 
@@ -75,7 +75,7 @@ def _encode(checkpoint: Checkpoint, text: str) -> tuple[int, ...]:
     ],
 )
 def test_ids_within_which_the_text_ends_are_refused(
-    int8: Checkpoint, engine_with_guides: EngineOf, text: str, values: dict[str, object]
+    int8: LoadedModel, engine_with_guides: EngineOf, text: str, values: dict[str, object]
 ) -> None:
     ids = _encode(int8, text) + {"an end": (END,), "a stop": (9,)}.get(text, ())
     request = replace(request_of(int8, 1, 9, 30), min_tokens=0, **values)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_ids_within_which_the_text_ends_are_refused(
     ],
 )
 def test_ids_that_the_guide_rules_out_fail_that_sequence_alone(
-    int8: Checkpoint, guide: str, text: str, message: str
+    int8: LoadedModel, guide: str, text: str, message: str
 ) -> None:
     ids = tuple(id_ for letter in text for id_ in _encode(int8, letter))
     guided = replace(request_of(int8, 1, 9, 30), guided_decoding_guide_type="regex", guided_decoding_guide=guide)
@@ -113,7 +113,7 @@ def test_ids_that_the_guide_rules_out_fail_that_sequence_alone(
     assert [first, *rest] == expected
 
 
-def test_tokens_are_counted_where_they_are_generated(int8: Checkpoint) -> None:
+def test_tokens_are_counted_where_they_are_generated(int8: LoadedModel) -> None:
     request = request_of(int8, 1, 20, max_tokens=12)
     (whole,) = completions(engine_of(int8, 1), [request])
     (transcript,) = transcripts(engine_of(int8, 1), [request])
@@ -138,7 +138,7 @@ def _refusal(engine: Engine, request: GenerationRequest) -> str:
 
 @pytest.mark.parametrize("count", [40, pytest.param(600, marks=long)])
 def test_ids_that_were_never_generated_harm_no_neighbour(
-    int8: Checkpoint, engine_with_guides: EngineOf, count: int, note: Note
+    int8: LoadedModel, engine_with_guides: EngineOf, count: int, note: Note
 ) -> None:
     needs_compiled_kernels()
     short, randomness = replace(int8, max_model_len=128), random.Random(9)

@@ -16,7 +16,7 @@ from engine.guided_texts import EngineOf
 from engine.prompts import any_requests, request_of
 from engine.transcripts import Transcript, cuts, transcripts
 from llama_engine.engine.engine import Engine
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from notes import Note
 
@@ -45,7 +45,7 @@ def _different(resuming: Engine, pairs: list[tuple[GenerationRequest, Transcript
 
 @pytest.mark.parametrize("count", [40, pytest.param(500, marks=long)])
 def test_a_request_resumed_at_any_token_gives_the_same_bits(
-    int8: Checkpoint, engine_with_guides: EngineOf, count: int, note: Note
+    int8: LoadedModel, engine_with_guides: EngineOf, count: int, note: Note
 ) -> None:
     requests = any_requests(int8, count, 1)
     whole = transcripts(engine_with_guides(int8), requests)
@@ -59,7 +59,7 @@ def test_a_request_resumed_at_any_token_gives_the_same_bits(
 
 
 def test_words_that_began_before_the_cut_are_stop_strings_and_bad_words(
-    int8: Checkpoint, engine_with_guides: EngineOf
+    int8: LoadedModel, engine_with_guides: EngineOf
 ) -> None:
     """Of three tokens of a text: one that ends it, one that the text turns out not to have, one that is forbidden."""
     token_bytes, randomness = int8.tokenizer.vocabulary.token_bytes, random.Random(12)
@@ -116,7 +116,7 @@ BUSY = {
 
 @pytest.fixture(scope="module", params=[5, pytest.param(40, marks=long)])
 def crowd(
-    request: pytest.FixtureRequest, int8: Checkpoint, engine_with_guides: EngineOf
+    request: pytest.FixtureRequest, int8: LoadedModel, engine_with_guides: EngineOf
 ) -> list[tuple[GenerationRequest, Transcript]]:
     """A fourth of the cuts of this many requests of any parameters, and of some with log probabilities."""
     short = replace(int8, max_model_len=128)
@@ -128,7 +128,7 @@ def crowd(
 
 @pytest.mark.parametrize("parameters", BUSY.values(), ids=BUSY)
 def test_a_busy_engine_gives_the_same_bits(
-    int8: Checkpoint,
+    int8: LoadedModel,
     engine_with_guides: EngineOf,
     crowd: list[tuple[GenerationRequest, Transcript]],
     parameters: dict[str, str],
@@ -142,7 +142,7 @@ def test_a_busy_engine_gives_the_same_bits(
     assert (preempted > 0) == ("kv_cache_tokens" in parameters)
 
 
-def test_one_that_is_preempted_in_its_prefill_has_its_log_probs_once(int8: Checkpoint) -> None:
+def test_one_that_is_preempted_in_its_prefill_has_its_log_probs_once(int8: LoadedModel) -> None:
     short = replace(int8, max_model_len=128)
     requests = [request_of(short, 1, 40, 80), replace(request_of(short, 2, 60, 50), num_logprobs=2, prompt_logprobs=1)]
     expected = transcripts(engine_of(short), requests)
@@ -163,14 +163,16 @@ def test_one_that_is_preempted_in_its_prefill_has_its_log_probs_once(int8: Check
     assert (resumed.prompt_log_probs, resumed.log_probs) == (expected[1].prompt_log_probs, expected[1].log_probs)
 
 
-def test_a_long_text_gives_the_same_bits(int8: Checkpoint, engine_with_guides: EngineOf) -> None:
+def test_a_long_text_gives_the_same_bits(int8: LoadedModel, engine_with_guides: EngineOf) -> None:
     texts = {"repetition_penalty": 1.0, "stop_words": ("ends in thesé".encode(),), "return_log_probs": True}
     requests = [replace(request_of(int8, seed, 40, 400), **texts) for seed in range(2)]  # type: ignore[arg-type]
     pairs = cuts(requests, transcripts(engine_with_guides(int8), requests), random.Random(2))
     assert _different(engine_with_guides(int8, prefill_tokens="64"), pairs[::25]) == []
 
 
-def test_a_stream_of_longer_chunks_goes_on_where_its_text_ended(int8: Checkpoint, engine_with_guides: EngineOf) -> None:
+def test_a_stream_of_longer_chunks_goes_on_where_its_text_ended(
+    int8: LoadedModel, engine_with_guides: EngineOf
+) -> None:
     requests = any_requests(int8, 20, 6)
     by_token = transcripts(engine_with_guides(int8), requests)
     whole = transcripts(engine_with_guides(int8, stream_interval="3"), requests)
@@ -189,7 +191,7 @@ def test_a_stream_of_longer_chunks_goes_on_where_its_text_ended(int8: Checkpoint
         assert "".join(text for _, text in gives.chunks) == "".join(text for _, text in must.chunks)
 
 
-def test_in_fp32_greedy_tokens_are_the_same_but_for_ties(fp32: Checkpoint, note: Note) -> None:
+def test_in_fp32_greedy_tokens_are_the_same_but_for_ties(fp32: LoadedModel, note: Note) -> None:
     exposed, randomness = with_tokens_as_text(fp32), random.Random(7)
     requests = [
         replace(request, max_tokens=12, min_tokens=12)
@@ -211,7 +213,7 @@ def test_in_fp32_greedy_tokens_are_the_same_but_for_ties(fp32: Checkpoint, note:
     assert ties <= 2
 
 
-def test_in_fp32_a_request_of_any_parameters_is_resumed(fp32: Checkpoint, engine_with_guides: EngineOf) -> None:
+def test_in_fp32_a_request_of_any_parameters_is_resumed(fp32: LoadedModel, engine_with_guides: EngineOf) -> None:
     requests = any_requests(fp32, 10, 8)
     pairs = cuts(requests, transcripts(engine_with_guides(fp32), requests), random.Random(2))
     given = transcripts(engine_with_guides(fp32), [request for request, _ in pairs])
@@ -223,7 +225,7 @@ def test_in_fp32_a_request_of_any_parameters_is_resumed(fp32: Checkpoint, engine
             assert gives.cum_log_probs == pytest.approx(must.cum_log_probs, abs=1e-3)
 
 
-def test_only_what_the_prefix_cache_lacks_is_computed(int8: Checkpoint) -> None:
+def test_only_what_the_prefix_cache_lacks_is_computed(int8: LoadedModel) -> None:
     request = request_of(int8, 1, 40, max_tokens=40)
     engine = engine_of(int8, 2)
     first = engine.builder.build(request)
@@ -242,7 +244,7 @@ def test_only_what_the_prefix_cache_lacks_is_computed(int8: Checkpoint) -> None:
     assert second.num_cached_prompt_tokens == 40
 
 
-def test_a_resumed_text_that_is_resumed_again_is_the_same(int8: Checkpoint, engine_with_guides: EngineOf) -> None:
+def test_a_resumed_text_that_is_resumed_again_is_the_same(int8: LoadedModel, engine_with_guides: EngineOf) -> None:
     requests = any_requests(int8, 10, 11)
     whole = transcripts(engine_with_guides(int8), requests)
     # What each engine that is gone had generated: its own tokens after resumed ones.

@@ -11,16 +11,16 @@ from engine.prompts import request_of
 from engine.scheduling import SECONDS, client_of, running
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, Unavailable
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 
 
-def _assert_unharmed(checkpoint: Checkpoint, *sequences: Sequence) -> None:
+def _assert_unharmed(checkpoint: LoadedModel, *sequences: Sequence) -> None:
     """They have the results of the same requests, each alone in an engine."""
     expected = alone(checkpoint, [sequence.request for sequence in sequences])
     assert [sequence.result for sequence in sequences] == expected
 
 
-def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: Checkpoint) -> None:
+def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: LoadedModel) -> None:
     with running(fp32, 3) as scheduled:
         (long,) = scheduled.add(request_of(fp32, 1, 12, 30))
         scheduled.pace.let(4)
@@ -33,7 +33,7 @@ def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: Check
         _assert_unharmed(fp32, long, short)
 
 
-def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: Checkpoint) -> None:
+def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: LoadedModel) -> None:
     randomness = random.Random(4)
     with running(fp32, 3, prefill_tokens="16") as scheduled:
         sequences = scheduled.add(request_of(fp32, 0, 12, 20))
@@ -47,7 +47,7 @@ def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: Checkpoint) ->
             assert list(times) == sorted(times)
 
 
-def test_the_load_is_zero_once_everything_is_answered(fp32: Checkpoint) -> None:
+def test_the_load_is_zero_once_everything_is_answered(fp32: LoadedModel) -> None:
     """The supervisor's drain waits for that."""
     with running(fp32, 2) as scheduled:
         sequences = scheduled.add(*(request_of(fp32, index, 12, 4) for index in range(5)))
@@ -61,7 +61,7 @@ def test_the_load_is_zero_once_everything_is_answered(fp32: Checkpoint) -> None:
     assert (levels["llama_slots_in_use"], levels["llama_waiting_requests"]) == (0, 0)
 
 
-def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: Checkpoint) -> None:
+def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: LoadedModel) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
@@ -84,7 +84,7 @@ def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: Checkpoin
         scheduled.finish([first, second, third])
 
 
-def test_slots_go_to_lower_priorities_first(fp32: Checkpoint) -> None:
+def test_slots_go_to_lower_priorities_first(fp32: LoadedModel) -> None:
     priorities = [0, 5, -1, 0, 5, -1, -2]
     with running(fp32, 1) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 10, 9))
@@ -105,7 +105,7 @@ def test_slots_go_to_lower_priorities_first(fp32: Checkpoint) -> None:
     [(-1, Unavailable, "the request's time was up before it got a slot"), (60, Cancelled, "the request was cancelled")],
 )
 def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
-    fp32: Checkpoint, seconds: float, error: type[Exception], message: str
+    fp32: LoadedModel, seconds: float, error: type[Exception], message: str
 ) -> None:
     with running(fp32, 1) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 10, 40))
@@ -126,7 +126,7 @@ def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_cancelled_sequence_frees_its_slot(fp32: Checkpoint, stream: bool) -> None:
+def test_a_cancelled_sequence_frees_its_slot(fp32: LoadedModel, stream: bool) -> None:
     with running(fp32, 3) as scheduled:
         sequences = scheduled.add(*(request_of(fp32, size, size, 20) for size in (10, 12, 14)), stream=stream)
         scheduled.pace.let(4)
@@ -144,7 +144,7 @@ def test_a_cancelled_sequence_frees_its_slot(fp32: Checkpoint, stream: bool) -> 
         _assert_unharmed(fp32, *sequences[1:], waiting)
 
 
-def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: Checkpoint) -> None:
+def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled:
         first, gone = scheduled.add(request_of(fp32, 0, 10, 9), request_of(fp32, 1, 12, 200))
         scheduled.pace.let(1)

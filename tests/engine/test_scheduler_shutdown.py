@@ -12,14 +12,14 @@ from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, Unavailable
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import GenerationRequest
 
 STOPPING = "the server is stopping"
 
 
-def _crowd(scheduled: Running, checkpoint: Checkpoint, max_tokens: int = 8) -> list[Sequence]:
+def _crowd(scheduled: Running, checkpoint: LoadedModel, max_tokens: int = 8) -> list[Sequence]:
     """Two sequences in their second decode step, and three that wait."""
     sequences = scheduled.add(*requests_of(checkpoint, 5, 12, max_tokens), stream=True)
     scheduled.pace.let(2)
@@ -36,7 +36,7 @@ def _begin_to_stop(scheduled: Running, drain_seconds: float) -> threading.Thread
     return thread
 
 
-def test_shutdown_completes_running_sequences_alone(fp32: Checkpoint) -> None:
+def test_shutdown_completes_running_sequences_alone(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled:
         sequences = _crowd(scheduled, fp32)
         stopping = _begin_to_stop(scheduled, SECONDS)
@@ -55,7 +55,7 @@ def test_shutdown_completes_running_sequences_alone(fp32: Checkpoint) -> None:
         assert {(type(result), str(result)) for result in results[2:]} == {(Unavailable, STOPPING)}
 
 
-def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: Checkpoint) -> None:
+def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled:
         sequences = _crowd(scheduled, fp32, max_tokens=400)
         stopping = _begin_to_stop(scheduled, 0)
@@ -70,7 +70,7 @@ def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: C
 
 
 def test_a_step_that_hangs_delays_neither_the_shutdown_nor_the_results(
-    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "HANG_SECONDS", 0.2)
     with running(fp32, 2) as scheduled:
@@ -100,7 +100,7 @@ class _BrokenStats(Stats):
             raise RuntimeError("no number")
 
 
-def test_every_sequence_is_answered_when_the_scheduler_itself_fails(fp32: Checkpoint) -> None:
+def test_every_sequence_is_answered_when_the_scheduler_itself_fails(fp32: LoadedModel) -> None:
     with running(fp32, 2, stats=_BrokenStats) as scheduled:
         scheduled.pace.run_free()
         requests = [request_of(fp32, index, 12, 1 + index % 3) for index in range(12)]
@@ -114,7 +114,7 @@ def test_every_sequence_is_answered_when_the_scheduler_itself_fails(fp32: Checkp
 
 
 def test_every_sequence_is_answered_when_a_slot_cannot_be_freed(
-    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(fp32, 3) as scheduled:
         sequences = scheduled.add(*requests_of(fp32, 4, 12, 9))

@@ -19,7 +19,7 @@ from llama_engine.engine.scheduler import MAX_WAITING_GUIDES
 from llama_engine.engine.sequence import RequestContext, Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.grammar.matcher import GuideState
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 
 PLAIN = GenerationRequest("", tuple(range(40, 52)), max_tokens=40, temperature=1.0, seed=3)
@@ -59,7 +59,7 @@ def add_choices(scheduled: Running, request: GenerationRequest) -> list[Sequence
     return sequences
 
 
-def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: Checkpoint) -> None:
+def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: LoadedModel) -> None:
     plain = requests_of(fp32, 3, 12)
     with running(fp32, 2) as scheduled, held(scheduled) as go:
         scheduled.pace.run_free()
@@ -76,7 +76,7 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: Checkpoint) -> N
 
 
 def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
-    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
     with running(fp32, 1) as scheduled:
@@ -98,7 +98,7 @@ def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
 
 
 def test_execute_does_not_wait_behind_a_guide_that_takes_long(
-    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
         (slow,) = scheduled.add(guided("ab"))
@@ -114,7 +114,7 @@ def test_execute_does_not_wait_behind_a_guide_that_takes_long(
         assert not waiter.is_alive()
 
 
-def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: Checkpoint) -> None:
+def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
         scheduled.pace.run_free()
         sequences = scheduled.add(guided("ab"), guided("cd"))
@@ -126,7 +126,7 @@ def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: Checkpoint) -> N
 
 
 def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
-    fp32: Checkpoint, caplog: pytest.LogCaptureFixture
+    fp32: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(fp32, 3) as scheduled, held(scheduled) as go:
         (patient,) = scheduled.add(guided("ab"))
@@ -144,7 +144,7 @@ def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
     assert "compiling the guide" not in caplog.text
 
 
-def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: Checkpoint) -> None:
+def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
         sequences = scheduled.add(guided("ab"), guided("cd"))
         scheduled.scheduler.stop(SECONDS)
@@ -153,7 +153,7 @@ def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: Checkpoin
         assert all(isinstance(sent_result(sequence), Unavailable) for sequence in sequences)
 
 
-def test_a_bounded_number_of_requests_waits_for_guides(fp32: Checkpoint) -> None:
+def test_a_bounded_number_of_requests_waits_for_guides(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled, held(scheduled) as go:
         scheduled.pace.run_free()
         # The choices of a request count once.
@@ -170,7 +170,7 @@ def test_a_bounded_number_of_requests_waits_for_guides(fp32: Checkpoint) -> None
     assert set(texts_of(sequences)) == {"a", "b"}
 
 
-def test_no_more_guides_than_slots_are_compiled_for_sequences_that_wait(fp32: Checkpoint) -> None:
+def test_no_more_guides_than_slots_are_compiled_for_sequences_that_wait(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled:
         busy = scheduled.add(request_of(fp32, 0, 12, 6), request_of(fp32, 1, 12, 6))
         scheduled.pace.let(2)
@@ -184,7 +184,7 @@ def test_no_more_guides_than_slots_are_compiled_for_sequences_that_wait(fp32: Ch
     assert all(re.fullmatch("[a-c]{5}", text) for text in texts_of(choices))
 
 
-def test_guides_that_are_refused_or_break_fail_alone(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guides_that_are_refused_or_break_fail_alone(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = requests_of(fp32, 2, 12)
     with running(fp32, 2) as scheduled:
         guides = scheduled.engine.guides

@@ -13,7 +13,7 @@ import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from engine.oracle import oracle
 from engine.prompts import random_prompt
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -24,14 +24,14 @@ from perf.quality.text import from_text, held_out
 
 
 @pytest.fixture(scope="module")
-def rows(fp32: Checkpoint) -> list[list[int]]:
+def rows(fp32: LoadedModel) -> list[list[int]]:
     """Five rows of unequal lengths, one longer than a pass of the head."""
     randomness = random.Random(11)
     lengths = [range(20, 40)] * 4 + [range(divergence.POSITIONS_AT_ONCE + 9, divergence.POSITIONS_AT_ONCE + 10)]
     return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
 
 
-def test_the_perplexity_is_the_one_by_transformers(fp32: Checkpoint, rows: list[list[int]]) -> None:
+def test_the_perplexity_is_the_one_by_transformers(fp32: LoadedModel, rows: list[list[int]]) -> None:
     (tokens,) = distances([Forward(fp32)], Forward(fp32), rows)
     with torch.inference_mode():
         inputs = [torch.tensor([row]) for row in rows]
@@ -48,12 +48,12 @@ def test_every_held_out_document_is_cut_into_rows() -> None:
 
 
 @pytest.fixture(scope="module")
-def same_weights(fp32: Checkpoint) -> Checkpoint:
+def same_weights(fp32: LoadedModel) -> LoadedModel:
     return weights_only(fp32)
 
 
 def test_weights_alone_are_what_bitsandbytes_quantizes(
-    fp32: Checkpoint, rows: list[list[int]], same_weights: Checkpoint
+    fp32: LoadedModel, rows: list[list[int]], same_weights: LoadedModel
 ) -> None:
     """The oracle's linear layers and head, rounded to INT8 and back, compute the same logits."""
     model = copy.deepcopy(oracle(fp32))
@@ -69,7 +69,7 @@ def test_weights_alone_are_what_bitsandbytes_quantizes(
 
 
 def _compared(
-    candidate: Candidate, fp32: Checkpoint, loaded: Checkpoint, same_weights: Checkpoint, rows: list[list[int]]
+    candidate: Candidate, fp32: LoadedModel, loaded: LoadedModel, same_weights: LoadedModel, rows: list[list[int]]
 ) -> Any:  # noqa: ANN401 - JSON
     """Return the candidate's measurement, which is close to the reference but not equal."""
     entries: dict[str, Any] = compared(candidate, fp32, loaded, same_weights, rows)
@@ -83,7 +83,7 @@ def _compared(
 
 @pytest.mark.parametrize("candidate", [*BY_ROW, *CANDIDATES], ids=lambda candidate: candidate.key)
 def test_int8_is_close_to_the_reference_but_not_equal(
-    fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]], candidate: Candidate
+    fp32: LoadedModel, same_weights: LoadedModel, rows: list[list[int]], candidate: Candidate
 ) -> None:
     assert not isinstance(candidate.settings, Path)
     loaded = load(Settings(), torch.device("cpu"), candidate)
@@ -97,7 +97,7 @@ def test_int8_is_close_to_the_reference_but_not_equal(
 
 
 def test_weights_alone_do_not_differ_from_themselves(
-    fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]]
+    fp32: LoadedModel, same_weights: LoadedModel, rows: list[list[int]]
 ) -> None:
     entry = _compared(Candidate("int8_head", "", {}), fp32, same_weights, same_weights, rows)
     assert (entry["threshold"], entry["kl_from_weights_only_nats"]["mean"]) == (0.0, 0.0)

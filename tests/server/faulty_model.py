@@ -9,7 +9,7 @@ import real_model  # type: ignore[import-not-found]  # the name that model.py ha
 import torch
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.request.parser import RequestParser
 from llama_engine.request.raw_values import RawInputs, RequestValues
@@ -38,7 +38,7 @@ def _fail(row: Sequence, fault: str, after: int = 0) -> None:
 class FaultyEngine(Engine):
     """An engine whose decode passes fail; after "fault for good" every prefill fails, too, as after a device fault."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
+    def __init__(self, checkpoint: LoadedModel, settings: Settings, slots: int) -> None:
         super().__init__(checkpoint, settings, slots)
         self._broken = False
         # Changed on the one object: a class of its own would have to be put in its place by the engine.

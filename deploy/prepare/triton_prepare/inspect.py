@@ -24,7 +24,7 @@ from llama_engine.checkpoint.hub import missing_weights, resolve_folder
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.errors import CheckpointError, EngineError
-from llama_engine.model.loader import Checkpoint, describe_checkpoint, loading, resolve_name
+from llama_engine.model.loader import LoadedModel, describe_checkpoint, loading, resolve_name
 from llama_engine.model.precision import choose_device, saved_quantization
 from llama_engine.settings import Settings
 from transformers import PreTrainedConfig
@@ -74,7 +74,7 @@ def _saved(saved: SavedTensors, config: PreTrainedConfig) -> str:
     return f"{'floats' if method == 'none' else method}; {parts}"
 
 
-def _served(checkpoint: Checkpoint) -> str:
+def _served(checkpoint: LoadedModel) -> str:
     info = checkpoint.info
     linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(info.linears.items()))
     dtype = str(info.dtype).removeprefix("torch.")

@@ -123,9 +123,9 @@ class TritonPythonModel:
 
 def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> Engine:
     """Load the checkpoint and warm the engine up; log the model, the memory plan and the defaults."""
-    checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu))
-    _log.info("%s", checkpoint.info.describe())
-    engine = Engine(checkpoint, settings, settings.slots or max_batch_size)
+    loaded = load_checkpoint(settings, choose_device(settings.device, gpu))
+    _log.info("%s", loaded.info.describe())
+    engine = Engine(loaded, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
     _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())
     engine.warm_up()

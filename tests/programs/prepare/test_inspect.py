@@ -15,7 +15,7 @@ from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.checkpoint.hub import resolve_folder
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import Checkpoint, describe_checkpoint
+from llama_engine.model.loader import LoadedModel, describe_checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from programs.prepare.conftest import MODEL, WEIGHTS, Hub
@@ -38,7 +38,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_QUANTIZATION", "checkpoint")
 
 
-def _describe(folder: Path, settings: Settings) -> Checkpoint:
+def _describe(folder: Path, settings: Settings) -> LoadedModel:
     return describe_checkpoint(str(folder), read_checkpoint_headers(folder, str(folder)), settings, CPU)
 
 

@@ -17,7 +17,7 @@ from engine.checkpoints import small_config
 from engine.engines import load, runner_with_pages
 from engine.gguf_files import small_model, write_model
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.loader import EMBEDDED, LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.text.tokenizer import Tokenizer
 from programs.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
@@ -27,7 +27,7 @@ from triton_prepare.__main__ import main
 from triton_prepare.prepare import prepare
 
 
-def _assert_same(loaded: Checkpoint, expected: Checkpoint) -> None:
+def _assert_same(loaded: LoadedModel, expected: LoadedModel) -> None:
     """Compare the info, the embedding and the bits of the logits, on which every other weight has a part."""
     assert loaded.info == expected.info
     assert torch.equal(loaded.model.embedding, expected.model.embedding)
@@ -37,7 +37,7 @@ def _assert_same(loaded: Checkpoint, expected: Checkpoint) -> None:
         assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
 
 
-def test_a_prepared_checkpoint_is_served_as_the_original_is(tmp_path: Path, int8: Checkpoint) -> None:
+def test_a_prepared_checkpoint_is_served_as_the_original_is(tmp_path: Path, int8: LoadedModel) -> None:
     prepare(str(EMBEDDED), None, tmp_path / "out")
     loaded = load("int8", model=str(tmp_path / "out"), max_model_len="512")
     _assert_same(loaded, int8)

@@ -24,7 +24,7 @@ import torch
 from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.errors import one_line
 from llama_engine.kernels.cache_shape import KVCacheShape
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.state import SamplingFeatures
@@ -69,9 +69,9 @@ def graph_count(shape: KVCacheShape) -> int:
     return len(batch_buckets(shape.slots)) * (len(span_buckets(shape.max_model_len)) + len(FEATURE_SETS))
 
 
-def unsupported_reason(checkpoint: Checkpoint) -> str | None:
+def unsupported_reason(loaded: LoadedModel) -> str | None:
     """Return why a checkpoint's decode step can't be captured; None if nothing is known to prevent it."""
-    info = checkpoint.info
+    info = loaded.info
     if info.device.type != "cuda":
         return f"the model is on the {info.device.type.upper()}"
     if info.threshold:
@@ -117,15 +117,15 @@ class DecodeGraphs:
     """The captured decode steps of one slot batch. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, checkpoint: Checkpoint, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: SlotBatch
+        self, loaded: LoadedModel, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: SlotBatch
     ) -> None:
         """Allocate the graphs' inputs and outputs; `capture` creates the graphs."""
-        device = checkpoint.info.device
+        device = loaded.info.device
         self._model, self._sampler, self._batch = model, sampler, batch
         self._padding = shape.max_model_len
         self._batch_buckets, self._span_buckets = batch_buckets(shape.slots), span_buckets(shape.max_model_len)
         # float32, the dtype of sampling.
-        self._logits = torch.zeros(shape.slots, checkpoint.architecture.vocabulary, device=device)
+        self._logits = torch.zeros(shape.slots, loaded.architecture.vocabulary, device=device)
         self._indices = torch.arange(shape.slots, device=device)
         # Number of sequences of the padded step that decode, on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)
@@ -242,7 +242,7 @@ class DecodeGraphs:
 
 
 def capture_graphs(
-    checkpoint: Checkpoint,
+    loaded: LoadedModel,
     shape: KVCacheShape,
     model: ModelRunner,
     sampler: Sampler,
@@ -253,11 +253,11 @@ def capture_graphs(
 
     capture: None captures CUDA graphs if the checkpoint's decode step allows it.
     """
-    reason = None if capture else unsupported_reason(checkpoint)
+    reason = None if capture else unsupported_reason(loaded)
     if reason is None:
         try:
-            graphs = DecodeGraphs(checkpoint, shape, model, sampler, batch)
-            graphs.capture(capture or cuda_capture(checkpoint.info.device))
+            graphs = DecodeGraphs(loaded, shape, model, sampler, batch)
+            graphs.capture(capture or cuda_capture(loaded.info.device))
             return graphs
         except Exception as error:  # noqa: BLE001 - decoding works without graphs
             reason = one_line(error)

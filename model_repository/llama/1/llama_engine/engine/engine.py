@@ -28,7 +28,7 @@ from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.grammar.guides import Guides
 from llama_engine.kernels.activation_terms import TermCounts
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
@@ -68,20 +68,20 @@ class StepResult:
 class Engine:
     """Generates completions with one model. Not thread-safe, except for `builder` and `guides`."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
+    def __init__(self, loaded: LoadedModel, settings: Settings, slots: int) -> None:
         """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
-        self._device = checkpoint.info.device
-        self.tokenizer = checkpoint.tokenizer
+        self._device = loaded.info.device
+        self.tokenizer = loaded.tokenizer
         self.defaults = GenerationDefaults.from_config(
-            checkpoint.generation_config, settings.default_max_tokens, checkpoint.architecture.vocabulary
+            loaded.generation_config, settings.default_max_tokens, loaded.architecture.vocabulary
         )
-        self.plan = plan_memory(checkpoint, settings, slots)
+        self.plan = plan_memory(loaded, settings, slots)
         self.plan.check()
         self.max_model_len = self.plan.shape.max_model_len
         shape = self.plan.shape
-        self._model = checkpoint.runner(shape, self.plan.graphs)
+        self._model = loaded.runner(shape, self.plan.graphs)
         self._pages = PageManager(shape, self._model, settings.prefix_cache == "on")
-        self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._pages)
+        self._batch = SlotBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
         self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
@@ -91,7 +91,7 @@ class Engine:
         )
         self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
         self._wants_graphs = settings.cuda_graphs in (("on", "auto") if self._device.type == "cuda" else ("on",))
-        self._checkpoint = checkpoint
+        self._loaded = loaded
         self._result = StepResult()
 
     @property
@@ -111,7 +111,7 @@ class Engine:
 
     def info_labels(self) -> dict[str, str]:
         """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""
-        info = self._checkpoint.info
+        info = self._loaded.info
         return {
             "computation": info.computation,
             "kv_cache_dtype": str(self.plan.shape.dtype).removeprefix("torch."),
@@ -124,8 +124,8 @@ class Engine:
         steps = f"replayed as {graphs.count} CUDA graphs" if graphs else "launched"
         attention = ""
         if self._device.type == "cuda":
-            attention = ", FlashAttention" if self._checkpoint.attention else ", attention with masks"
-        return f"decode steps: {self._checkpoint.info.computation}{attention}, {steps}"
+            attention = ", FlashAttention" if self._loaded.attention else ", attention with masks"
+        return f"decode steps: {self._loaded.info.computation}{attention}, {steps}"
 
     def take_cache_counts(self) -> CacheCounts:
         """Return the numbers of the KV cache's pages, and of its events since the last step or call."""
@@ -240,7 +240,7 @@ class Engine:
         assert not self.used_slots, "sequences are in the engine"
         if self._wants_graphs:
             self._decode.graphs = capture_graphs(
-                self._checkpoint, self.plan.shape, self._model, self._sampler, self._batch, capture
+                self._loaded, self.plan.shape, self._model, self._sampler, self._batch, capture
             )
 
     def _extend_pages(self) -> None:

@@ -64,7 +64,7 @@ class ResponseSink(Protocol):
 
 
 class DiscardingSink:
-    """A sink for internal sequences, such as readiness trials."""
+    """A sink for internal sequences, such as readiness probes."""
 
     def send(self, events: list[Event]) -> None:
         """Discard the events."""

@@ -17,7 +17,7 @@ from llama_engine.engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.cpu_runner import CompiledLlama
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.state import SamplingState
 from llama_engine.settings import Settings
 
@@ -96,7 +96,7 @@ class MemoryPlan:
         raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
 
 
-def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
+def plan_memory(loaded: LoadedModel, settings: Settings, slots: int) -> MemoryPlan:
     """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
 
     Without the setting `kv_cache_tokens` the cache is reduced to what fits, but holds at least one sequence of
@@ -106,32 +106,32 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     """
     if slots < 1:
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
-    positions, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
+    positions, tokens = loaded.max_model_len, settings.kv_cache_tokens
     if tokens is not None and tokens < positions:
         raise InvalidSettings(
             f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions} (or lower that)"
         )
-    plan = _fitting_plan(checkpoint, settings, slots)
+    plan = _fitting_plan(loaded, settings, slots)
     # Tables of RoPE that depend on max_model_len have been computed for it.
-    reducible = settings.max_model_len is None and not depends_on_length(checkpoint.config)
+    reducible = settings.max_model_len is None and not depends_on_length(loaded.config)
     while plan.total > plan.budget and reducible and plan.shape.max_model_len > SLOT_TOKENS:
         shorter = max(plan.shape.max_model_len // 2, SLOT_TOKENS)
-        plan = _fitting_plan(replace(checkpoint, max_model_len=shorter), settings, slots)
+        plan = _fitting_plan(replace(loaded, max_model_len=shorter), settings, slots)
     if plan.total <= plan.budget and plan.shape.max_model_len < positions:
         _log.warning("max_model_len is %d, not %d: no more fit into the memory", plan.shape.max_model_len, positions)
     return plan
 
 
-def _fitting_plan(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
+def _fitting_plan(loaded: LoadedModel, settings: Settings, slots: int) -> MemoryPlan:
     """Return the plan with the cache of the settings, else with the default one, reduced to what fits."""
     if settings.kv_cache_tokens is not None:
-        return _plan(checkpoint, settings, slots, settings.kv_cache_tokens)
-    shape, positions = checkpoint.cache_shape(slots), checkpoint.max_model_len
+        return _plan(loaded, settings, slots, settings.kv_cache_tokens)
+    shape, positions = loaded.cache_shape(slots), loaded.max_model_len
     pages = max(slots * shape.pages_of(min(positions, SLOT_TOKENS)), shape.pages_of(positions))
-    plan = _plan(checkpoint, settings, slots, pages * shape.page_size)
+    plan = _plan(loaded, settings, slots, pages * shape.page_size)
     if plan.total <= plan.budget:
         return plan
-    reduced = _plan(checkpoint, settings, slots, max(plan.fitting_tokens, positions))
+    reduced = _plan(loaded, settings, slots, max(plan.fitting_tokens, positions))
     if reduced.total <= reduced.budget:
         _log.warning(
             "the KV cache has %d tokens, not %d: no more fit into the memory", reduced.shape.tokens, plan.shape.tokens
@@ -139,16 +139,16 @@ def _fitting_plan(checkpoint: Checkpoint, settings: Settings, slots: int) -> Mem
     return reduced
 
 
-def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -> MemoryPlan:
-    architecture, info = checkpoint.architecture, checkpoint.info
-    graphs = settings.cuda_graphs != "off" and unsupported_reason(checkpoint) is None
-    shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, tokens)
+def _plan(loaded: LoadedModel, settings: Settings, slots: int, tokens: int) -> MemoryPlan:
+    architecture, info = loaded.architecture, loaded.info
+    graphs = settings.cuda_graphs != "off" and unsupported_reason(loaded) is None
+    shape = loaded.cache_shape(slots, settings.kv_cache_dtype, tokens)
     return MemoryPlan(
         weights=info.weight_bytes,
         cache=shape.bytes,
         sampling=SamplingState.bytes_for(slots, architecture.vocabulary),
         reserve=activation_reserve(
-            min(settings.prefill_tokens, slots * checkpoint.max_model_len),
+            min(settings.prefill_tokens, slots * loaded.max_model_len),
             slots,
             architecture.hidden,
             architecture.intermediate,
@@ -156,10 +156,10 @@ def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -
             info.dtype.itemsize,
             exact_on_gpu=bool(info.product) and info.device.type == "cuda",
         )
-        + _score_reserve(checkpoint, settings)
-        + (_graphs_of(checkpoint, shape) if graphs else 0)
-        + checkpoint.attention_reserve(shape),
-        free=free_bytes(info.device) - (0 if checkpoint.is_loaded else info.weight_bytes),
+        + _score_reserve(loaded, settings)
+        + (_graphs_of(loaded, shape) if graphs else 0)
+        + loaded.attention_reserve(shape),
+        free=free_bytes(info.device) - (0 if loaded.is_loaded else info.weight_bytes),
         fraction=settings.memory_fraction,
         device=str(info.device),
         shape=shape,
@@ -167,18 +167,18 @@ def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -
     )
 
 
-def _score_reserve(checkpoint: Checkpoint, settings: Settings) -> int:
+def _score_reserve(loaded: LoadedModel, settings: Settings) -> int:
     """Return the bytes of a prefill's attention scores in PyTorch: with a soft cap they are stored."""
-    architecture, itemsize = checkpoint.architecture, checkpoint.info.dtype.itemsize
-    if architecture.attention_softcap is None or isinstance(checkpoint.model, CompiledLlama):
+    architecture, itemsize = loaded.architecture, loaded.info.dtype.itemsize
+    if architecture.attention_softcap is None or isinstance(loaded.model, CompiledLlama):
         return 0
-    positions = checkpoint.max_model_len
+    positions = loaded.max_model_len
     return architecture.heads * min(settings.prefill_tokens, positions) * positions * (2 * itemsize + 4)
 
 
-def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:
-    architecture = checkpoint.architecture
-    itemsize = checkpoint.info.dtype.itemsize
+def _graphs_of(loaded: LoadedModel, shape: KVCacheShape) -> int:
+    architecture = loaded.architecture
+    itemsize = loaded.info.dtype.itemsize
     return graph_reserve(shape, architecture.hidden, architecture.intermediate, architecture.vocabulary, itemsize)
 
 

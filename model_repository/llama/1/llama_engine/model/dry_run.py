@@ -14,7 +14,7 @@ from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.model.builder import float_linear
 from llama_engine.model.cpu_runner import compiled_without_weights
 from llama_engine.model.llama import Llama
-from llama_engine.model.load_plan import Loaded, LoadPlan, plan_load
+from llama_engine.model.load_plan import LoadPlan, ModelParts, plan_load
 from llama_engine.settings import Settings
 
 _NF4_BLOCK = 64
@@ -26,7 +26,7 @@ _FUSED = {"query_key_value": 3, "gate_up": 2}
 
 def describe_model(
     name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
-) -> Loaded:
+) -> ModelParts:
     """Return a model without weights, the info of the loaded one, and its attention on a GPU.
 
     The kernels are tested as when a model is loaded. Raises CheckpointError as `load_model` does, except for invalid

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Loaded = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
+ModelParts = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
 """A model, its precision and size, and FlashAttention for a GPU; None uses PyTorch's attention."""
 
 
@@ -134,7 +134,7 @@ class LoadPlan(NamedTuple):
 
 def load_model(
     name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
-) -> Loaded:
+) -> ModelParts:
     """Load a checkpoint's weights for the product that the table above lists.
 
     Raises CheckpointError for incompatible settings, and on a GPU for INT8 weights without an exact product. Exceptions
@@ -229,7 +229,7 @@ def _saved_format(saved: SavedTensors, config: PreTrainedConfig, int8: bool) -> 
     return linear_format(saved, quantization_config(config)) if int8 else None
 
 
-def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan: LoadPlan) -> Loaded:
+def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan: LoadPlan) -> ModelParts:
     """Load the model with transformers' modules."""
     if isinstance(plan.quantized, BitsandbytesNf4):
         for linear in all_linears(headers.architecture):

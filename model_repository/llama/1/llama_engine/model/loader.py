@@ -1,12 +1,12 @@
 """Loads a checkpoint: model, tokenizer and generation config, in the precision and on the device of the settings.
 
-Loads safetensors and GGUF only and never runs code from a checkpoint. `products` chooses the implementation of the
+Loads safetensors and GGUF only and never runs code from a checkpoint. `load_plan` chooses the implementation of the
 layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
-from llama_engine.model.load_plan import Loaded, load_model
+from llama_engine.model.load_plan import load_model
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
@@ -45,8 +45,8 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A loaded checkpoint; several engines may share one.
+class LoadedModel:
+    """A checkpoint's model, tokenizer and defaults, with a factory of model runners; several engines may share one.
 
     name: path or hub id. max_model_len: maximum tokens of prompt + completion. attention: FlashAttention on a GPU; None
     uses PyTorch's attention, with masks on a GPU. is_loaded: whether the model has its weights; without them, only its
@@ -101,7 +101,7 @@ class Checkpoint:
         return TorchRunner(self.model, shape, self.attention, captured)
 
 
-def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
+def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> LoadedModel:
     """Load the settings' checkpoint onto the device. Raises CheckpointError with the reason.
 
     show_progress: show the progress bars of transformers and downloads.
@@ -115,20 +115,20 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         return _load_files(name, read_checkpoint_headers(folder, name), settings, device)
 
 
-def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device) -> Checkpoint:
+def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device) -> LoadedModel:
     """Return what `load_checkpoint` would, without weights: their sizes are those of the headers.
 
     Raises CheckpointError where that would, except for invalid contents of the weights.
     """
     with loading(name):
-        return _load_files(name, headers, settings, device, describe_model)
+        return _load_files(name, headers, settings, device, dry_run=True)
 
 
 @contextmanager
 def loading(name: str, show_progress: bool = False) -> Iterator[None]:
     """Convert exceptions of the libraries to CheckpointError, and silence their messages and progress bars.
 
-    name: of the checkpoint, for error messages. show_progress: keep transformers' progress bars.
+    name: the checkpoint's, for error messages. show_progress: keep transformers' progress bars.
     """
     # transformers' warning about missing weights advises training the model; here, missing weights are refused.
     set_verbosity_error()
@@ -165,16 +165,20 @@ def _load_files(
     headers: CheckpointHeaders,
     settings: Settings,
     device: torch.device,
-    load: Callable[[str, CheckpointHeaders, Settings, torch.device, int], Loaded] = load_model,
-) -> Checkpoint:
-    """Load config, tokenizer and model from their files. Raises CheckpointError and exceptions of the libraries."""
+    dry_run: bool = False,
+) -> LoadedModel:
+    """Load config, tokenizer and model from their files. Raises CheckpointError and exceptions of the libraries.
+
+    dry_run: read no weights; the model has their sizes alone.
+    """
     config, folder, gguf = headers.config, headers.folder, headers.gguf
     max_model_len: int = settings.max_model_len or min(config.max_position_embeddings, MAX_MODEL_LEN)
     if max_model_len > (positions := max_positions(config)):
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
     tokenizer = read_tokenizer(folder, config) if gguf is None else read_gguf_tokenizer(gguf, config)
+    load = describe_model if dry_run else load_model
     model, info, attention = load(name, headers, settings, device, max_model_len)
-    return Checkpoint(
+    return LoadedModel(
         name=name,
         config=config,
         architecture=headers.architecture,
@@ -184,7 +188,7 @@ def _load_files(
         max_model_len=max_model_len,
         info=info,
         attention=attention,
-        is_loaded=load is load_model,
+        is_loaded=not dry_run,
     )
 
 

@@ -1,6 +1,6 @@
 """Readiness: whether the model would compute a new request, for `is_ready` of the Triton model.
 
-A check never waits for a step. While recent steps have only failed, each check schedules a trial sequence of one token:
+A check never waits for a step. While recent steps have only failed, each check schedules a probe request of one token:
 a load balancer sends no requests to an unready server, and only a successful step makes it ready again.
 """
 
@@ -13,7 +13,7 @@ from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.request.generation_request import GenerationRequest
 
-_TRIAL = GenerationRequest(prompt="", prompt_tokens=(0,), max_tokens=1, min_tokens=1)
+_PROBE = GenerationRequest(prompt="", prompt_tokens=(0,), max_tokens=1, min_tokens=1)
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Readiness:
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
         self._engine = engine
         self._scheduler = scheduler
-        self._trial: Sequence | None = None
+        self._probe: Sequence | None = None
         self._logged = ""
 
     def check(self) -> bool:
@@ -36,7 +36,7 @@ class Readiness:
                 _log.error("the model isn't ready: %s", problem)
             else:
                 _log.info("the model is ready again")
-        if self._scheduler.failing and (self._trial is None or self._trial.status is Status.FINISHED):
-            self._trial = self._engine.builder.build(_TRIAL)
-            self._scheduler.add([self._trial])
+        if self._scheduler.failing and (self._probe is None or self._probe.status is Status.FINISHED):
+            self._probe = self._engine.builder.build(_PROBE)
+            self._scheduler.add([self._probe])
         return not problem

@@ -31,9 +31,9 @@ COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
 """Options of `torch.compile`, from torch._inductor.config."""
 
 _SMALLEST = 1e-30
-"""Rows whose largest magnitude doesn't exceed this are quantized to zeros."""
-_TRIAL_ROWS = (19, 1)
-"""Rows of the trials: `torch.compile` makes one kernel for a single row and one for any other number."""
+"""Tokens whose largest magnitude doesn't exceed this are quantized to zeros."""
+_SELF_TEST_TOKENS = (19, 1)
+"""Tokens of the self-tests: `torch.compile` makes one kernel for a single token and one for any other number."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -47,15 +47,16 @@ Quantize = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 Dequantize = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.dtype, int], torch.Tensor]
 
 
-def quantize(rows: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows [n, in], floats; return terms [terms · n, in], int8, and scales [n, 1], float32.
+def quantize(activations: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize the activations of tokens [n, in], floats; return terms [terms · n, in], int8, and scales [n, 1],
+    float32.
 
-    The high terms of all rows come first, then the low terms. The scale of a row that isn't finite is NaN.
+    The high terms of all tokens come first, then the low terms. The scale of a token that isn't finite is NaN.
     """
-    rows = rows.float()
-    largest = rows.abs().amax(-1, keepdim=True)
+    activations = activations.float()
+    largest = activations.abs().amax(-1, keepdim=True)
     # Not `127 / largest`, which torch rounds twice, as 127 · (1 / largest).
-    scaled = rows * torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
+    scaled = activations * torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
     high = scaled.round()
     # Not `largest + 0 * largest`, which the compiler reduces to `largest`, also for infinity.
     scale = divide(torch.where(largest.isfinite(), largest, torch.nan), 127)
@@ -73,7 +74,7 @@ def dequantize(
     dtype: torch.dtype,
     terms: int,
 ) -> torch.Tensor:
-    """Return the output [n, out] in dtype for the products [terms · n, out], int32, of quantized rows.
+    """Return the output [n, out] in dtype for the products [terms · n, out], int32, of quantized tokens.
 
     scale: [n, 1]. weight_scales, bias: [out], float32.
     """
@@ -88,8 +89,8 @@ def dequantize(
 def divide(values: torch.Tensor, divisor: int) -> torch.Tensor:
     """Return float32 values / divisor (below 2²³), rounded once.
 
-    On a GPU, PyTorch multiplies by 1 / divisor, which rounds twice. In float64 that error doesn't matter: it is far
-    below 1 / (2 · divisor) of a float32's last place, the least distance of a quotient from where rounding changes.
+    On a GPU, PyTorch multiplies by 1 / divisor, which rounds twice. In float64 that is harmless: a quotient is at least
+    1 / (2 · divisor) of a float32's last place away from a rounding boundary, far more than the error.
     """
     return (values.double() / divisor).float()
 
@@ -127,7 +128,7 @@ def choose_elementwise(
     """
     chosen = Elementwise(_fuse(quantize), _fuse(dequantize), _fuse(rotate))
     with torch.inference_mode():
-        for name, arguments in _trials(device, dtype, hidden, heads, head_dim, terms):
+        for name, arguments in _self_tests(device, dtype, hidden, heads, head_dim, terms):
             separate = getattr(SEPARATE, name)
             try:
                 result, expected = getattr(chosen, name)(*arguments), separate(*arguments)
@@ -147,25 +148,25 @@ def _tensors(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Ten
     return (result,) if isinstance(result, torch.Tensor) else result
 
 
-def _trials(
+def _self_tests(
     device: torch.device, dtype: torch.dtype, hidden: int, heads: int, head_dim: int, terms: int | None
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield names of functions and arguments of the model's shapes and dtypes."""
     random = torch.Generator(device).manual_seed(0)
-    for rows in _TRIAL_ROWS:
+    for tokens in _SELF_TEST_TOKENS:
         if terms is not None:
-            activations = torch.randn(rows, hidden, device=device, generator=random)
-            activations *= torch.arange(1, rows + 1, device=device)[:, None]
+            activations = torch.randn(tokens, hidden, device=device, generator=random)
+            activations *= torch.arange(1, tokens + 1, device=device)[:, None]
             activations[1:2] = 0
             yield "quantize", (activations.to(dtype), terms)
-            sums = torch.randint(-(2**30), 2**30, (terms * rows, hidden), device=device, generator=random).int()
-            scale = torch.rand(rows, 1, device=device, generator=random)
+            sums = torch.randint(-(2**30), 2**30, (terms * tokens, hidden), device=device, generator=random).int()
+            scale = torch.rand(tokens, 1, device=device, generator=random)
             # As in a model, weights aren't created in inference mode; a difference would compile once more.
             with torch.inference_mode(mode=False):
                 weight_scales, bias = (torch.rand(hidden, device=device, generator=random) for _ in range(2))
             for offset in (None, bias):
                 yield "dequantize", (sums, scale, weight_scales, offset, dtype, terms)
         # A view, as in `Llama.forward`: the values follow the heads to be rotated.
-        states = torch.randn(rows, heads + 1, head_dim, device=device, generator=random).to(dtype)[:, :-1]
-        angles = torch.randn(rows, 1, head_dim // 2, device=device, generator=random)
+        states = torch.randn(tokens, heads + 1, head_dim, device=device, generator=random).to(dtype)[:, :-1]
+        angles = torch.randn(tokens, 1, head_dim // 2, device=device, generator=random)
         yield "rotary", (states, angles.cos().to(dtype), angles.sin().to(dtype))

@@ -1,10 +1,10 @@
 """The exact INT8 product on a GPU, with bitsandbytes' INT8 matrix product, whose sums are int32.
 
-An activation row x is scale · q, and the integer q is one INT8 term or two:
+A token's activations x are scale · q, and the integer q is one INT8 term or two:
 
     q = 254 · high + low        Σ x·w = scale · weight scale · (254 · Σ high·w + Σ low·w)
 
-Integer sums are exact in any order, and all other operations are elementwise. So a row's result has the same bits in
+Integer sums are exact in any order, and all other operations are elementwise. So a token's result has the same bits in
 any batch and for any chunking of a prompt, and the same bits as the CPU's compiled kernels (`cpu_reference.linear`).
 This module has not run on a GPU yet; the tests run it on CPU tensors.
 """
@@ -50,9 +50,9 @@ class ExactInt8Linear:
     elementwise: Elementwise
 
     def __call__(self, activations: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output [..., out] for activations [..., in], in their dtype; NaN for non-finite rows."""
-        rows = activations.reshape(-1, activations.shape[-1])
-        terms, scale = self.elementwise.quantize(rows, self.terms)
+        """Return the layer's output [..., out] for activations [..., in], in their dtype; NaN for non-finite tokens."""
+        flat = activations.reshape(-1, activations.shape[-1])
+        terms, scale = self.elementwise.quantize(flat, self.terms)
         sums = int8_linear_matmul(terms, self.weight)
         result = self.elementwise.dequantize(sums, scale, self.scales, self.bias, activations.dtype, self.terms)
         return result[:, : self.outputs].view(*activations.shape[:-1], -1)

@@ -26,12 +26,12 @@ TOLERANCE = 2e-2
 MIN_CAPABILITY = (8, 0)
 """Minimum compute capability of FlashAttention: Ampere."""
 
-_TRIAL_LENGTHS = (1, 67, 600)
-_TRIAL_QUERIES = (1, 3, 64)
-"""Number of queries of each sequence in the trial prefill; they are its last positions."""
+_SELF_TEST_LENGTHS = (1, 67, 600)
+_SELF_TEST_QUERIES = (1, 3, 64)
+"""Number of queries of each sequence in the self-test's prefill; they are its last positions."""
 
-_TRIAL_WINDOW = 40
-"""Window of a second trial."""
+_SELF_TEST_WINDOW = 40
+"""Window of a second self-test."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,34 +96,34 @@ def choose_attention(
     try:
         if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
             raise RuntimeError("this GPU is older than Ampere")
-        for window in (None, _TRIAL_WINDOW) if windowed else (None,):
-            _verify(varlen_attention, device, dtype, head_dim, group, window)
+        for window in (None, _SELF_TEST_WINDOW) if windowed else (None,):
+            _self_test(varlen_attention, device, dtype, head_dim, group, window)
     except Exception as error:  # noqa: BLE001 - fall back to attention with masks
         _log.warning("FlashAttention can't be used; attention takes masks: %s", one_line(error))
         return None
     return varlen_attention
 
 
-def _verify(
+def _self_test(
     attention: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, group: int, window: int | None
 ) -> None:
     """Raise RuntimeError unless a batch's attention agrees with the reference and with each sequence computed alone."""
     generator = torch.Generator(device).manual_seed(0)
-    columns = -(-max(_TRIAL_LENGTHS) // GPU_PAGE_SIZE) + 1
-    shape = (len(_TRIAL_LENGTHS) * columns, GPU_PAGE_SIZE, 2, head_dim)
+    columns = -(-max(_SELF_TEST_LENGTHS) // GPU_PAGE_SIZE) + 1
+    shape = (len(_SELF_TEST_LENGTHS) * columns, GPU_PAGE_SIZE, 2, head_dim)
     keys, values = torch.randn(2, *shape, device=device, generator=generator).to(dtype)
     # No sequence's pages are in order or side by side.
     table = torch.arange(len(keys), dtype=torch.int32, device=device).flip(0).view(columns, -1).T.contiguous()
-    slots = list(reversed(range(len(_TRIAL_LENGTHS))))
-    for counts in (_TRIAL_QUERIES, (1,) * len(_TRIAL_LENGTHS)):
+    slots = list(reversed(range(len(_SELF_TEST_LENGTHS))))
+    for counts in (_SELF_TEST_QUERIES, (1,) * len(_SELF_TEST_LENGTHS)):
         query = torch.randn(sum(counts), 2 * group, head_dim, device=device, generator=generator).to(dtype)
-        layout = layout_of(slots, counts, _TRIAL_LENGTHS, table)
+        layout = layout_of(slots, counts, _SELF_TEST_LENGTHS, table)
         together = attention(query, keys, values, layout, head_dim**-0.5, window)
         alone = []
         parts = torch.split(query, list(counts))
-        for slot, count, length, part in zip(slots, counts, _TRIAL_LENGTHS, parts, strict=True):
-            of_slot = keys[table[slot]].flatten(0, 1), values[table[slot]].flatten(0, 1)
-            expected = gpu_reference.attention(part, *of_slot, length, head_dim**-0.5, window)
+        for slot, count, length, part in zip(slots, counts, _SELF_TEST_LENGTHS, parts, strict=True):
+            cached = keys[table[slot]].flatten(0, 1), values[table[slot]].flatten(0, 1)
+            expected = gpu_reference.attention(part, *cached, length, head_dim**-0.5, window)
             layout = layout_of([slot], [count], [length], table)
             alone.append(attention(part, keys, values, layout, head_dim**-0.5, window))
             error = (alone[-1].double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
@@ -140,5 +140,5 @@ def layout_of(slots: Sequence[int], counts: Sequence[int], lengths: Sequence[int
     page_table: [slots, columns], int32, on the device.
     """
     numbers = (slots, [0, *accumulate(counts)], lengths)
-    rows, first, on_device = lists_to_device(numbers, page_table.device, torch.int32)
-    return Layout(page_table[rows], first, on_device, max(counts), max(lengths))
+    indices, first, on_device = lists_to_device(numbers, page_table.device, torch.int32)
+    return Layout(page_table[indices], first, on_device, max(counts), max(lengths))

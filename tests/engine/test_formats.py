@@ -298,7 +298,7 @@ NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
         (pack_quantized(GROUPED), in_groups(4, 128), {"weight_packed": torch.zeros(OUTPUTS, 36, dtype=torch.int32)},
          rf"has {NAME}.weight_packed in shape \({OUTPUTS}, 36\), which isn't that of"),
         (pack_quantized(GROUPED), in_groups(4, 128), {"weight_scale": torch.ones(OUTPUTS, 6)},
-         rf"has {NAME}.weight_scale in shape \({OUTPUTS}, 6\), not a tensor's, rows' or groups'"),
+         rf"has {NAME}.weight_scale in shape \({OUTPUTS}, 6\), not per tensor, channel or group"),
         (pack_quantized(GROUPED), in_groups(4, 128),
          {"weight_zero_point": torch.full((OUTPUTS, 3), 8, dtype=torch.int8)},
          f"has zero point 8 in {NAME}.weight_zero_point, not -8 to 7"),
@@ -310,7 +310,7 @@ NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
         (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.zeros(1, 3)},
          f"has a scale of 0 for weights of {NAME} that aren't 0"),
         (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.ones(2, 3)},
-         rf"has {NAME}.weight_scale_inv in shape \(2, 3\), not a tensor's, rows' or blocks'"),
+         rf"has {NAME}.weight_scale_inv in shape \(2, 3\), not per tensor, channel or block"),
     ],
 )  # fmt: skip
 def test_invalid_contents_are_refused_by_name(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Architecture:
     """The shapes and the options of the forward pass.
 
-    epsilon: of the RMSNorms. scaling: factor of the attention scores. activation: of the gate, silu or gelu_tanh.
+    epsilon: the RMSNorms'. scaling: factor of the attention scores. activation: the gate's, silu or gelu_tanh.
     windows: for each layer the number of positions that a token attends to, its own included; None is all.
     ropes: for each layer the kind of RoPE, a key of `rope_tables`; None is no RoPE. rotary: number of the first
     dimensions of a head that RoPE rotates.
@@ -42,8 +42,8 @@ class Architecture:
     together, gain [heads · head_dim]), or none. norm_before, norm_after: RMSNorms of the inputs and of the outputs of
     attention and MLP. gain_offset: added to the saved gains of all norms.
     fused: whether q|k|v and gate|up are saved as one matrix each.
-    embedding_scale: factor of the embeddings. residual_scale: of the outputs of attention and MLP. logits_scale: of the
-    logits. attention_softcap, logits_softcap: c · tanh(x / c) of scores and logits; None is no cap.
+    embedding_scale: factor of the embeddings. residual_scale: that of the outputs of attention and MLP. logits_scale:
+    that of the logits. attention_softcap, logits_softcap: c · tanh(x / c) of scores and logits; None is no cap.
     tied: whether the head is the embedding.
     """
 
@@ -190,7 +190,7 @@ FAMILIES: Mapping[str, Callable[[PreTrainedConfig], Options]] = {
 def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
     """Return the architecture of a config of a supported model type.
 
-    Raises CheckpointError for an option that isn't supported. name: of the checkpoint, for error messages.
+    Raises CheckpointError for an option that isn't supported. name: the checkpoint's, for error messages.
     """
     # Configs of some Gemma 2 models have both fields.
     field = "hidden_activation" if config.model_type in ("gemma2", "gemma3_text") else "hidden_act"

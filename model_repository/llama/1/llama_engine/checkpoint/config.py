@@ -35,7 +35,7 @@ IRRELEVANT = {
 
 
 def read_config(folder: Path, name: str) -> PreTrainedConfig:
-    """Return the config of a supported model type. name: for error messages.
+    """Return the config of a supported model type. name: the checkpoint's, for error messages.
 
     For a Llama the result has the fields of transformers' LlamaConfig, but is not an instance of it. Raises
     CheckpointError for another model type and for an invalid value.
@@ -54,7 +54,7 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
     except CheckpointError:
         raise
     except Exception as error:
-        # Of transformers and huggingface_hub, without a common base class.
+        # The exceptions of transformers and huggingface_hub have no common base class.
         raise CheckpointError(f"can't load {name}: config.json: {one_line(error)}") from error
     return config
 
@@ -65,7 +65,7 @@ def _config(folder: Path, name: str, values: dict[str, Any], kind: str | None) -
     # Imported here because the Auto classes are slow to import and a Llama doesn't need them.
     from transformers import AutoConfig
 
-    # Raises if the model type is missing or unknown to transformers.
+    # This raises if the model type is missing or unknown to transformers.
     config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     if kind not in FAMILIES:
         raise CheckpointError(f"{name} is a {kind!r} checkpoint; this engine serves {', '.join(FAMILIES)}")

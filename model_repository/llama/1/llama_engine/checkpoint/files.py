@@ -155,7 +155,7 @@ def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: object, begin: int) -> TensorHeader:
-    """Return a tensor's header. begin: of the file's tensors. Raises ValueError naming tensor, field and value."""
+    """Return a tensor's header. begin: offset of all tensors. Raises ValueError naming tensor, field and value."""
     if not name.isprintable() or len(name) > _MAX_NAME:
         raise ValueError(f"{show(name)} is no name of a tensor")
     dtype, shape, offsets = (

@@ -44,6 +44,6 @@ def read_checkpoint_headers(folder: Path, name: str) -> CheckpointHeaders:
     config = read_gguf_config(file)
     check_values(config.to_dict(), f"{name}: its metadata")
     check_heads(config, f"{name}: its metadata")
-    # Its norms are saved with Gemma's 1 added.
+    # GGUF saves norms with Gemma's 1 added.
     architecture = replace(read_architecture(config, name), gain_offset=0.0)
     return CheckpointHeaders(config, architecture, GgufTensors(file, architecture), file)

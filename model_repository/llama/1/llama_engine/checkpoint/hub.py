@@ -34,7 +34,7 @@ SMALL_FILES = (
 
 
 def resolve_folder(name: str, revision: str | None, show_progress: bool = False, with_weights: bool = True) -> Path:
-    """Return the folder with all files of a checkpoint. name: folder, GGUF file or hub id. revision: of a hub id.
+    """Return the folder with all files of a checkpoint. name: folder, GGUF file or hub id. revision: the hub's.
 
     show_progress: show progress bars of a download. with_weights: download weights. If the hub is unreachable, cached
     files are used; with HF_HUB_OFFLINE only these are. Raises CheckpointError with the reason; an unsupported model is

@@ -49,7 +49,7 @@ def depends_on_length(config: PreTrainedConfig) -> bool:
 
 
 def rope_tables(config: PreTrainedConfig, architecture: Architecture, max_model_len: int) -> RopeTables:
-    """Return cosine and sine for max_model_len positions, and one more for padding rows, in float32.
+    """Return cosine and sine for max_model_len positions, and one more for padding, in float32.
 
     Column i rotates dimensions i and i + rotary / 2 of a head.
     Raises CheckpointError for a type of RoPE that isn't supported, and for parameters that give no frequencies.
@@ -80,12 +80,12 @@ def _frequencies(
     if name not in SUPPORTED:
         raise CheckpointError(f"rope_parameters.rope_type is {name!r}; this engine serves {', '.join(SUPPORTED)}")
     if name == "default":
-        # As in transformers, this type rotates whole heads in families without partial rotation.
+        # In transformers, too, this type rotates whole heads in families without partial rotation.
         exponents = torch.arange(0, architecture.rotary, 2, dtype=torch.float32) / architecture.rotary
         return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
     length: int | torch.Tensor | None = max_model_len
     if name == "dynamic":
-        # As in transformers, computed from a tensor beyond the trained positions, and from a number up to them.
+        # transformers, too, computes it from a tensor beyond the trained positions, and from a number up to them.
         positions = config.max_position_embeddings
         length = torch.tensor(max_model_len) if max_model_len > positions else None
         growth = parameters["factor"] * max(max_model_len, positions) / positions - (parameters["factor"] - 1)

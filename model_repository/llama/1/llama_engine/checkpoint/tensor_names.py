@@ -24,12 +24,12 @@ class SavedLinear:
 
 
 def layer_prefix(index: int) -> str:
-    """Return the beginning of the names of a decoder layer's tensors. index: from 0."""
+    """Return the beginning of the names of a decoder layer's tensors. index: counted from 0."""
     return f"model.layers.{index}."
 
 
 def layer_linears(architecture: Architecture) -> Mapping[str, tuple[SavedLinear, ...]]:
-    """Return the linear layers of a decoder layer whose rows are concatenated in each field."""
+    """Return the linear layers of a decoder layer whose output channels are concatenated in each field."""
     hidden, inner = architecture.hidden, architecture.intermediate
     queries, keys = (count * architecture.head_dim for count in (architecture.heads, architecture.kv_heads))
     bias, output_bias, mlp_bias = architecture.query_key_value_bias, architecture.output_bias, architecture.mlp_bias

@@ -103,7 +103,7 @@ class SavedTensors(Mapping[str, SavedTensor]):
 def read_bytes(path: Path, offset: int, result: torch.Tensor, name: str) -> None:
     """Fill `result`, a contiguous tensor, from an offset in a file. Raises CheckpointError if the file is too short.
 
-    name: of the tensor, for the error message.
+    name: the tensor's, for the error message.
     """
     left = result.view(-1).view(torch.uint8).numpy().data
     with path.open("rb", buffering=0) as file:

@@ -51,9 +51,10 @@ class WeightReader:
     ) -> None:
         """Check the headers of the tensors.
 
-        dtype: of unquantized weights. quantized: format of the quantized linear layers; None if all are in floats.
-        int8: quantize the others and the head to INT8 rows, on the CPU. device: of the returned tensors; None is the
-        CPU. Raises CheckpointError for a weight that is missing or has an unexpected shape or an unsupported dtype.
+        dtype: the unquantized weights'. quantized: format of the quantized linear layers; None if all are in floats.
+        int8: quantize the others and the head to INT8 per channel, on the CPU. device: that of the returned tensors;
+        None is the CPU. Raises CheckpointError for a weight that is missing or has an unexpected shape or an
+        unsupported dtype.
         """
         self._saved, self._quantized = saved, quantized if int8 else None
         self._dtype, self._int8, self._device = dtype, int8, device or torch.device("cpu")
@@ -82,7 +83,7 @@ class WeightReader:
         return self._linear([self._matrix(self._embedding_name)]) if self._int8 else LinearWeight(self.embedding())
 
     def layer(self, index: int) -> LayerWeights:
-        """Return the weights of a decoder layer. index: from 0."""
+        """Return the weights of a decoder layer. index: counted from 0."""
         prefix = layer_prefix(index)
         norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
         norms |= {field: self._gain(f"{prefix}{name}.weight") for field, (name, _) in self._norms.items()}
@@ -108,7 +109,7 @@ class WeightReader:
 
     def _gain(self, name: str) -> torch.Tensor:
         offset = self._architecture.gain_offset
-        # As in transformers, 1 + w isn't rounded to the model's dtype.
+        # transformers doesn't round 1 + w to the model's dtype either.
         return self._floats(name, torch.float32) + offset if offset else self._floats(name)
 
     def _floats(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -117,7 +118,7 @@ class WeightReader:
         return result.to(self._device)
 
     def _linear(self, parts: Sequence[SavedLinear]) -> LinearWeight:
-        """Return the fused linear layer of these saved layers, whose rows are concatenated in order."""
+        """Return the fused linear layer of these saved layers, whose output channels are concatenated in order."""
         if all(self._format_of(part) is None for part in parts):
             weight = self._from_floats(parts)
         else:
@@ -125,7 +126,7 @@ class WeightReader:
             try:
                 weight = concatenated(read)
             except ValueError:
-                # As rare as layers of one input with different orders of it.
+                # Happens only if layers that share an input were quantized in different column orders.
                 weight = concatenated([requantized(part) for part in read])
         biases = [self._floats(f"{part.name}.bias") for part in parts if part.bias]
         return weight.to(self._device, torch.cat(biases) if biases else None)
@@ -136,17 +137,17 @@ class WeightReader:
 
     def _from_floats(self, parts: Sequence[SavedLinear]) -> LinearWeight:
         """Return the linear layer of layers saved in floats, quantized if `int8`."""
-        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        weight = torch.empty(rows, columns, dtype=torch.int8 if self._int8 else self._dtype)
-        scales = torch.empty(rows, dtype=torch.float32) if self._int8 else None
+        outputs, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        weight = torch.empty(outputs, columns, dtype=torch.int8 if self._int8 else self._dtype)
+        scales = torch.empty(outputs, dtype=torch.float32) if self._int8 else None
         first = 0
         for part in parts:
-            of_part = slice(first, first + part.shape[0])
+            channels = slice(first, first + part.shape[0])
             if scales is None:
-                self._convert(f"{part.name}.weight", weight[of_part])
+                self._convert(f"{part.name}.weight", weight[channels])
             else:
-                self._quantize(f"{part.name}.weight", weight[of_part], scales[of_part])
-            first = of_part.stop
+                self._quantize(f"{part.name}.weight", weight[channels], scales[channels])
+            first = channels.stop
         return LinearWeight(weight, scales)
 
     def _format_of(self, linear: SavedLinear) -> LinearFormat | None:

@@ -14,12 +14,11 @@ class LinearWeight:
     """The weights of a linear layer y = x Wᵀ + b.
 
     weight: [out, in], floats, or int8 with scales.
-    scales: float32; None for floats. [out]: rows, W = scales · weight. [out, groups]: groups of in / groups consecutive
-    columns, W = scales · weight + offsets.
-    bias: [out] or None.
-    offsets: [out, groups], float32, of groups whose range isn't symmetric; else None.
-    bits: of the integers; 4: they lie in -8 … 7, and are stored as int8 here all the same.
-    order: [in], int64: column c multiplies the input order[c]; None: input c. Only groups have an order.
+    scales: float32; None for floats. [out]: per channel, W = scales · weight. [out, groups]: groups of in / groups
+    consecutive columns, W = scales · weight + offsets. bias: [out] or None. offsets: [out, groups], float32, of groups
+    whose range isn't symmetric; else None. bits: those of the integers. With 4 they lie in -8 … 7, and are stored as
+    int8 here all the same. order: [in], int64: column c multiplies the input order[c]; None: input c. Only groups have
+    an order.
     """
 
     weight: torch.Tensor
@@ -31,7 +30,7 @@ class LinearWeight:
 
     @property
     def group_size(self) -> int | None:
-        """Number of columns of a group; None for floats and rows."""
+        """Number of columns of a group; None for floats and INT8 per channel."""
         return None if self.scales is None or self.scales.ndim == 1 else self.weight.shape[1] // self.scales.shape[1]
 
     def to(self, device: torch.device, bias: torch.Tensor | None) -> LinearWeight:
@@ -41,10 +40,10 @@ class LinearWeight:
         )
         return LinearWeight(self.weight.to(device), scales, bias, offsets, self.bits, order)
 
-    def rows(self, rows: slice) -> LinearWeight:
-        """Return these rows of the layer, without bias."""
-        scales, offsets = (None if tensor is None else tensor[rows] for tensor in (self.scales, self.offsets))
-        return LinearWeight(self.weight[rows], scales, None, offsets, self.bits, self.order)
+    def channels(self, channels: slice) -> LinearWeight:
+        """Return these output channels of the layer, without bias."""
+        scales, offsets = (None if tensor is None else tensor[channels] for tensor in (self.scales, self.offsets))
+        return LinearWeight(self.weight[channels], scales, None, offsets, self.bits, self.order)
 
     def scaled(self, factor: float) -> LinearWeight:
         """Return the layer whose outputs are `factor` times this quantized one's."""
@@ -114,7 +113,7 @@ def _scales(weight: LinearWeight) -> torch.Tensor:
 class LayerWeights:
     """The weights of one decoder layer.
 
-    query_key_value: rows of all query heads, then key heads, then value heads. gate_up: rows of gate, then up.
+    query_key_value: channels of all query heads, then key heads, then value heads. gate_up: those of gate, then up.
     attention_norm, mlp_norm: [hidden], gains of the RMSNorms before attention and MLP. attention_output_norm,
     mlp_output_norm: [hidden], gains of those after them. query_norm, key_norm: gains of those of query and key, [head
     dim] or [heads · head dim]. None is no norm. `Architecture` says which there are.

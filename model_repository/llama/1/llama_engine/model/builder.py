@@ -164,7 +164,7 @@ def assemble_llama(
     head: Linear,
 ) -> Llama:
     """Return a Llama of these layers and tensors. tables: in any dtype."""
-    # As in transformers' Gemma, which rounds this factor to the embedding's dtype.
+    # transformers' Gemma rounds this factor to the embedding's dtype, too.
     scale = torch.tensor(architecture.embedding_scale).to(embedding.dtype).item()
     converted = {kind: (cosine.to(embedding), sine.to(embedding)) for kind, (cosine, sine) in tables.items()}
     return Llama(replace(architecture, embedding_scale=scale), embedding, layers, norm, head, converted)

@@ -68,7 +68,7 @@ def build_compiled_llama(
 def compiled_without_weights(
     architecture: Architecture, tables: RopeTables, terms: ActivationTerms, kernels: CpuKernels
 ) -> CompiledLlama:
-    """Return what `build_compiled_llama` would, to describe it and for its sizes: it has no layers."""
+    """Return a model without layers, for the description and the sizes of what `build_compiled_llama` returns."""
     head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
     return CompiledLlama(CpuLlama(kernels, architecture, [], torch.empty(0), head, tables, terms), torch.empty(0))
 

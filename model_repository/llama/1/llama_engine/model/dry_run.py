@@ -1,4 +1,4 @@
-"""What loading a checkpoint would give, from its plan and the shapes in its headers: `describe_model`."""
+"""Describes the model that loading a checkpoint would give, from its plan and the shapes in its headers."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ def _planned_weights(plan: LoadPlan, architecture: Architecture) -> tuple[Counte
 
 
 def _linear(plan: LoadPlan, quantization: str, parts: Sequence[SavedLinear]) -> tuple[str, int]:
-    """Return weight dtype and bytes of the linear layer in which these are fused. quantization: as it is served."""
-    rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    weights, biases = rows * columns, plan.dtype.itemsize * sum(part.shape[0] for part in parts if part.bias)
+    """Return weight dtype and bytes of the linear layer in which these are fused. quantization: the served one."""
+    channels, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    weights, biases = channels * columns, plan.dtype.itemsize * sum(part.shape[0] for part in parts if part.bias)
     if quantization == "none":
         return str(plan.dtype).removeprefix("torch."), weights * plan.dtype.itemsize + biases
     if quantization == "nf4":
         return "nf4", weights // 2 + 4 * weights // _NF4_BLOCK + biases
     quantized = plan.quantized
     formats = [quantized.groups(part) if quantized is not None and quantized.has(part) else None for part in parts]
-    # A GPU's products take no groups of columns; these become INT8 rows.
+    # A GPU's products take no groups of columns; these become INT8 per channel.
     groups = [group for group in formats if group is not None] if plan.kernels is not None else []
     if not groups:
-        return "int8", weights + 4 * rows + biases
-    # Of parts that differ, the widest integers and the smallest groups.
+        return "int8", weights + 4 * channels + biases
+    # Parts that differ take the widest integers and the smallest groups among them.
     bits = max(8 if group is None else group.bits for group in formats)
     scales = 4 * weights // min(group.size for group in groups)
     offsets = scales if any(group.has_offsets for group in groups) else 0

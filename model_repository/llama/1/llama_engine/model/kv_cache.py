@@ -41,7 +41,7 @@ class KVCache:
             self._tensors += [self.key_scales, self.value_scales]
         self.page_table = torch.zeros(shape.slots, shape.columns, dtype=torch.int32, device=device)
         """The pages of each slot, [slots, columns]; captured steps read it at this address."""
-        # What `read` copies to on a CPU, where new memory would cost a page fault for every 4 KiB.
+        # On a CPU `read` copies to this memory: new memory would cost a page fault for every 4 KiB.
         copies = (2, shape.pages_of(shape.max_model_len), *self.keys.shape[2:])
         self._copies = torch.empty(copies, dtype=shape.dtype) if device.type == "cpu" else None
 

@@ -63,7 +63,7 @@ class Layer:
 class Llama:
     """A loaded model without a KV cache; several runners can share it.
 
-    embedding: [vocabulary, hidden]. norm: gain of the final RMSNorm, [hidden]. tables: of RoPE, in the embedding's
+    embedding: [vocabulary, hidden]. norm: gain of the final RMSNorm, [hidden]. tables: RoPE's, in the embedding's
     dtype. rotary: applies RoPE.
     """
 

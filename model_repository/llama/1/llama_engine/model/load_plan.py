@@ -165,7 +165,7 @@ def plan_load(
     int8 = quantization == "int8"
     if gguf is not None and (quantization == "nf4" or threshold):
         raise CheckpointError(f"{name} is a GGUF file; nf4 and an int8_threshold need a checkpoint in safetensors")
-    # Compares the files with the config, before memory is allocated for what the config says.
+    # This compares the files with the config, before memory is allocated for what the config says.
     quantized = _saved_format(saved, config, int8)
     reader = WeightReader(saved, architecture, dtype, quantized, int8 or quantized is not None, device)
     terms = activation_terms(settings.int8_terms, settings.int8_outlier_ratio)

@@ -95,7 +95,7 @@ class LoadedModel:
         return gathered_bytes(shape, self.info.dtype, sequences)
 
     def runner(self, shape: KVCacheShape, captured: bool = False) -> ModelRunner:
-        """Return a runner of the model with a new KV cache of this shape. captured: as in TorchRunner."""
+        """Return a runner of the model with a new KV cache of this shape. captured: see TorchRunner."""
         if isinstance(self.model, CompiledLlama):
             return CpuRunner(self.model, shape)
         return TorchRunner(self.model, shape, self.attention, captured)

@@ -11,7 +11,7 @@ import torch
 class ModelInfo:
     """Precision and size of a loaded model.
 
-    linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: outlier threshold of
+    linears: number of linear layers by weight dtype. dtype: the unquantized weights'. threshold: outlier threshold of
     LLM.int8(); 0: its layers aren't used. product: description of the product of INT8 weights; empty for others.
     batch_invariant: whether the bits of a sequence's logits are the same in any batch. Those of float products are not:
     matrix libraries choose the order of their sums by the number of tokens.

@@ -91,7 +91,7 @@ def choose_dtype(name: str, model_type: str, setting: str, device: torch.device)
 
 
 def choose_cache_dtype(setting: str, compiled: bool, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV cache. compiled: whether compiled kernels are used. dtype: of unquantized weights."""
+    """Return the dtype of the KV cache. compiled: whether compiled kernels are used. dtype: that of the floats."""
     if setting == "auto":
         return torch.bfloat16 if compiled else dtype
     return _torch_dtype(setting)

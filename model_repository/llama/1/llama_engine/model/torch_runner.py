@@ -73,7 +73,7 @@ class TorchRunner:
         else:
             extents = [self._extent(chunk) for chunk in chunks]
             attend = partial(self._attend_each, self._attend_chunk, extents)
-        # All copied to the device at once, before the pass is launched.
+        # Copy all of them to the device at once, before the pass is launched.
         tokens, slots, positions, last = lists_to_device(
             (
                 [token for chunk in chunks for token in chunk.tokens],

@@ -36,8 +36,8 @@ def load_with_transformers(
 ) -> PreTrainedModel:
     """Load a checkpoint in the precision of the settings, which must agree with that of a quantized checkpoint.
 
-    name: folder or hub id. dtype: of unquantized parameters. Raises CheckpointError for missing weights. Exceptions of
-    transformers, safetensors, bitsandbytes and accelerate are passed on.
+    name: folder or hub id. dtype: the unquantized parameters'. Raises CheckpointError for missing weights. Exceptions
+    of transformers, safetensors, bitsandbytes and accelerate are passed on.
     """
     quantization = _quantization_now(settings, config, dtype)
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -104,7 +104,7 @@ def read_model_info(model: PreTrainedModel) -> ModelInfo:
     for module in model.modules():
         if isinstance(module, Linear8bitLt):
             thresholds.add(module.state.threshold)
-            # The row scales are an attribute of the 8-bit weight, not a parameter.
+            # The channels' scales are an attribute of the 8-bit weight, not a parameter.
             scales = getattr(module.weight, "SCB", None)
             size += 0 if scales is None else scales.nbytes
         if isinstance(module, Linear4bit):

@@ -66,7 +66,7 @@ class Awq:
         return {**tensors, name: Expected((groups, words), ("I32",))} if saves_zeros else tensors
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return the groups of a layer; None is rows."""
+        """Return the groups of a layer; None is INT8 per channel."""
         return served_groups(linear.shape[1], Groups(_BITS, self._size, f"{linear.name}.qzeros" in self._saved))
 
     def read(self, linear: SavedLinear) -> LinearWeight:

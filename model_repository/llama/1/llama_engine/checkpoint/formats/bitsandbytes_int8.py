@@ -1,4 +1,4 @@
-"""bitsandbytes' LLM.int8(): INT8 rows `weight` and the largest magnitude of each row, `SCB`."""
+"""bitsandbytes' LLM.int8(): INT8 `weight` and the largest magnitude of each output channel, `SCB`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BitsandbytesInt8:
         return tensors
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return None: rows."""
+        """Return None: INT8 per channel."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Return a layer without its bias. Raises CheckpointError for scales that are NaN."""

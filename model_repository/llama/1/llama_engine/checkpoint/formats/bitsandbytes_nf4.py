@@ -1,4 +1,4 @@
-"""bitsandbytes' NF4, 4 bits with a scale for each block of weights: what it saves. transformers' modules read it."""
+"""What bitsandbytes saves in NF4: 4 bits with a scale for each block of weights. transformers' modules read it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BitsandbytesNf4:
             )
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return None: rows."""
+        """Return None: no groups."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Raises CheckpointError: the products take integers."""

@@ -82,11 +82,11 @@ class CompressedTensors:
         return tensors
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return the groups of a layer; None is rows."""
+        """Return the groups of a layer; None is INT8 per channel."""
         if self._floats.has(linear):
             return None
         outputs, inputs = linear.shape
-        # Scales of a tensor and of rows are one group.
+        # Scales per tensor and per channel are one group.
         count = max(1, prod(self._scales_shape(linear)) // outputs)
         size = self._group_size(inputs, count)
         offsets, order = (f"{linear.name}.{name}" in self._saved for name in ("weight_zero_point", "weight_g_idx"))
@@ -96,10 +96,10 @@ class CompressedTensors:
         """Return a layer without its bias. Raises CheckpointError for contents that are invalid."""
         if self._floats.has(linear):
             return self._floats.read(linear)
-        scales = self._per_row(linear, read_scales(self._saved, f"{linear.name}.weight_scale"))
+        scales = self._per_channel(linear, read_scales(self._saved, f"{linear.name}.weight_scale"))
         return self._linears.linear(
             GroupedIntegers(
-                read=self._rows(linear),
+                read=self._reader(linear),
                 scales=scales,
                 zeros=self._zeros(linear),
                 groups=self._groups(linear, scales.shape[1]),
@@ -128,21 +128,21 @@ class CompressedTensors:
         )
 
     def _scales_shape(self, linear: SavedLinear) -> tuple[int, ...]:
-        """Return the shape of the saved scales: of a tensor, rows or groups. If they are missing, that of rows."""
+        """Return the shape of the saved scales: per tensor, channel or group. If they are missing, per channel."""
         outputs, inputs = linear.shape
-        name, rows = f"{linear.name}.weight_scale", (outputs, 1)
-        shape = self._saved[name].shape if name in self._saved else rows
+        name, per_channel = f"{linear.name}.weight_scale", (outputs, 1)
+        shape = self._saved[name].shape if name in self._saved else per_channel
         if prod(shape) == 1 or shape == (outputs,) or shape in [(outputs, group_count(inputs, n)) for n in self._sizes]:
             return shape
-        raise CheckpointError(f"{self._saved.folder} has {name} in shape {shape}, not a tensor's, rows' or groups'")
+        raise CheckpointError(f"{self._saved.folder} has {name} in shape {shape}, not per tensor, channel or group")
 
-    def _per_row(self, linear: SavedLinear, values: torch.Tensor) -> torch.Tensor:
-        """Return scales or zero points as [out, groups]: those of a tensor or of rows are one group each."""
+    def _per_channel(self, linear: SavedLinear, values: torch.Tensor) -> torch.Tensor:
+        """Return scales or zero points as [out, groups]: those per tensor or per channel are one group each."""
         groups = values.shape[1] if values.ndim == 2 else 1
         return values.view(-1, groups).expand(linear.shape[0], groups).contiguous()
 
-    def _rows(self, linear: SavedLinear) -> Callable[[slice], torch.Tensor]:
-        """Return a function that reads a range of rows."""
+    def _reader(self, linear: SavedLinear) -> Callable[[slice], torch.Tensor]:
+        """Return a function that reads a range of output channels."""
         if not self._is_packed(linear):
             return lambda rows: self._saved.read(f"{linear.name}.weight", rows)
         shape = tuple(self._saved.read(f"{linear.name}.weight_shape").tolist())
@@ -158,9 +158,9 @@ class CompressedTensors:
             return None
         if self._has_packed_zeros(linear.name):
             return unpack(self._saved.read(name).t(), bits)[:, : linear.shape[0]].t().contiguous()
-        zeros = self._per_row(linear, self._saved.read(name))
+        zeros = self._per_channel(linear, self._saved.read(name))
         limit = 1 << (bits - 1)
-        # Two bounds that int8 holds.
+        # Both bounds fit int8.
         if len(outside := zeros[(zeros < -limit) | (zeros > limit - 1)]):
             raise CheckpointError(
                 f"{self._saved.folder} has zero point {int(outside[0])} in {name}, not {-limit} to {limit - 1}"
@@ -170,11 +170,11 @@ class CompressedTensors:
     def _groups(self, linear: SavedLinear, count: int) -> torch.Tensor:
         """Return the group of each input."""
         inputs, name = linear.shape[1], f"{linear.name}.weight_g_idx"
-        # Initialized to -1, which stands for consecutive groups.
+        # The saved value is initialized to -1, which stands for consecutive groups.
         if name in self._saved and (self._saved.read(name) != -1).any():
             return read_groups(self._saved, name, count)
         return consecutive_groups(inputs, self._group_size(inputs, count))
 
     def _group_size(self, inputs: int, count: int) -> int:
-        """Return the size of groups of which a row has `count`; -1 is the whole row."""
+        """Return the size of groups of which a channel has `count`; -1 is the whole channel."""
         return next(size for size in self._sizes if group_count(inputs, size) == count)

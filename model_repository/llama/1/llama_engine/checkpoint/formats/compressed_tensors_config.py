@@ -32,7 +32,7 @@ def weight_options(folder: Path, config: Mapping[str, Any]) -> list[Mapping[str,
     _check_format(folder, config.get("format"))
     if config.get("kv_cache_scheme"):
         _log.warning("kv_cache_scheme is ignored: the setting kv_cache_dtype selects the KV cache's dtype")
-    # A group of the config may also be a preset's name with its targets, whose layers' tensors say all.
+    # A group of the config may also be a preset's name with its targets: their tensors determine the format.
     schemes = [scheme for scheme in (config.get("config_groups") or {}).values() if isinstance(scheme, dict)]
     for scheme in schemes:
         _check_scheme(folder, scheme)

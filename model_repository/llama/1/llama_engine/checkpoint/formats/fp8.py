@@ -1,7 +1,8 @@
-"""FP8 layers (E4M3) with one scale per tensor, row or block; requantized to INT8 rows, which rounds once more.
+"""FP8 layers (E4M3) with one scale per tensor, channel or block; requantized to INT8 per channel, which rounds once
+more.
 
 Source: transformers 5.23, `integrations/finegrained_fp8.py` (quant_method fp8: blocks, as of DeepSeek-V3 and Qwen3, or
-tensors, `weight_scale_inv`) and `integrations/fbgemm_fp8.py` (fbgemm_fp8: rows, `weight_scale`); vLLM,
+tensors, `weight_scale_inv`) and `integrations/fbgemm_fp8.py` (fbgemm_fp8: channels, `weight_scale`); vLLM,
 `quantization/fp8.py` (fp8 of AutoFP8: tensors, `weight_scale`). W = scale · weight, whatever the scale's name.
 """
 
@@ -42,7 +43,7 @@ class Fp8:
     name = "FP8"
 
     def __init__(self, saved: SavedTensors, blocks: Sequence[Block]) -> None:
-        """Take the block sizes that there may be besides rows and whole tensors."""
+        """Take the block sizes that there may be besides channels and whole tensors."""
         self._saved, self._blocks = saved, blocks
 
     def has(self, linear: SavedLinear) -> bool:
@@ -63,15 +64,15 @@ class Fp8:
         }
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return None: rows."""
+        """Return None: INT8 per channel."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
-        """Return a layer without its bias, as INT8 rows. Raises CheckpointError for contents that are invalid."""
+        """Return a layer without its bias, INT8 per channel. Raises CheckpointError for invalid contents."""
         height, width = self._block(linear)
-        row_count, columns = linear.shape
+        channels, columns = linear.shape
         name = f"{linear.name}.weight"
-        scales = read_scales(self._saved, self._scales_name(linear)).view(-(-row_count // height), -1)
-        weight, row_scales = torch.empty(linear.shape, dtype=torch.int8), torch.empty(row_count)
+        scales = read_scales(self._saved, self._scales_name(linear)).view(-(-channels // height), -1)
+        weight, channel_scales = torch.empty(linear.shape, dtype=torch.int8), torch.empty(channels)
 
         def quantize(rows: slice) -> None:
             floats = self._saved.read(name, rows).float()
@@ -82,10 +83,10 @@ class Fp8:
                 raise CheckpointError(
                     f"{self._saved.folder} has a scale of 0 for weights of {linear.name} that aren't 0"
                 )
-            weight[rows], row_scales[rows] = quantize_per_channel(floats * factors)
+            weight[rows], channel_scales[rows] = quantize_per_channel(floats * factors)
 
         for_each_block(row_blocks(*linear.shape), quantize)
-        return LinearWeight(weight, row_scales)
+        return LinearWeight(weight, channel_scales)
 
     def _scales_name(self, linear: SavedLinear) -> str:
         name = f"{linear.name}.weight_scale"
@@ -102,7 +103,7 @@ class Fp8:
         for height, width in self._blocks:
             if shape == (-(-rows // height), -(-columns // width)):
                 return height, width
-        raise CheckpointError(f"{self._saved.folder} has {name} in shape {shape}, not a tensor's, rows' or blocks'")
+        raise CheckpointError(f"{self._saved.folder} has {name} in shape {shape}, not per tensor, channel or block")
 
 
 def fp8(saved: SavedTensors, config: Mapping[str, Any]) -> Fp8:

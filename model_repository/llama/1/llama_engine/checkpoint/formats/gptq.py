@@ -65,7 +65,7 @@ class Gptq:
         return {**tensors, name: Expected((inputs,), ("I32", "I64"))} if name in self._saved else tensors
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return the groups of a layer; None is rows."""
+        """Return the groups of a layer; None is INT8 per channel."""
         bits, size = self._layout(linear)
         return served_groups(linear.shape[1], Groups(bits, size, not self._symmetric, self._ordered))
 
@@ -73,7 +73,7 @@ class Gptq:
         """Return a layer without its bias."""
         (outputs, inputs), (bits, size) = linear.shape, self._layout(linear)
         words = self._saved.read(f"{linear.name}.qweight")
-        # Added to whole words, with carry, as GPTQModel subtracts it: a zero point of 0 borrows from the next one.
+        # Add 1 to whole words, with carry, as GPTQModel subtracts it: a zero point of 0 borrows from the next one.
         zeros = unpack(self._saved.read(f"{linear.name}.qzeros") + self._ones[bits], bits)
         name = f"{linear.name}.g_idx"
         if name in self._saved:

@@ -2,7 +2,7 @@
 
 With a scale s, a zero point z and a saved integer u, W = s · (u - z). Groups of a size that the engine serves are kept:
 W = s · (u - c) + s · (c - z) with the centre c = 2^(bits - 1); the second term is the group's offset. Others are
-requantized to INT8 rows.
+requantized to INT8 per channel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GroupedIntegers:
 
     read: returns a range of rows, int8, [rows, in]; called in several threads. scales: [out, groups], float32. zeros:
     [out, groups], int8, the zero points less the centre; None: all 0. groups: [in], int64, the group of each column.
-    name: of the layer.
+    name: the layer's.
     """
 
     read: Callable[[slice], torch.Tensor]
@@ -57,7 +57,7 @@ class GroupedIntegers:
 
 
 def read_group_size(saved: SavedTensors, config: Mapping[str, Any], key: str = "group_size") -> int:
-    """Return the group size in a quantization config; -1 is one group per row. Raises CheckpointError for others."""
+    """Return a quantization config's group size; -1 is one group per channel. Raises CheckpointError for others."""
     size = config.get(key, 128)
     if not isinstance(size, int) or size < -1 or size == 0:
         raise CheckpointError(f"{saved.folder}: {key} is {size!r}, not a number of columns or -1")
@@ -65,14 +65,14 @@ def read_group_size(saved: SavedTensors, config: Mapping[str, Any], key: str = "
 
 
 def group_count(columns: int, size: int) -> int:
-    """Return the number of groups of a row. size: -1 is the whole row."""
+    """Return the number of groups of a channel. size: -1 is the whole channel."""
     return 1 if size == -1 else -(-columns // size)
 
 
 def consecutive_groups(columns: int, size: int) -> torch.Tensor:
     """Return the group of each column, for groups of `size` consecutive columns, the last of which may be smaller.
 
-    size: -1 is the whole row.
+    size: -1 is the whole channel.
     """
     return torch.arange(columns) // (columns if size == -1 else size)
 
@@ -86,7 +86,7 @@ def read_groups(saved: SavedTensors, name: str, count: int) -> torch.Tensor:
 
 
 def served_groups(columns: int, saved: Groups) -> Groups | None:
-    """Return the groups in which `GroupedLinears` serves a layer with saved consecutive groups; None is rows."""
+    """Return the groups in which `GroupedLinears` serves a layer with saved consecutive groups; None is per channel."""
     size = columns if saved.size == -1 else saved.size
     served = _served_size(size)
     if served is None or columns % size or (size == columns and saved.bits == 8 and not saved.has_offsets):
@@ -106,7 +106,7 @@ class GroupedLinears:
         self._folder, self._logged = saved.folder, False
 
     def linear(self, saved: GroupedIntegers) -> LinearWeight:
-        """Return a layer without its bias: rows for 8-bit integers with a scale per row, else groups.
+        """Return a layer without its bias: per channel for 8-bit integers with a scale each, else in groups.
 
         Raises CheckpointError if a scale is 0 and its weights aren't, which no quantizer saves.
         """
@@ -118,7 +118,7 @@ class GroupedLinears:
         served = _served_size(size)
         if served is None or (sizes != size).any():
             return self._requantized(saved)
-        # Stable, so that the order is the same for all layers with these groups.
+        # The sort is stable, so that the order is the same for all layers with these groups.
         order = None if (saved.groups.diff() >= 0).all() else saved.groups.argsort(stable=True)
         offsets = None if zeros is None else saved.scales * -zeros.float()
         weight = LinearWeight(self._integers(saved, order), saved.scales, None, offsets, saved.bits, order)
@@ -140,8 +140,8 @@ class GroupedLinears:
         if not self._logged:
             self._logged = True
             _log.warning(
-                "%s and others have groups of columns that are requantized to INT8 rows: groups are served as saved if "
-                "they have a multiple of %d columns and all of a layer have as many", saved.name, SIZES[-1]
+                "%s and others have groups of columns that are requantized to INT8 per channel: groups are served as "
+                "saved if they have a multiple of %d columns and all of a layer have as many", saved.name, SIZES[-1]
             )  # fmt: skip
         weight, scales = torch.empty(saved.shape, dtype=torch.int8), torch.empty(len(saved.scales))
 

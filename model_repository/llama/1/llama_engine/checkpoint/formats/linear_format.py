@@ -31,7 +31,7 @@ class Groups(NamedTuple):
 class LinearFormat(Protocol):
     """Reads the linear layers that one checkpoint saves in a format.
 
-    name: of the format, for messages and the log.
+    name: the format's, for messages and the log.
     """
 
     name: str
@@ -43,10 +43,10 @@ class LinearFormat(Protocol):
         """Return the tensors of a layer by name, besides its bias. Raises CheckpointError if it can't be served."""
 
     def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return the groups of the layer that `read` returns; None is rows.
+        """Return the groups of the layer that `read` returns; None is INT8 per channel.
 
-        By the headers: contents may turn out to need no offsets and no order, or to have another order than the layers
-        that it is fused with, which makes rows of all.
+        The headers decide: contents may turn out to need no offsets and no order, or to have another order than the
+        layers that it is fused with, and then all of these become INT8 per channel.
         """
 
     def read(self, linear: SavedLinear) -> LinearWeight:

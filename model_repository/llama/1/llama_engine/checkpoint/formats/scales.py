@@ -1,6 +1,6 @@
-"""Saved scales: of weights, which are read, and of activations, which are ignored.
+"""Saved scales: those of weights are read, those of activations are ignored.
 
-The engine quantizes each activation row by its own largest value.
+The engine quantizes each token's activations by their own largest value.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _q4_k(blocks: torch.Tensor) -> LinearWeight:
     return LinearWeight(weights, scales, offsets=_MIDDLE * scales - e * m, bits=4)
 
 
-_AS_SAVED: Mapping[str, tuple[Callable[[torch.Tensor], LinearWeight], Groups]] = {
+_UNROUNDED_TYPES: Mapping[str, tuple[Callable[[torch.Tensor], LinearWeight], Groups]] = {
     "Q8_0": (_q8_0, Groups(8, GROUP, has_offsets=False)),
     "Q4_0": (_q4_0, Groups(4, GROUP, has_offsets=False)),
     "Q4_1": (_q4_1, Groups(4, GROUP, has_offsets=True)),
@@ -62,7 +62,7 @@ _AS_SAVED: Mapping[str, tuple[Callable[[torch.Tensor], LinearWeight], Groups]] =
 
 def groups_of(kind: BlockType) -> Groups:
     """Return the groups that `grouped` returns for a type."""
-    return _AS_SAVED[kind.name][1] if kind.name in _AS_SAVED else Groups(8, GROUP, has_offsets=False)
+    return _UNROUNDED_TYPES[kind.name][1] if kind.name in _UNROUNDED_TYPES else Groups(8, GROUP, has_offsets=False)
 
 
 def grouped(data: torch.Tensor, kind: BlockType) -> LinearWeight:
@@ -71,9 +71,9 @@ def grouped(data: torch.Tensor, kind: BlockType) -> LinearWeight:
     data: uint8 [rows, bytes]. Raises CheckpointError for a type that isn't supported.
     """
     rows = len(data)
-    if kind.name not in _AS_SAVED:
+    if kind.name not in _UNROUNDED_TYPES:
         return _requantized(dequantized(data, kind))
-    unpack, _ = _AS_SAVED[kind.name]
+    unpack, _ = _UNROUNDED_TYPES[kind.name]
     weight = unpack(data.view(rows, -1, kind.bytes))
     scales = weight.scales
     assert scales is not None

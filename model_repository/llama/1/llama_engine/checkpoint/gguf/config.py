@@ -122,7 +122,7 @@ def _rope(file: GgufFile) -> Options:
         return theta | _divided(_factors(file, "rope_freqs.weight", dim // 2), theta["rope_theta"], dim, file)
     if "rope_factors_long.weight" in file.tensors:
         return theta | _longrope(file, rotated)
-    # As in llama.cpp, a factor alone is linear.
+    # A factor without a type is linear, as in llama.cpp.
     kind = file.metadata.get(f"{file.architecture}.rope.scaling.type", "linear")
     factor = file.number("rope.scaling.factor", file.number("rope.scale_linear", 0.0))
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
@@ -286,7 +286,7 @@ def _gemma3(file: GgufFile) -> Options:
 def _query_scalar(file: GgufFile, layers: int) -> int:
     """Return `query_pre_attn_scalar`, which files don't have: by the head of Gemma's largest model it isn't its size.
 
-    layers: of that model, by which llama.cpp recognizes it.
+    layers: the number of that model's layers, by which llama.cpp recognizes it.
     """
     if file.count("block_count") == layers:
         return file.count("embedding_length") // file.count("attention.head_count")

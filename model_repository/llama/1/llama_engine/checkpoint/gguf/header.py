@@ -228,10 +228,10 @@ class _Header:
         raise ValueError(f"it has a value of type {kind}, which this engine doesn't know")
 
     def _number(self, layout: str) -> int:
-        # A float only where the caller expects any value.
+        # Return a float only where the caller expects any value.
         (value,) = struct.unpack(layout, self._take(struct.calcsize(layout)))
         if layout == _SCALARS[_FLOAT32]:
-            # The decimal number that was saved: 1e-6 and not 9.99999997e-7.
+            # Return the decimal number that was saved: 1e-6 and not 9.99999997e-7.
             value = float(str(np.float32(value)))
         return value  # type: ignore[no-any-return]  # struct's values have no type
 

@@ -32,7 +32,7 @@ class GgufTensors(SavedTensors):
 
     def __init__(self, file: GgufFile, architecture: Architecture) -> None:
         """Raise CheckpointError for a tensor that isn't the architecture's or has an unsupported type."""
-        # Without the base class's, which reads safetensors.
+        # The base class's __init__ isn't called: it reads safetensors.
         self.folder = file.path
         self._head_dim = file.head_dim if file.architecture in INTERLEAVED else None
         self._tensors: dict[str, GgufTensor] = {}
@@ -107,13 +107,13 @@ class GgufTensors(SavedTensors):
         dim = self._head_dim_of(name)
         if dim is None:
             return rows.start, rows.stop - rows.start, None
-        # In whole heads.
+        # Read whole heads.
         first, last = rows.start // dim * dim, -(-rows.stop // dim) * dim
         numbers = torch.arange(last - first).view(-1, dim // 2, 2).transpose(1, 2).flatten()
         return first, last - first, numbers[rows.start - first : rows.stop - first]
 
     def _head_dim_of(self, name: str) -> int | None:
-        """Return the rows of a head if they are interleaved, else None."""
+        """Return the number of a head's rows if they are interleaved, else None."""
         dim = self._head_dim
         if dim is None or not name.rsplit(".", 1)[0].endswith(("self_attn.q_proj", "self_attn.k_proj")):
             return None

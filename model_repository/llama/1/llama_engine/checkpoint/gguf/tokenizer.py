@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"}
 """Pre-tokenizers whose words are one token where the vocabulary has it, whatever the merges; they begin with BOS."""
 
-_BY_TRANSFORMERS = {*_WHOLE_WORDS, "dbrx", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "megrez", "gpt-4o"}
+_TRANSFORMERS_PRE_TOKENIZERS = {*_WHOLE_WORDS, "dbrx", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "megrez", "gpt-4o"}
 
 _GPT2 = {"gpt-2", "olmo", "phi-2", "mpt"}
 
@@ -55,7 +55,7 @@ def _converted(file: GgufFile) -> PreTrainedTokenizerBase:
     if (longest := max((len(str(token)) for token in tokens), default=0)) > _MAX_TOKEN:
         # Merges are computed from all pairs of parts of each token.
         raise CheckpointError(f"tokenizer.ggml.tokens has one of {longest} characters; it must be at most {_MAX_TOKEN}")
-    if kind == "gpt2" and pre not in _BY_TRANSFORMERS | _GPT2 | _SINGLE_DIGITS:
+    if kind == "gpt2" and pre not in _TRANSFORMERS_PRE_TOKENIZERS | _GPT2 | _SINGLE_DIGITS:
         raise CheckpointError(f"tokenizer.ggml.pre is {show(pre)}, which this engine doesn't know")
     # Imported here because a checkpoint in safetensors may need another class.
     from transformers import PreTrainedTokenizerFast

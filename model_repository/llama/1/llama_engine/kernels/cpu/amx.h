@@ -56,7 +56,7 @@ struct Amx {
 private:
     struct alignas(64) Config {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};  // of a row of each tile
+        uint16_t bytes[16] = {};  // per row of each tile
         uint8_t rows[16] = {};
     };
 

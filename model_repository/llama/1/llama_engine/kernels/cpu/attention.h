@@ -1,6 +1,6 @@
 // Attention of each token over its own positions, from a KV cache of floats, bfloat16 or int8.
 //
-// The cache is a pool of pages of 16 positions. A sequence's pages may lie anywhere: a row of the page table names them.
+// The cache is a pool of pages of 16 positions. A sequence's pages may lie anywhere: its slot of the page table names them.
 // Keys are cached transposed, so that 16 scores are one register:
 //
 //     keys    [KV head][page][head dim][16]
@@ -20,7 +20,7 @@
 
 constexpr int PAGE = 16;  // positions
 
-struct Cache {  // of a layer
+struct Cache {  // the keys and values of a layer
     void *keys, *values;
     float *key_scales, *value_scales;  // null unless int8
 };
@@ -32,7 +32,7 @@ public:
     static constexpr bool SCALED = std::is_same_v<Element, int8_t>;
     const int dim;
 
-    // pages: the sequence's row of the page table. first: index of the head's first page.
+    // pages: the sequence's entries of the page table. first: index of the head's first page.
     Head(const Cache& cache, const int32_t* pages, int64_t first, int dim)
         : dim(dim),
           first_keys(static_cast<Element*>(cache.keys) + first * PAGE * dim),
@@ -92,7 +92,7 @@ inline void rotate(float* __restrict head, const float* __restrict cosine, const
 }
 
 #ifdef __AVX512F__
-constexpr int MAX_QUERIES = 8;  // of one call of `attend`; bounded by the registers
+constexpr int MAX_QUERIES = 8;  // queries of one call of `attend`; bounded by the registers
 constexpr int MAX_PARTS = 4;    // lanes of a value at a time
 #else
 constexpr int MAX_QUERIES = 2;
@@ -155,7 +155,7 @@ private:
         return start / PAGE * PAGE;
     }
 
-    // scores [pages][QUERIES][16]; of positions that a query doesn't attend to, -inf.
+    // scores [pages][QUERIES][16]: -inf at positions that a query doesn't attend to.
     static void score(const Head<Element>& head, const Query* queries, const float* interleaved, float softcap,
                       int64_t begin, int64_t longest, float* scores) {
         const int dim = head.dim;
@@ -187,7 +187,7 @@ private:
     // Scores to weights in place, and return their sum. The weights of int8 values include the values' scales.
     static float softmax(const Head<Element>& head, int q, const Query& query, int64_t begin, float* scores) {
         const int64_t length = query.length;
-        const int share = PAGE * head.dim / QUERIES;  // of a page's values, that this query prefetches
+        const int share = PAGE * head.dim / QUERIES;  // part of a page's values that this query prefetches
         Lanes top = set(-INFINITY), total = set(0.0f);
         for (int64_t at = begin; at < length; at += PAGE) top = max(top, load(scores + at * QUERIES));
         const Lanes highest = set(largest_lane(top));
@@ -242,7 +242,7 @@ private:
             for (int j = 0; j < COUNT; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
     }
 
-    // Of the 16 positions from `at` on, values of those that a query attends to, `other` of the others.
+    // For the 16 positions from `at` on: `values` where a query attends to the position, else `other`.
     static Lanes attended(const Query& query, int64_t at, Lanes values, float other) {
         values = first(count_below(query.length, at), values, set(other));
         return OPTIONS ? first(count_below(query.start, at), set(other), values) : values;

@@ -1,7 +1,7 @@
 // The integer product with AVX2 alone: sums of pairs of 16-bit products.
 //
 // AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms. So an
-// operand is a row's q, and a row with one term saves nothing.
+// operand is a token's q, and a token with one term saves nothing.
 #pragma once
 #include "row_groups.h"
 
@@ -50,7 +50,7 @@ struct Avx2 {
 
     static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t, int64_t first, int64_t last,
                          Prefetch next, Lanes (*result)[2]) {
-        const int rows = static_cast<int>(last - first);
+        const int tokens = static_cast<int>(last - first);
         const Term* group = reinterpret_cast<const Term*>(x.terms) + first * x.inputs;
         next.bytes /= 2;  // for each of the two blocks
         for (int b = 0; b < 2; b++) {
@@ -59,16 +59,16 @@ struct Avx2 {
             for (int64_t k = 0; k < m.inputs; k += EXACT_INPUTS) {
                 const uint8_t* half = weight + k * OUTPUTS;  // a register holds half of a block
                 alignas(32) int32_t sums[GROUP][OUTPUTS];
-                with_count<GROUP>(rows, [&](auto n) {
+                with_count<GROUP>(tokens, [&](auto n) {
                     sum_products<Avx2, decltype(n)::value>(half, half + OUTPUTS / 2 * INPUTS, group + k * GROUP,
                                                            std::min(m.inputs - k, EXACT_INPUTS), next,
                                                            reinterpret_cast<Sums*>(sums));
                 });
                 next.advance(EXACT_INPUTS / INPUTS);
-                for (int r = 0; r < rows; r++)
+                for (int r = 0; r < tokens; r++)
                     for (int o = 0; o < OUTPUTS; o++) total[r][o] += sums[r][o];
             }
-            for (int r = 0; r < rows; r++) {
+            for (int r = 0; r < tokens; r++) {
                 float whole[OUTPUTS];
                 for (int o = 0; o < OUTPUTS; o++) whole[o] = static_cast<float>(total[r][o]);
                 result[r][b] = load(whole);

@@ -135,7 +135,7 @@ def self_test_error(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> 
     if importlib.util.find_spec("torch") is None:
         return None
     path = object_path(instruction_set, directory)
-    # In a process of its own, because a wrong object may crash it.
+    # The self-test runs in a process of its own, because a wrong object may crash it.
     command = [sys.executable, "-m", "llama_engine.kernels.cpu.instruction_sets", instruction_set, str(path)]
     result = subprocess.run(command, cwd=SCRIPT.parents[3], capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
     if result.returncode == 0:

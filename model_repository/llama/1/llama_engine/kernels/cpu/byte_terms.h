@@ -1,6 +1,6 @@
 // Products of bytes of weights and bytes of terms: AVX512-VNNI's and AMX's.
 //
-// An operand is a term here: of rows with two, the high and the low one in turn. The instructions multiply
+// An operand is a term here; a token with two has the high and the low one in turn. The instructions multiply
 // unsigned by signed bytes: a packed weight is w + 128, and 128 · Σ q is subtracted from the sums. These wrap around 2³²,
 // which the subtraction undoes.
 //
@@ -8,7 +8,7 @@
 //   GROUP                             terms that are multiplied at once, an even number
 //   INTERLEAVED                       terms that share cache lines
 //   begin()                           called by each thread before the products of a phase
-//   store_term(to, term, i, value)    store 16 inputs of a row of terms
+//   store_term(to, term, i, value)    store 16 inputs of a term
 //   sums(m, weight, x, term, count, next, result)
 //                                     result[t][b] = the sums of `count` terms from `term` on, the first of a group,
 //                                     with the blocks at `weight` and the next one
@@ -25,9 +25,9 @@ struct ByteTerms {
     static constexpr int INTERLEAVED = Set::INTERLEAVED;
     static constexpr int BYTES = 1;
 
-    static int64_t operand(int64_t position, int64_t two_rows) { return position + std::min(position, two_rows); }
-    static int64_t position(int64_t operand, int64_t two_rows) {
-        return operand < 2 * two_rows ? operand / 2 : operand - two_rows;
+    static int64_t operand(int64_t position, int64_t two_terms) { return position + std::min(position, two_terms); }
+    static int64_t position(int64_t operand, int64_t two_terms) {
+        return operand < 2 * two_terms ? operand / 2 : operand - two_terms;
     }
     static void begin() { Set::begin(); }
 
@@ -39,10 +39,10 @@ struct ByteTerms {
         Set::store_term(to, operand + 1, i, low);
     }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_rows, int64_t first,
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_terms, int64_t first,
                          int64_t last, Prefetch next, Lanes (*result)[2]) {
         alignas(64) int32_t sums[GROUP][2][OUTPUTS];
-        const int64_t begin = operand(first, two_rows), count = operand(last, two_rows) - begin;
+        const int64_t begin = operand(first, two_terms), count = operand(last, two_terms) - begin;
         Set::sums(m, m.weight + block * OUTPUTS * m.inputs, x, begin, static_cast<int>(count), next, sums);
         const auto* term = sums;
         auto sum_of = [&](int b, int32_t offset) {
@@ -52,7 +52,7 @@ struct ByteTerms {
             const int32_t* offset = x.offset + 2 * x.row[at];
             const __m512i high[2] = {sum_of(0, offset[0]), sum_of(1, offset[0])};
             term++;
-            if (at < two_rows) {
+            if (at < two_terms) {
                 for (int b = 0; b < 2; b++) result[0][b] = combine(high[b], sum_of(b, offset[1]));
                 term++;
             } else {

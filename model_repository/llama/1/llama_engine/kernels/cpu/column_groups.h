@@ -5,7 +5,7 @@
 //
 //     total = total + scale[g] · float(Σ q·w)
 //     total = total + offset[g] · float(Σ q)      if there are offsets
-//     Σ x·w = row's scale · total
+//     Σ x·w = token's scale · total
 //
 // A packed weight of 4 bits is w + 8, one of 8 bits w + ZERO. The sums begin with what 8 or ZERO adds to them, negated.
 //
@@ -17,14 +17,14 @@
 //                         AVX2:        k0 k2 | k4 k6 | k1 k3 | k5 k7
 //       inputs 0…3      8 bits: o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | …   (AVX2: inputs 0…1, two bytes)
 //
-// `Set` is as in row_groups.h, and has
+// `Set` has what row_groups.h says, and
 //   PANEL                     blocks of a panel
-//   TERMS_ARE_OPERANDS        whether a row with two terms has two operands
+//   TERMS_ARE_OPERANDS        whether a token with two terms has two operands
 //   nibble(i)                 the place of input i among 8 inputs of an output: 0 is the lowest four bits
 //   unpack(packed, part)      a register of the weights of the part-th INPUTS inputs of these 8
 //   keep(sum)                 called after each addition to one of many sums
 //   floats(first, second, b)  the b-th block of two registers of sums, rounded to float
-// `Terms` stores the terms of rows in the groups of operands that `Set` reads; see linear.h for what it has.
+// `Terms` stores the terms of tokens in the groups of operands that `Set` reads; see linear.h for what it has.
 #pragma once
 #include "row_groups.h"
 
@@ -36,7 +36,7 @@ struct ColumnGroups : Terms {
     static constexpr int64_t CHUNK_BYTES = 1 << 18, CHUNK_OPERANDS = 4 * GROUP;
     static constexpr int PANEL = Set::PANEL, PANEL_OUTPUTS = PANEL * OUTPUTS;
 
-    // Bytes of a panel's scales and offsets, and of its weights, in a column group; of the panel.
+    // Bytes of a panel's scales and offsets, and of its weights, in a column group; bytes of the whole panel.
     static int64_t scale_bytes(const Matrix& m) { return (m.has_offsets ? 2 : 1) * PANEL_OUTPUTS * sizeof(float); }
     static int64_t weight_bytes(const Matrix& m) { return PANEL_OUTPUTS * m.group_size * m.bits / 8; }
     static int64_t panel_bytes(const Matrix& m) { return m.groups * (scale_bytes(m) + weight_bytes(m)); }
@@ -46,7 +46,7 @@ struct ColumnGroups : Terms {
 
     static Lanes scaled(Lanes total, const Matrix&, float scale, int64_t) { return total * set(scale); }
 
-    // Store the sums of column group g of a row's terms. two: the row has low ones.
+    // Store the sums of column group g of a token's terms. two: the token has low ones.
     static void store_sums(const Quantized& to, const Matrix& m, int64_t operand, int64_t g, bool two, float high,
                            float low) {
         const float zero = m.bits == 4 ? 8 : Terms::ZERO, q = two ? high * SPLIT + low : high;  // exact
@@ -56,10 +56,10 @@ struct ColumnGroups : Terms {
         if (Set::TERMS_ARE_OPERANDS && two) to.group_start[at + 1] = -static_cast<int32_t>(zero * low);
     }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_rows, int64_t first,
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_terms, int64_t first,
                          int64_t last, Prefetch next, Lanes (*result)[2]) {
-        const int64_t begin = Terms::operand(first, two_rows), end = Terms::operand(last, two_rows);
-        const int64_t two_end = Set::TERMS_ARE_OPERANDS ? std::clamp(2 * two_rows, begin, end) : begin;
+        const int64_t begin = Terms::operand(first, two_terms), end = Terms::operand(last, two_terms);
+        const int64_t two_end = Set::TERMS_ARE_OPERANDS ? std::clamp(2 * two_terms, begin, end) : begin;
         for (int b = 0; b < 2; b += PANEL) {
             const uint8_t* panel = m.weight + (block + b) / PANEL * panel_bytes(m);
             if (begin < two_end) multiply<true>(m, panel, x, begin, two_end, next, &result[0][b]);
@@ -75,15 +75,15 @@ struct ColumnGroups : Terms {
         std::memset(target, 0, panel_bytes(m));
         const int64_t bytes = m.bits == 4 ? 4 : Terms::INPUTS, columns = m.groups * m.group_size;
         for (int o = 0; o < PANEL_OUTPUTS; o++) {
-            const int64_t row = source[panel * PANEL_OUTPUTS + o];
-            if (row < 0) continue;
+            const int64_t channel = source[panel * PANEL_OUTPUTS + o];
+            if (channel < 0) continue;
             uint8_t* to = target;
             for (int64_t g = 0; g < m.groups; g++, to += weight_bytes(m)) {
-                std::memcpy(to + o * sizeof(float), scales + row * m.groups + g, sizeof(float));
+                std::memcpy(to + o * sizeof(float), scales + channel * m.groups + g, sizeof(float));
                 if (m.has_offsets)
-                    std::memcpy(to + (PANEL_OUTPUTS + o) * sizeof(float), offsets + row * m.groups + g, sizeof(float));
+                    std::memcpy(to + (PANEL_OUTPUTS + o) * sizeof(float), offsets + channel * m.groups + g, sizeof(float));
                 to += scale_bytes(m);
-                const int8_t* from = weight + row * columns + g * m.group_size;
+                const int8_t* from = weight + channel * columns + g * m.group_size;
                 for (int64_t k = 0; k < m.group_size; k += step_inputs(m.bits)) {
                     uint32_t word = 0;
                     if (m.bits == 4)
@@ -125,7 +125,7 @@ private:
                                                      const typename Set::Term* terms, const int32_t* starts,
                                                      const float* sums_of_terms, Prefetch next, Lanes* result) {
         using Sums = typename Set::Sums;
-        // Of the type that the products have: GCC copies each sum in each step if it is of another.
+        // The type that the products have: with another GCC copies each sum in each step.
         using Int32s [[gnu::vector_size(sizeof(Sums))]] = int32_t;
         constexpr int TERMS = TWO ? 2 : 1, COUNT = ROWS * TERMS;
         constexpr int PARTS = BITS == 4 ? NIBBLES / Set::INPUTS : 1;             // of a register of weights

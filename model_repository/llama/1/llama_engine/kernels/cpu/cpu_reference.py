@@ -15,7 +15,7 @@ SPLIT = 254
 
 
 def quantize(x: torch.Tensor, terms: ActivationTerms) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q [rows, inputs] int64 and scale [rows] float32 with x ≈ scale · q, with the same bits as the kernels."""
+    """Return q [tokens, inputs] int64 and scale [tokens] float32, x ≈ scale · q, with the same bits as the kernels."""
     amax = x.abs().amax(-1, keepdim=True)
     # Not `127 / amax`, which torch rounds twice, as 127 · (1 / amax).
     scaled = x * torch.where(amax > 1e-30, torch.full_like(amax, 127) / amax, 0)
@@ -27,7 +27,7 @@ def quantize(x: torch.Tensor, terms: ActivationTerms) -> tuple[torch.Tensor, tor
 
 
 def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
-    """Return a linear layer's exact INT8 product with x [rows, inputs] float32, with the same bits as the kernels."""
+    """Return a linear layer's exact INT8 product with x [tokens, inputs] float32, with the same bits as the kernels."""
     assert layer.scales is not None
     q, scale = quantize(x, terms)
     if layer.group_size is None:
@@ -38,14 +38,14 @@ def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torc
 
 
 def _group_total(q: torch.Tensor, layer: LinearWeight, scales: torch.Tensor) -> torch.Tensor:
-    """Return Σ over groups of scale · Σ q·w + offset · Σ q, [rows, outputs] float32, in ascending order."""
+    """Return Σ over groups of scale · Σ q·w + offset · Σ q, [tokens, outputs] float32, in ascending order."""
     if layer.order is not None:
         q = q[:, layer.order]
     total = torch.zeros(len(q), len(layer.weight))
     for g, (part, weight) in enumerate(
         zip(q.double().chunk(scales.shape[1], 1), layer.weight.double().chunk(scales.shape[1], 1), strict=True)
     ):
-        # Exact in float64, rounded once. Products and sums are rounded apart.
+        # Each product is exact in float64 and rounded once. Products and sums are rounded apart.
         total = total + scales[:, g] * (part @ weight.T).float()
         if layer.offsets is not None:
             total = total + layer.offsets[:, g] * part.sum(1, keepdim=True).float()
@@ -63,7 +63,7 @@ def attention(
     """Return the attention [tokens, heads, head_dim] of a layer for a whole sequence, in float64.
 
     Keys and values are rounded to `cache_dtype`. qkv: [tokens, heads + 2 · KV heads, head_dim], before norms and RoPE.
-    layer: of this index, for the norms of query and key.
+    layer: the weights at `index`, for their norms of query and key.
     """
     heads, kv_heads, tokens = architecture.heads, architecture.kv_heads, len(qkv)
     query, key, value = (qkv[:, :heads].double(), *qkv[:, heads:].double().chunk(2, dim=1))

@@ -1,6 +1,6 @@
 // A Llama's decoder layers for tokens at any positions of any sequences: hidden states in, hidden states out.
 //
-// `rows` are tokens. All widths of the buffers are padded to multiples of 64; the padding is 0.
+// `rows` is a number of tokens, `row` the index of one. All widths of the buffers are padded to multiples of 64; the padding is 0.
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -9,7 +9,7 @@
 // A null pointer is no norm, or no RoPE.
 struct Layer {
     const float *attention_norm, *attention_output_norm;  // [width]: gains of the norms before and after
-    const float *query_norm, *key_norm;                   // of a head, or of all heads together
+    const float *query_norm, *key_norm;                   // gains of each head, or of all heads together
     Matrix query_key_value, attention_output;
     const float *mlp_norm, *mlp_output_norm;
     Matrix gate_up, down;  // gate and up in alternate blocks of 16 outputs
@@ -22,9 +22,9 @@ enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
 
 enum LinearLayer { QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN, HEAD };
 
-// Input rows of a linear layer, and those with two terms.
+// Tokens in a linear layer, and those with two terms.
 struct TermCounts {
-    int64_t rows, two_terms;
+    int64_t tokens, two_terms;
 };
 
 struct Model {
@@ -39,8 +39,8 @@ struct Model {
     float logits_softcap;        // 0 is none
     const int32_t* page_table;   // [slots][columns]: the page of each 16 positions of a sequence; 0 is no page
     int64_t slots, columns;
-    int64_t pages;               // in the pool, the null page included
-    int64_t positions;           // of a sequence
+    int64_t pages;               // pages in the pool, the null page included
+    int64_t positions;           // maximum positions of a sequence
     const float* norm;
     Matrix head;
     const Layer* layer;
@@ -63,14 +63,14 @@ static Head<Element> cached_head(const Model& m, const Layer& layer, const Token
     return {layer.cache, m.page_table + tokens.slots[row] * m.columns, head * m.pages, m.head_dim};
 }
 
-// The number of the first rows that have two terms.
+// How many of the first `rows` tokens have two terms.
 static int64_t count_two(const Quantized& q, int64_t rows) {
     int64_t count = 0;
     for (int64_t r = 0; r < rows; r++) count += q.has_two[r];
     return count;
 }
 
-// Quantize factor(row) · row · gain of each row, for a product with `m`; gain may be null.
+// Quantize factor(x) · x · gain of each token x, for a product with `m`; gain may be null.
 template <class Factor>
 static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
                      const Quantized& to, int64_t rows, TermCounts* counts) {
@@ -81,20 +81,20 @@ static void quantize(Worker& worker, const float* x, const float* gain, const Fa
         }
     });
     // Operands that share cache lines are mostly stored by one thread.
-    const int64_t size = m.groups ? GroupProduct::INTERLEAVED : RowProduct::INTERLEAVED;
+    const int64_t size = m.groups ? GroupProduct::INTERLEAVED : ChannelProduct::INTERLEAVED;
     worker.each((rows + size - 1) / size, 1, [&](int64_t group, int64_t) {
-        const int64_t two_rows = count_two(to, rows), from = group * size, end = std::min(from + size, rows);
-        int64_t next_two = count_two(to, from), next_one = two_rows + from - next_two;
+        const int64_t two_terms = count_two(to, rows), from = group * size, end = std::min(from + size, rows);
+        int64_t next_two = count_two(to, from), next_one = two_terms + from - next_two;
         for (int64_t r = from; r < end; r++) {
             const int64_t position = to.has_two[r] ? next_two++ : next_one++;
             if (m.groups)
-                store_group_terms(x + r * to.inputs, gain, to, m, r, position, two_rows);
+                store_group_terms(x + r * to.inputs, gain, to, m, r, position, two_terms);
             else
-                store_terms(x + r * to.inputs, gain, to, r, position, two_rows);
+                store_terms(x + r * to.inputs, gain, to, r, position, two_terms);
         }
         if (from > 0) return;
-        counts->rows += rows;
-        counts->two_terms += two_rows;
+        counts->tokens += rows;
+        counts->two_terms += two_terms;
     });
 }
 
@@ -103,7 +103,7 @@ static void quantize(Worker& worker, const float* x, const Matrix& m, const Quan
     quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, rows, counts);
 }
 
-// What an RMSNorm multiplies a row by, before its gain. count: of the elements without padding.
+// What an RMSNorm multiplies a token by, before its gain. count: number of elements without padding.
 static float norm_factor(const float* row, int64_t width, int64_t count, float epsilon) {
     Lanes squares = set(0.0f);
     for (int64_t i = 0; i < width; i += LANES) squares = fma(load(row + i), load(row + i), squares);
@@ -119,24 +119,24 @@ static void normalize_and_quantize(Worker& worker, const Model& m, const float* 
     quantize(worker, x, gain, factor, matrix, m.hidden_terms, rows, counts);
 }
 
-// finish(row, block, Lanes[2]) takes each row's product with two blocks.
+// finish(row, block, Lanes[2]) takes each token's product with two blocks.
 template <class Product, class Finish>
 static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
     constexpr int64_t L2_BYTES = 1 << 19;      // for the operands of a stripe
     constexpr int64_t UNIT = 96;               // a multiple of every Integers::GROUP
-    // Of the most operands that these rows may have: their number isn't known before the phase begins (see `each`).
+    // `most` bounds the operands of these tokens: their number isn't known before the phase begins (see `each`).
     const int64_t most = Product::operand(rows, q.limit > 0 ? rows : 0);
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
     const int64_t stripes = (most + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = Product::CHUNK_BYTES / Product::pair_bytes(m) + 1;
     Product::begin();
     worker.each(stripes * pairs, most > Product::CHUNK_OPERANDS ? 1 : grain, [&](int64_t from, int64_t to) {
-        const int64_t two_rows = count_two(q, rows), operands = Product::operand(rows, two_rows);
+        const int64_t two_terms = count_two(q, rows), operands = Product::operand(rows, two_terms);
         for (int64_t i = from; i < to; i++) {
             const int64_t first = i / pairs * stripe;
-            // Of this thread, if the others keep pace.
+            // The next blocks are this thread's if the others keep pace.
             const int64_t next = (i + (i + 1 < to ? 1 : worker.threads)) % pairs;
-            tile<Product>(m, i % pairs * 2, next * 2, q, two_rows, first, std::min(first + stripe, operands), finish);
+            tile<Product>(m, i % pairs * 2, next * 2, q, two_terms, first, std::min(first + stripe, operands), finish);
         }
     });
 }
@@ -146,7 +146,7 @@ static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t
     if (m.groups)
         product_of<GroupProduct>(worker, m, q, rows, finish);
     else
-        product_of<RowProduct>(worker, m, q, rows, finish);
+        product_of<ChannelProduct>(worker, m, q, rows, finish);
 }
 
 static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y, bool add) {
@@ -230,7 +230,7 @@ static void write_cache(Worker& worker, const Model& m, const Layer& layer, cons
     });
 }
 
-// The number of rows from `row` on, at most `limit`, at successive positions of one slot: they read the same keys and values.
+// The number of tokens from `row` on, at most `limit`, at successive positions of one slot: they read the same keys and values.
 static int64_t run_length(const Tokens& tokens, int64_t row, int64_t limit) {
     int64_t n = 1;
     while (n < limit && row + n < tokens.rows && tokens.slots[row + n] == tokens.slots[row] &&
@@ -296,7 +296,7 @@ extern "C" int64_t find_without_page(const Model* model, const int64_t* slots, c
     return -1;
 }
 
-// x: [rows][width], changed in place.
+// x: [tokens][width], changed in place.
 extern "C" void forward(const Model* model, float* x, const int64_t* slots, const int64_t* positions, int64_t rows,
                         int threads) {
     const Model& m = *model;
@@ -318,7 +318,7 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
     });
 }
 
-// x: [rows][width] after the last layer. result: [rows][head.outputs].
+// x: [tokens][width] after the last layer. result: [tokens][head.outputs].
 extern "C" void logits(const Model* model, const float* x, int64_t rows, float* result, int threads) {
     const Model& m = *model;
     parallel(threads, [&](Worker& worker) {
@@ -331,7 +331,7 @@ extern "C" void logits(const Model* model, const float* x, int64_t rows, float* 
     });
 }
 
-// One linear layer: x [rows][inputs] → y [rows][outputs]. q: room for the quantized rows.
+// One linear layer: x [tokens][inputs] → y [tokens][outputs]. q: room for the quantized tokens.
 extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t rows, float* y, int threads) {
     TermCounts counts{};
     parallel(threads, [&](Worker& worker) {

@@ -15,7 +15,7 @@ from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
-    ROWS,
+    TOKEN_MULTIPLE,
     PackedLayer,
     PackedLinear,
     QuantizedTokens,
@@ -40,8 +40,8 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 class CpuLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    norm: [hidden], the final norm's gain. head: with the logits' scale. tables: of RoPE. terms: which activation rows
-    have two INT8 terms.
+    norm: [hidden], the final norm's gain. head: includes the logits' scale. tables: RoPE's. terms: which tokens have
+    two INT8 terms.
     """
 
     kernels: CpuKernels
@@ -61,9 +61,9 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     qkv = padded((architecture.heads + 2 * architecture.kv_heads) * head_dim)
     output = hidden if architecture.norm_after else 0
     floats = 4 * (qkv + attended + intermediate + output) * room
-    # Of `QuantizedTokens`: two bytes an input, 16 a column group, and 21 a row.
+    # `QuantizedTokens` have two bytes an input, 16 a column group, and 21 a token.
     inputs = hidden + attended + intermediate
-    terms = (2 * inputs + 16 * inputs // GROUP_UNIT + 3 * 21) * padded(room, ROWS)
+    terms = (2 * inputs + 16 * inputs // GROUP_UNIT + 3 * 21) * padded(room, TOKEN_MULTIPLE)
     stride = llama.kernels.scratch_stride(positions, head_dim)
     norm = 4 * hidden
     return floats + terms + 4 * stride * torch.get_num_threads() + norm
@@ -108,7 +108,7 @@ class CpuForward:
             (self._gated.shape[1], architecture.intermediate),
         )
         self.quantized = [QuantizedTokens(room, width, llama.terms.limit(inputs)) for width, inputs in widths]
-        # In the order of the kernels' enumeration of linear layers.
+        # The order is that of the kernels' enumeration of linear layers.
         self._shapes = linear_shapes(architecture)
         self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
         stride = llama.kernels.scratch_stride(cache.columns * cache.page_size, padded_head_dim(architecture))
@@ -139,7 +139,7 @@ class CpuForward:
         return padded_x if hidden == self._width else padded_x[:, :hidden]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot's row of the page table from column `first` on. Page 0 is the null page.
+        """Set the entries of a slot in the page table from column `first` on. Page 0 is the null page.
 
         Raises IndexError for entries outside the table or pages outside the pool.
         """

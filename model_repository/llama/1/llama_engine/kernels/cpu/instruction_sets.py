@@ -105,7 +105,7 @@ def _onednn_cap() -> int:
         return 0
     if cap in ("AVX512_CORE", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"):
         return 1
-    # All other AVX-512 and AVX10 names without AMX. As in oneDNN, an unknown name is no cap.
+    # These are all other AVX-512 and AVX10 names without AMX. An unknown name is no cap, as in oneDNN.
     return 2 if cap.startswith(("AVX512_CORE_", "AVX10_")) and "AMX" not in cap else 3
 
 

@@ -171,10 +171,10 @@ inline Lanes exp(Lanes x) {
     return scale_by_power(p, n);
 }
 
-// How `factor` times a row is quantized to -127 … 127. values(i): the row's 16 lanes from i on.
+// How `factor` times a token's values is quantized to -127 … 127. values(i): the 16 lanes from i on.
 struct Range {
-    float largest;  // absolute value of the row
-    bool finite;    // factor and row
+    float largest;  // absolute value
+    bool finite;    // whether factor and values are
     Lanes inverse;  // 127 / largest
 
     template <class Values>

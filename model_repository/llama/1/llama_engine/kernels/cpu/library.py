@@ -78,9 +78,9 @@ class CpuKernels:
         self._scratch_stride = library.scratch_stride
 
     def pack(self, weight: torch.Tensor, source: torch.Tensor, inputs: int) -> torch.Tensor:
-        """Pack a weight [rows, columns] int8 into the kernels' layout, [outputs, inputs] uint8.
+        """Pack a weight [channels, columns] int8 into the kernels' layout, [outputs, inputs] uint8.
 
-        source: [outputs] int32, the row of `weight` for each packed output; -1 is an output of zeros.
+        source: [outputs] int32, the channel of `weight` for each packed output; -1 is an output of zeros.
         """
         packed = torch.empty(len(source), inputs, dtype=torch.uint8)
         use_huge_pages(packed)
@@ -94,9 +94,9 @@ class CpuKernels:
         self, matrix: Matrix, weight: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None,
         source: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Pack a weight [rows, columns] int8 in groups of columns into the kernels' layout, bytes.
+        """Pack a weight [channels, columns] int8 in groups of columns into the kernels' layout, bytes.
 
-        matrix: the packed weight's shape. scales, offsets: [rows, groups] float32. source: as for `pack`.
+        matrix: the packed weight's shape. scales, offsets: [channels, groups] float32. source: see `pack`.
         """
         floats = matrix.outputs * matrix.groups * (1 if offsets is None else 2)
         packed = torch.empty(4 * floats + matrix.outputs * weight.shape[1] * matrix.bits // 8, dtype=torch.uint8)
@@ -108,11 +108,11 @@ class CpuKernels:
         return packed
 
     def linear(self, matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute a linear layer of x [rows, inputs] into y [rows, outputs]. quantized: scratch for quantized rows."""
+        """Compute a linear layer of x [tokens, inputs] into y [tokens, outputs]. quantized: scratch memory."""
         self._linear(matrix, quantized, x.data_ptr(), len(x), y.data_ptr(), torch.get_num_threads())
 
     def forward(self, model: Model, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        """Run all layers on x [rows, width] in place."""
+        """Run all layers on x [tokens, width] in place."""
         self._forward(
             model, x.data_ptr(), slots.data_ptr(), positions.data_ptr(), len(x), torch.get_num_threads()
         )  # fmt: skip
@@ -122,7 +122,7 @@ class CpuKernels:
         return int(self._find_without_page(model, slots.data_ptr(), positions.data_ptr(), len(slots)))
 
     def logits(self, model: Model, x: torch.Tensor, result: torch.Tensor) -> None:
-        """Write the logits of x [rows, width] to result [rows, head.outputs]."""
+        """Write the logits of x [tokens, width] to result [tokens, head.outputs]."""
         self._logits(model, x.data_ptr(), len(x), result.data_ptr(), torch.get_num_threads())
 
     def attention(self, model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:

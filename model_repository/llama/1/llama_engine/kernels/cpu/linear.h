@@ -1,4 +1,4 @@
-// A linear layer with INT8 weights, or INT4 in groups: quantized rows, exact integer products, scales. Weights are packed
+// A linear layer with INT8 weights, or INT4 in groups: quantized tokens, exact integer products, scales. Weights are packed
 // here, too.
 #pragma once
 #include "lanes.h"
@@ -8,7 +8,7 @@
 #include "amx.h"
 #include "avx512_vnni.h"
 using Integers = ByteTerms<Amx>;
-using GroupSet = Avx512Vnni;  // AMX's tiles are for products with whole rows
+using GroupSet = Avx512Vnni;  // AMX's tiles are for products per channel
 using GroupTerms = ByteTerms<Avx512Vnni>;
 #elif defined(__AVX512VNNI__)
 #include "avx512_vnni.h"
@@ -24,24 +24,24 @@ using GroupTerms = Integers;
 #include "column_groups.h"
 
 // Integers, of the instruction set that is compiled for, has
-//   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
-//   BYTES                              of an operand and an input
+//   INPUTS, ZERO                       inputs packed together; the packed form of the weight 0
+//   BYTES                              bytes of an operand per input
 //   GROUP                              operands that one call of `products` multiplies; at most 32, a divisor of 96
 //   INTERLEAVED                        operands that share cache lines
-//   operand(position, two_rows)        the first operand of the row at a position, if so many rows have two terms
-//   position(operand, two_rows)        its inverse
-//   store_one(x, operand, i, high), store_two(x, operand, i, high, low)  store the terms of 16 inputs of a row
+//   operand(position, two_terms)       the first operand of the token at a position, if so many tokens have two terms
+//   position(operand, two_terms)       its inverse
+//   store_one(x, operand, i, high), store_two(x, operand, i, high, low)  store the terms of 16 inputs of a token
 //   begin()                            called by each thread before the products of a phase
-//   products(m, block, x, two_rows, first, last, next, result)
+//   products(m, block, x, two_terms, first, last, next, result)
 //                                      result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float, of the
-//                                      rows at positions from `first` to `last` with two blocks
-// A Product, RowProduct or GroupProduct, has besides
+//                                      tokens at positions from `first` to `last` with two blocks
+// A Product, ChannelProduct or GroupProduct, has besides
 //   pair_bytes(m), steps(m)            packed bytes of two blocks, and the steps of `products` over them
 //   CHUNK_BYTES, CHUNK_OPERANDS        weights that a thread takes at a time, for at most so many operands
-//   scaled(value, m, scale, output)    what the product of a row with this scale is
+//   scaled(value, m, scale, output)    the product of a token with this scale
 constexpr int INPUTS = Integers::INPUTS, ZERO = Integers::ZERO;
 
-struct RowProduct : Integers {
+struct ChannelProduct : Integers {
     static constexpr int64_t CHUNK_BYTES = 1 << 16, CHUNK_OPERANDS = GROUP;
     static int64_t pair_bytes(const Matrix& m) { return 2 * OUTPUTS * m.inputs; }
     static int64_t steps(const Matrix& m) { return m.inputs / INPUTS; }
@@ -51,7 +51,7 @@ struct RowProduct : Integers {
 };
 using GroupProduct = ColumnGroups<GroupSet, GroupTerms>;
 
-// Σ high² of a row, exact: lanes are added as integers before they exceed 2²⁴.
+// Σ high² of a token, exact: lanes are added as integers before they exceed 2²⁴.
 template <class Values>
 inline int64_t sum_of_squares(int inputs, const Range& range, const Values& values) {
     constexpr int EXACT = (1 << 24) / (127 * 127) * LANES;
@@ -69,7 +69,7 @@ inline int64_t sum_of_squares(int inputs, const Range& range, const Values& valu
     return total;
 }
 
-// How `factor · x · gain` is quantized; gain may be null. The scale of a row that isn't finite is NaN.
+// How `factor · x · gain` is quantized; gain may be null. The scale of a token that isn't finite is NaN.
 inline void choose_terms(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
     auto values = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
     const Range range(to.inputs, factor, values);
@@ -83,21 +83,21 @@ inline void choose_terms(const float* x, const float* gain, float factor, const 
     to.scale[row] = range.finite ? range.largest / 127.0f * factor / (has_two ? SPLIT : 1) : NAN;
 }
 
-// Store the terms of `x · gain`, the row at this position. `two_rows`: number of rows with two terms.
+// Store the terms of `x · gain`, the token at this position. `two_terms`: number of tokens with two terms.
 inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t row, int64_t position,
-                        int64_t two_rows) {
+                        int64_t two_terms) {
     const Range range(to.largest[row]);
-    const int64_t operand = RowProduct::operand(position, two_rows);
+    const int64_t operand = ChannelProduct::operand(position, two_terms);
     Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
     for (int i = 0; i < to.inputs; i += LANES) {
         const Lanes v = range.scaled(gain ? load(x + i) * load(gain + i) : load(x + i)), high = round(v);
         sum_high = sum_high + high;
-        if (position < two_rows) {
+        if (position < two_terms) {
             const Lanes low = round((v - high) * set(SPLIT));
             sum_low = sum_low + low;
-            RowProduct::store_two(to, operand, i, high, low);
+            ChannelProduct::store_two(to, operand, i, high, low);
         } else {
-            RowProduct::store_one(to, operand, i, high);
+            ChannelProduct::store_one(to, operand, i, high);
         }
     }
     to.row[position] = static_cast<int32_t>(row);
@@ -105,12 +105,12 @@ inline void store_terms(const float* x, const float* gain, const Quantized& to, 
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
-// As store_terms, for a matrix in groups of columns.
+// Does what store_terms does, for a matrix in groups of columns.
 inline void store_group_terms(const float* x, const float* gain, const Quantized& to, const Matrix& m, int64_t row,
-                              int64_t position, int64_t two_rows) {
+                              int64_t position, int64_t two_terms) {
     const Range range(to.largest[row]);
-    const int64_t operand = GroupProduct::operand(position, two_rows);
-    const bool two = position < two_rows;
+    const int64_t operand = GroupProduct::operand(position, two_terms);
+    const bool two = position < two_terms;
     auto values = [&](const float* from, int i) { return m.order ? gather(from, m.order + i) : load(from + i); };
     for (int g = 0, i = 0; g < m.groups; g++) {
         Lanes sum_high = set(0.0f), sum_low = set(0.0f);
@@ -130,20 +130,20 @@ inline void store_group_terms(const float* x, const float* gain, const Quantized
     to.row[position] = static_cast<int32_t>(row);
 }
 
-// The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two_rows`: number of
-// rows with two terms. `next`: this thread's next two blocks.
+// The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two_terms`: number of
+// tokens with two terms. `next`: this thread's next two blocks.
 template <class Product, class Finish>
-inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two_rows, int64_t operand,
+inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two_terms, int64_t operand,
                  int64_t end, const Finish& finish) {
     constexpr int64_t GROUP = Product::GROUP;
     const int64_t calls = (end - operand + GROUP - 1) / GROUP, pair = Product::pair_bytes(m), steps = Product::steps(m);
     // A single call waits for its own weights: prefetching others would delay them.
     Prefetch prefetch{m.weight + (calls > 1 ? next : block) / 2 * pair, calls > 1 ? pair / steps / calls : 0};
     for (; operand < end; operand += GROUP, prefetch.advance(steps)) {
-        const int64_t first = Product::position(operand, two_rows);
-        const int64_t last = Product::position(std::min(operand + GROUP, end), two_rows);
+        const int64_t first = Product::position(operand, two_terms);
+        const int64_t last = Product::position(std::min(operand + GROUP, end), two_terms);
         Lanes values[GROUP][2], *value = values[0];
-        Product::products(m, block, x, two_rows, first, last, prefetch, values);
+        Product::products(m, block, x, two_terms, first, last, prefetch, values);
         for (int64_t position = first; position < last; position++, value += 2) {
             const int64_t row = x.row[position];
             for (int b = 0; b < 2; b++) {
@@ -156,15 +156,15 @@ inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& 
     }
 }
 
-// Pack a weight. source: [outputs], the row of `weight` for each packed output, or -1 for zeros.
+// Pack a weight. source: [outputs], the channel of `weight` for each packed output, or -1 for zeros.
 inline void pack_block(const int8_t* weight, const int32_t* source, int64_t columns, int64_t inputs, int64_t block,
                        uint8_t* packed) {
     uint8_t* target = packed + block * OUTPUTS * inputs;
     std::memset(target, ZERO, OUTPUTS * inputs);
     for (int o = 0; o < OUTPUTS; o++) {
-        const int64_t row = source[block * OUTPUTS + o];
-        if (row < 0) continue;
-        const int8_t* from = weight + row * columns;
+        const int64_t channel = source[block * OUTPUTS + o];
+        if (channel < 0) continue;
+        const int8_t* from = weight + channel * columns;
         auto put = [&](int64_t k, int64_t count) {
             uint32_t bytes = 0;  // w + 128 is w with its upper bit flipped
             std::memcpy(&bytes, from + k, count);

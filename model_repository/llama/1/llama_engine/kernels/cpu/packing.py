@@ -22,8 +22,8 @@ UNIT = 64
 OUTPUTS = 16
 """Number of outputs per packed block."""
 
-ROWS = 12
-"""Row buffers are a multiple of this: whole groups of 6 rows (AVX2) and of 8 terms, with up to 2 terms per row."""
+TOKEN_MULTIPLE = 12
+"""Buffers have a multiple of this many tokens: whole groups of 6 tokens (AVX2) and of 8 terms, up to 2 per token."""
 
 MAX_INPUTS = 2**31 // (127 * 128)
 """Maximum inputs of a layer, 132,104: a sum of this many products of a term and a weight always fits int32."""
@@ -91,25 +91,25 @@ class PackedLayer:
 
 @dataclass
 class QuantizedTokens:
-    """Scratch memory for a linear layer's quantized input rows.
+    """Scratch memory for a linear layer's quantized input.
 
-    inputs: padded. limit: of the sum of a row's squared high terms (`ActivationTerms.limit`).
+    inputs: padded. limit: the limit of a token's Σ high² (`ActivationTerms.limit`).
     """
 
-    rows: int
+    tokens: int
     inputs: int
     limit: float
     tensors: tuple[torch.Tensor, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tensors = (
-            torch.zeros(padded(self.rows, ROWS), 2, self.inputs, dtype=torch.int8),
-            torch.zeros(self.rows, dtype=torch.int32),
-            torch.zeros(self.rows, dtype=torch.uint8),
-            torch.zeros(self.rows),
-            torch.zeros(self.rows),
-            torch.zeros(self.rows, 2, dtype=torch.int32),
-            *(torch.zeros(padded(self.rows, ROWS), 2, self.inputs // GROUP_UNIT, dtype=dtype)
+            torch.zeros(padded(self.tokens, TOKEN_MULTIPLE), 2, self.inputs, dtype=torch.int8),
+            torch.zeros(self.tokens, dtype=torch.int32),
+            torch.zeros(self.tokens, dtype=torch.uint8),
+            torch.zeros(self.tokens),
+            torch.zeros(self.tokens),
+            torch.zeros(self.tokens, 2, dtype=torch.int32),
+            *(torch.zeros(padded(self.tokens, TOKEN_MULTIPLE), 2, self.inputs // GROUP_UNIT, dtype=dtype)
               for dtype in (torch.int32, torch.float32)),
         )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _pad_heads(architecture: Architecture, gain: torch.Tensor | None) -> torch.T
 
 
 def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor | None = None) -> PackedLinear:
-    """Pack a linear layer of 8 or 4 bits. source: as for `CpuKernels.pack`; None keeps the order of the outputs.
+    """Pack a linear layer of 8 or 4 bits. source: see `CpuKernels.pack`; None keeps the order of the outputs.
 
     Raises ValueError for a weight in floats, for more than MAX_INPUTS inputs, for groups of another size than a
     multiple of GROUP_UNIT up to MAX_GROUP and for an order that isn't a permutation of the inputs.
@@ -151,24 +151,24 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
     if source is None:
         source = torch.arange(outputs)
 
-    rows = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1).to(torch.int32)
+    source = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1).to(torch.int32)
 
     def arrange(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(rows < 0, 0.0, values.detach().float()[rows.clamp(min=0)]).contiguous()
+        return torch.where(source < 0, 0.0, values.detach().float()[source.clamp(min=0)]).contiguous()
 
     bias = None if linear.bias is None else arrange(linear.bias)
-    matrix = Matrix(bias=_address(bias), outputs=len(rows), inputs=padded(columns))
+    matrix = Matrix(bias=_address(bias), outputs=len(source), inputs=padded(columns))
     if linear.group_size is not None:
-        return _pack_groups(kernels, linear, rows, matrix, bias)
-    packed, scale = kernels.pack(weight.detach().contiguous(), rows, padded(columns)), arrange(scales)
+        return _pack_groups(kernels, linear, source, matrix, bias)
+    packed, scale = kernels.pack(weight.detach().contiguous(), source, padded(columns)), arrange(scales)
     matrix.weight, matrix.scale = packed.data_ptr(), scale.data_ptr()
     return PackedLinear(matrix, packed, scale, bias)
 
 
 def _pack_groups(
-    kernels: CpuKernels, linear: LinearWeight, rows: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None
+    kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None
 ) -> PackedLinear:
-    """Pack a layer in groups of columns. rows: the source. matrix: gets the rest of its fields here."""
+    """Pack a layer in groups of columns. source: padded. matrix: gets the rest of its fields here."""
     assert linear.scales is not None
     columns, (groups, size) = linear.weight.shape[1], (linear.scales.shape[1], linear.group_size or 0)
     if groups * size != columns or size % GROUP_UNIT or size > MAX_GROUP:
@@ -180,7 +180,7 @@ def _pack_groups(
     offsets = None if linear.offsets is None else linear.offsets.detach().float().contiguous()
     order = None if linear.order is None else linear.order.to(torch.int32).contiguous()
     matrix.groups, matrix.group_size, matrix.bits, matrix.has_offsets = groups, size, linear.bits, offsets is not None
-    packed = kernels.pack_groups(matrix, linear.weight.detach().contiguous(), scales, offsets, rows)
+    packed = kernels.pack_groups(matrix, linear.weight.detach().contiguous(), scales, offsets, source)
     matrix.weight, matrix.order = packed.data_ptr(), _address(order)
     return PackedLinear(matrix, packed, None, bias, order)
 
@@ -209,10 +209,10 @@ def pack_layer(kernels: CpuKernels, architecture: Architecture, layer: LayerWeig
         output, down = output.scaled(scale), down.scaled(scale)
     return PackedLayer(
         attention_norm=_pad(layer.attention_norm),
-        query_key_value=pack_linear(kernels, layer.query_key_value, _head_rows(architecture)),
+        query_key_value=pack_linear(kernels, layer.query_key_value, _head_channels(architecture)),
         attention_output=pack_linear(kernels, output),
         mlp_norm=_pad(layer.mlp_norm),
-        gate_up=pack_linear(kernels, layer.gate_up, _gate_up_rows(architecture.intermediate)),
+        gate_up=pack_linear(kernels, layer.gate_up, _gate_up_channels(architecture.intermediate)),
         down=pack_linear(kernels, down),
         query_norm=_pad_heads(architecture, layer.query_norm),
         key_norm=_pad_heads(architecture, layer.key_norm),
@@ -226,15 +226,15 @@ def pack_head(kernels: CpuKernels, architecture: Architecture, head: LinearWeigh
     return pack_linear(kernels, head if architecture.logits_scale == 1 else head.scaled(architecture.logits_scale))
 
 
-def _head_rows(architecture: Architecture) -> torch.Tensor:
-    """Return the source rows for packing q|k|v with each head padded; -1 is padding."""
+def _head_channels(architecture: Architecture) -> torch.Tensor:
+    """Return the source channels for packing q|k|v with each head padded; -1 is padding."""
     dim = architecture.head_dim
-    rows = torch.arange((architecture.heads + 2 * architecture.kv_heads) * dim).view(-1, dim)
-    return functional.pad(rows, (0, padded_head_dim(architecture) - dim), value=-1).flatten()
+    channels = torch.arange((architecture.heads + 2 * architecture.kv_heads) * dim).view(-1, dim)
+    return functional.pad(channels, (0, padded_head_dim(architecture) - dim), value=-1).flatten()
 
 
-def _gate_up_rows(intermediate: int) -> torch.Tensor:
-    """Return the source rows for packing gate|up in alternating blocks of 16 outputs."""
+def _gate_up_channels(intermediate: int) -> torch.Tensor:
+    """Return the source channels for packing gate|up in alternating blocks of 16 outputs."""
     gate = functional.pad(torch.arange(intermediate), (0, padded(intermediate) - intermediate), value=-1)
     up = torch.where(gate < 0, -1, gate + intermediate)
     return torch.stack((gate.view(-1, OUTPUTS), up.view(-1, OUTPUTS)), dim=1).flatten()

@@ -14,7 +14,7 @@ inline void prefetch(const Element* from, int64_t count) {
 // The weights that a thread multiplies next, fetched while it computes products: memory has nothing else to do then.
 struct Prefetch {
     const uint8_t* weight;
-    int64_t bytes;  // of a step: one for each INPUTS inputs of the products
+    int64_t bytes;  // bytes of a step: one for each INPUTS inputs of the products
 
     void fetch() const { _mm_prefetch(weight, _MM_HINT_T1); }
     void advance(int64_t steps = 1) { weight += bytes * steps; }

@@ -24,7 +24,7 @@ two bfloat16 or int8 values can be rounded to either."""
 def self_test(kernels: CpuKernels) -> None:
     """Raise RuntimeError if a product has other bits than the reference's, or attention other values."""
     generator = torch.Generator().manual_seed(0)
-    # More rows than any instruction set multiplies at once, some of which have two terms, and a padded last block.
+    # More tokens than any instruction set multiplies at once, some of which have two terms, and a padded last block.
     x = torch.randn(35, 1100, generator=generator)
     x[::3, 7] *= 100
     weight = torch.randint(-127, 128, (100, 1100), generator=generator, dtype=torch.int8)
@@ -35,12 +35,12 @@ def self_test(kernels: CpuKernels) -> None:
 
 
 def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
-    """Return the kernels' result of one linear layer for x [rows, inputs]."""
+    """Return the kernels' result of one linear layer for x [tokens, inputs]."""
     packed = pack_linear(kernels, layer)
-    rows, inputs = x.shape
+    tokens, inputs = x.shape
     wide = torch.nn.functional.pad(x, (0, padded(inputs) - inputs)).contiguous()
-    y = torch.full((rows, packed.matrix.outputs), torch.nan)
-    room = QuantizedTokens(rows, wide.shape[1], terms.limit(inputs))
+    y = torch.full((tokens, packed.matrix.outputs), torch.nan)
+    room = QuantizedTokens(tokens, wide.shape[1], terms.limit(inputs))
     kernels.linear(packed.matrix, room.structure, wide, y)
     return y[:, : len(layer.weight)]
 

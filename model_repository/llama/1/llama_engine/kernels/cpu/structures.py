@@ -23,7 +23,7 @@ class Matrix(ctypes.Structure):
 
 
 class Quantized(ctypes.Structure):
-    """Scratch memory for quantized rows."""
+    """Scratch memory for quantized tokens."""
 
     _fields_ = (
         ("terms", ctypes.c_void_p),

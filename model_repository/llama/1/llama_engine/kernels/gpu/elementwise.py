@@ -161,7 +161,7 @@ def _self_tests(
             yield "quantize", (activations.to(dtype), terms)
             sums = torch.randint(-(2**30), 2**30, (terms * tokens, hidden), device=device, generator=random).int()
             scale = torch.rand(tokens, 1, device=device, generator=random)
-            # As in a model, weights aren't created in inference mode; a difference would compile once more.
+            # Like a model's, these weights aren't created in inference mode; a difference would compile once more.
             with torch.inference_mode(mode=False):
                 weight_scales, bias = (torch.rand(hidden, device=device, generator=random) for _ in range(2))
             for offset in (None, bias):

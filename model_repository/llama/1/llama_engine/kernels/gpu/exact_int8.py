@@ -69,7 +69,7 @@ def exact_int8_linear(weight: LinearWeight, terms: int, elementwise: Elementwise
         )
     integers, scales = weight.weight, weight.scales
     bias = None if weight.bias is None else weight.bias.float()
-    # Only where it is needed, as it copies.
+    # Pad only where it is needed, because it copies.
     if padding := -outputs % MULTIPLE:
         integers, scales = pad(integers, (0, 0, 0, padding)), pad(scales, (0, padding))
         bias = None if bias is None else pad(bias, (0, padding))

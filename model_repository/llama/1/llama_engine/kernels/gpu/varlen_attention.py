@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 class Layout(NamedTuple):
     """The sequences of one attention call, whose queries are concatenated.
 
-    pages: [n, columns], int32, each sequence's row of the page table. first: [n + 1], int32, index of each sequence's
-    first query, and the number of all queries. lengths: [n], int32, number of cached positions, the last query's
-    included. max_queries, max_length: upper bounds of the queries and the length of a sequence.
+    pages: [n, columns], int32, each sequence's entries of the page table. first: [n + 1], int32, index of each
+    sequence's first query, and the number of all queries. lengths: [n], int32, number of cached positions, the last
+    query's included. max_queries, max_length: upper bounds of the queries and the length of a sequence.
     """
 
     pages: torch.Tensor
@@ -71,7 +71,7 @@ def varlen_attention(
         keys,
         values,
         layout.first,
-        # Not read, as the keys are in pages of `lengths` positions in all; but FlashAttention 2 wants a tensor.
+        # FlashAttention 2 requires this tensor, but doesn't read it where keys are in pages.
         layout.first,
         layout.max_queries,
         layout.max_length,
@@ -91,7 +91,8 @@ def choose_attention(
 ) -> VarlenAttention | None:
     """Return FlashAttention for a model on this GPU; log a warning and return None if it can't be used.
 
-    dtype: of activations and KV cache. group: query heads per KV head. windowed: whether some layers have a window.
+    dtype: that of activations and KV cache. group: query heads per KV head. windowed: whether some layers have a
+    window.
     """
     try:
         if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:

@@ -237,14 +237,14 @@ def test_a_resumed_rows_log_probabilities_are_written_once_it_generates(
 ) -> None:
     """Until then they are incomplete, and a preemption would replace the lists."""
     written: list[Sequence] = []
-    write = LogProbsWriter.write_some
+    write = LogProbsWriter.serialize_up_to
 
-    def write_some(writer: LogProbsWriter, sequence: Sequence, max_tokens: int) -> bool:
+    def serialize_up_to(writer: LogProbsWriter, sequence: Sequence, max_tokens: int) -> bool:
         assert sequence.has_sampled
         written.append(sequence)
         return write(writer, sequence, max_tokens)
 
-    monkeypatch.setattr(LogProbsWriter, "write_some", write_some)
+    monkeypatch.setattr(LogProbsWriter, "serialize_up_to", serialize_up_to)
     optional = json.dumps({**ALL, "temperature": 0.0})
     resume_ids = np.array([[-1] * 60, range(100, 160)], dtype=np.int32)
     request = Request(optional, text_input=text("a", PROMPT), resume_ids=resume_ids, max_tokens=_int32(1, 64))

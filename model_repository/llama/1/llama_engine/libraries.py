@@ -50,7 +50,7 @@ def _without_collecting() -> Iterator[None]:
 with _without_collecting(), _brief_spinning():
     import torch  # noqa: F401 - loads libgomp, which reads the environment
 
-# Before any import of bitsandbytes.
+# This must precede any import of bitsandbytes.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: "Failed to load CPU gemm_4bit_forward" not in str(record.msg)
 )

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def _setting(default: _T, bound: Bound[_T], meaning: str, default_in_words: str = "") -> _T:
-    """Return a field with its row of docs/settings.md. default_in_words: what None stands for."""
+    """Return a field with its entry of docs/settings.md. default_in_words: what None stands for."""
     return field(default=default, metadata={"bound": bound, "meaning": meaning, "default": default_in_words})
 
 

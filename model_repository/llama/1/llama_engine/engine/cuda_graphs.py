@@ -124,7 +124,7 @@ class DecodeGraphs:
         self._model, self._sampler, self._batch = model, sampler, batch
         self._padding = shape.max_model_len
         self._batch_buckets, self._span_buckets = batch_buckets(shape.slots), span_buckets(shape.max_model_len)
-        # float32, the dtype of sampling.
+        # Sampling takes float32.
         self._logits = torch.zeros(shape.slots, loaded.architecture.vocabulary, device=device)
         self._indices = torch.arange(shape.slots, device=device)
         # Number of sequences of the padded step that decode, on the device.
@@ -149,7 +149,7 @@ class DecodeGraphs:
         passes on errors of the capture of a forward pass. Sampling that can't be captured is launched.
         """
         self._decoding.fill_(0)
-        # Largest first, so that the smaller graphs reuse its memory.
+        # Capture the largest first, so that the smaller graphs reuse its memory.
         for batch_size in reversed(self._batch_buckets):
             for span in reversed(self._span_buckets):
                 self._forwards[batch_size, span] = capture(partial(self._forward, batch_size, span))
@@ -178,7 +178,7 @@ class DecodeGraphs:
             num_cached = max(sequence.num_cached for sequence in sequences[:decoding])
             self._forwards[_bucket(self._batch_buckets, decoding), _bucket(self._span_buckets, num_cached + 1)]()
         if prefilled:
-            # After the replay, whose padding overwrites these logits.
+            # This follows the replay, whose padding overwrites these logits.
             self._logits[decoding:batch_size] = self._model.logits(torch.cat([*prefilled]))
         features = next((features for features in FEATURE_SETS if features.cover(batch.features)), None)
         bucket = _bucket(self._batch_buckets, batch_size)

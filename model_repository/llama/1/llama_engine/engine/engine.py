@@ -136,7 +136,7 @@ class Engine:
         if not self.used_slots or self.used_slots == self.slots:
             return not self.used_slots
         available, starting = self._pages.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
-        # Looking prefixes up takes time, and mostly there are pages without.
+        # Looking prefixes up takes time, and mostly there are enough pages without.
         if sum(self.plan.shape.pages_of(each.num_tokens) for each in starting) <= available:
             return True
         return sum(map(self._pages.num_new_pages, starting)) <= available
@@ -246,7 +246,7 @@ class Engine:
     def _extend_pages(self) -> None:
         """Give every decoding sequence a page for its next position, the oldest first; preempt while there is none."""
         for sequence in sorted(self._batch.sequences, key=_seniority):
-            # Until the sequence has its page or is itself preempted.
+            # Preempt until the sequence has its page or is itself preempted.
             while sequence.kv_slot is not None and not self._pages.extend(sequence):
                 self._preempt_youngest()
 
@@ -286,7 +286,7 @@ class Engine:
                 sequence.fail()
 
     def _remove_finished(self) -> None:
-        # Backwards, so that the sequence that moves to a freed index has already been visited.
+        # Iterate backwards, so that the sequence that moves to a freed index has already been visited.
         for index in reversed(range(len(self._batch))):
             sequence = self._batch.sequences[index]
             if sequence.status is Status.FINISHED:

@@ -42,7 +42,7 @@ def finish_reason(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a sequence's text, with the number of tokens since the previous chunk. choice: as in `Completion`."""
+    """A part of a sequence's text, with the number of tokens since the previous chunk. choice: see `Completion`."""
 
     text: str
     num_tokens: int

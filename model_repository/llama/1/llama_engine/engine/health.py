@@ -52,7 +52,7 @@ class EngineHealth:
 
     def problem(self) -> str:
         """Return what is wrong, in a few words; empty if the engine works or is idle."""
-        # Read once, because the engine's thread changes it concurrently.
+        # Read the attribute once, because the engine's thread changes it concurrently.
         since = self._busy_since
         seconds = 0.0 if since is None else self._clock() - since
         if seconds > self._stuck_seconds:

@@ -36,7 +36,8 @@ class Isolation:
             return [compute(sequences)], []
         except Exception as error:  # noqa: BLE001 - any failure is isolated
             exhausted = self.record(error, f"{what} of {names_of(sequences)}")
-        # Outside the handler: inside it, the exception's frames would keep the failed computation's tensors alive.
+        # Retry outside the handler: inside it, the exception's frames would keep the failed computation's tensors
+        # alive.
         if len(sequences) == 1:
             sequences[0].fail(exhausted)
             return [], sequences

@@ -79,7 +79,7 @@ class MemoryPlan:
         """Number of tokens in the largest cache that fits, whole pages; it can be less than max_model_len."""
         page = self.shape.page_size * self.shape.bytes_per_token
         spare = self.budget - (self.total - self.cache)
-        # Without the null page.
+        # The null page doesn't count.
         return max(spare // page - 1, 0) * self.shape.page_size
 
     def check(self) -> None:

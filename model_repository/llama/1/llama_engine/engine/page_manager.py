@@ -45,21 +45,21 @@ class PageManager:
     """Assigns the slots and pages of a KV cache to sequences. Not thread-safe, except for `num_available`."""
 
     def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool) -> None:
-        """caching: whether pages are cached."""
+        """caching: whether pages with a prefix are kept for later sequences."""
         self.page_size = shape.page_size
         self._shape, self._model = shape, model
         self._caching = caching
-        # Descending: pop() returns the lowest at first. Page numbers are 1 to `shape.pages`.
+        # The lists are descending, so that pop() returns the lowest at first. Page numbers are 1 to `shape.pages`.
         self._free_slots = list(reversed(range(shape.slots)))
         self._free = list(range(shape.pages, NULL_PAGE, -1))
         self._holders = [0] * (shape.pages + 1)
-        # Of cached pages.
+        # The two maps hold the cached pages.
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
-        # Of pages that aren't free, and the number of these pages by salt.
+        # The salt of each page that isn't free, and the number of these pages by salt.
         self._salt_of: dict[int, str] = {}
         self._num_pages_of = Counter[str]()
-        # The idle pages, least recently used first; and those of each salt.
+        # The idle pages, least recently used first, in all and by salt.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._idle_of: dict[str, OrderedDict[int, None]] = {}
         self._queried = self._hits = self._evicted = 0
@@ -85,7 +85,7 @@ class PageManager:
     def num_new_pages(self, sequence: Sequence) -> int:
         """Return how many available pages a sequence without pages takes."""
         if sequence.prompt_source() is not None:
-            # It takes over the prompt, and gets a page for its rest.
+            # The choice takes over the prompt's pages, and gets one for the partly filled page.
             return 1
         shared = sum(self._holders[page] > 0 for page in self.match_prefix(sequence))
         return self._shape.pages_of(sequence.num_tokens) - shared
@@ -183,7 +183,7 @@ class PageManager:
         """
         if isinstance(sequence.result, GenerationError):
             self._uncache(sequence)
-        # The last page first, so that a prefix is evicted from its end.
+        # Release the last page first, so that a prefix is evicted from its end.
         for page in reversed(sequence.pages):
             self._holders[page] -= 1
             if self._holders[page]:
@@ -254,7 +254,7 @@ class PageManager:
         return page
 
     def _digests(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Return the digests of a sequence's first `count` pages: of its salt and all tokens up to the page's end."""
+        """Return the digests of a sequence's first `count` pages, of the salt and all tokens up to each page's end."""
         digests = sequence.page_digests
         while len(digests) < count:
             first = len(digests) * self.page_size

@@ -67,7 +67,7 @@ class Prefill:
         """The sequences whose prefill has not begun, in the order in which it will."""
         self.partial: Sequence | None = None
         """The sequence whose prompt exceeds the budget and is being computed in chunks."""
-        # Hidden state of its last token, [1, hidden]; None before its first pass.
+        # Hidden state of the last computed token of `partial`, [1, hidden]; None before its first pass.
         self._partial_hidden: torch.Tensor | None = None
         # The sequences of the last pass until `commit`; `clear` returns them if the step fails in between.
         self._computing: list[Sequence] = []
@@ -94,7 +94,7 @@ class Prefill:
     def preempt(self, sequence: Sequence) -> None:
         """Queue a sequence that has lost its pages before all others; it may be `partial`."""
         if sequence is self.partial:
-            # As a sampled token does, the last hidden state proves that everything before is finite.
+            # Like a sampled token, a finite last hidden state proves that everything before is finite.
             if self._partial_hidden is not None and bool(self._partial_hidden.isfinite().all()):
                 self._pages.cache_pages(sequence)
             self.partial = None
@@ -203,7 +203,7 @@ class Prefill:
         scores: list[list[TokenLogProbs]] = [[] for _ in part]
         if any(sequence.scored_from is not None for sequence in part):
             states = self._model.prefill(chunks, every=True)
-            # The logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
+            # Compute the logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
             scores = token_scores(self._model, part, chunks, states, self._batch.slots)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             hidden = states[to_device([end - 1 for end in ends], states.device)]

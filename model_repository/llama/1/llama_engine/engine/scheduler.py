@@ -51,14 +51,15 @@ class Scheduler:
     def __init__(self, engine: Engine, dispatcher: ResponseDispatcher, stats: Stats, stuck_seconds: float) -> None:
         """stuck_seconds: duration of a step after which `problem` reports it as stuck; 0 disables the check."""
         self._engine, self._dispatcher, self._stats = engine, dispatcher, stats
-        # Guards everything below; notified when a sequence arrives, gets its guide or a slot, finishes or is cancelled.
+        # The condition guards everything below. It is notified when a sequence arrives, gets its guide or a slot,
+        # finishes or is cancelled.
         self._changed = threading.Condition()
-        # In order of admission.
+        # Waiting sequences are in the order in which they are admitted.
         self._waiting: list[Sequence] = []
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
-        # When the guide that is being compiled started, or later. Guides are compiled one at a time.
+        # Time at which the guide that is being compiled started, or later. Guides are compiled one at a time.
         self._guide_began = 0.0
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -83,7 +84,7 @@ class Scheduler:
                 elif sequence.status is Status.WAITING_FOR_GUIDE and len(guided) > MAX_WAITING_GUIDES:
                     self._finish(sequence, _TOO_MANY_GUIDES)
                 else:
-                    # Ascending by priority; sequences of equal priority keep their order of arrival.
+                    # Sort ascending by priority; sequences of equal priority keep their order of arrival.
                     insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
             self._start_guides()
             self._changed.notify_all()
@@ -204,7 +205,7 @@ class Scheduler:
             self._abort_cancelled_and_late()
             self._admit()
             self._start_guides()
-            # Before the step, so that the load is visible while a step hangs.
+            # Record it before the step, so that the load is visible while a step hangs.
             self._stats.record_load(len(self._running), len(self._waiting))
             if not self._running:
                 return self._drain_until is None
@@ -253,7 +254,7 @@ class Scheduler:
                 assert sequence.result is not None
                 del self._running[sequence]
                 events.append((sequence.sink, sequence.result))
-            # In one call, so that a sequence's last chunk is sent with its result.
+            # Post them in one call, so that a sequence's last chunk is sent with its result.
             self._dispatcher.post(events)
             self._changed.notify_all()
             for sequence in finished:
@@ -286,7 +287,7 @@ class Scheduler:
             elif sequence in self._running:
                 del self._running[sequence]
                 try:
-                    # Before freeing the slot, which may raise.
+                    # This precedes freeing the slot, which may raise.
                     self._finish(sequence, error)
                 finally:
                     self._engine.remove(sequence)

@@ -68,7 +68,7 @@ class PromptShare:
     def __init__(self) -> None:
         self.hidden: torch.Tensor | None = None
         """Hidden state of the prompt's last token, [1, hidden]; None until the prompt has been computed."""
-        # Weak references: the choices refer to this object, and a reference cycle would delay freeing them.
+        # References are weak: the choices refer to this object, and a reference cycle would delay freeing them.
         self._cached: WeakSet[Sequence] = WeakSet()
 
     def keep(self, hidden: torch.Tensor) -> None:
@@ -242,7 +242,7 @@ class Sequence:
             if self.status is Status.DECODE:
                 self.status = Status.PREFILL
         if self.scored_from is not None:
-            # Those of partly cached tokens will be computed again.
+            # The log probabilities of partly cached tokens will be computed again.
             self.prompt_log_probs, self.log_probs, self.cum_log_probs = [], [], []
 
     def start_decoding(self) -> None:

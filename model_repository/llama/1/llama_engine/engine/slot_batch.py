@@ -46,7 +46,7 @@ class SlotBatch:
         states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
         self.kv_slots[first:last], self.positions[first:last] = to_device(states, self.positions.device).T
         self.sampling.set(first, sequences)
-        # Last, after everything that can fail.
+        # The sequences are replaced after everything that can fail.
         self._replace([*self.sequences, *sequences])
         for sequence in sequences:
             sequence.start_decoding()

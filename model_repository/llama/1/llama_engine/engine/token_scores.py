@@ -41,7 +41,7 @@ def token_scores(
             tops = [sequence.num_log_probs(position) for position in range(first, last)]
             blocks.append((index, tops, pack(logits, tokens, tops)))
     scores: list[list[TokenLogProbs]] = [[] for _ in sequences]
-    # Read when all blocks are launched.
+    # Read the results when all blocks are launched.
     packed = to_host([block for _, _, block in blocks]) if blocks else ()
     for (index, tops, _), block in zip(blocks, packed, strict=True):
         scores[index] += unpack(block, tops)

@@ -81,14 +81,14 @@ _matchers: GuideMatchers
 
 def _initialize(tokens: Sequence[bytes], special_tokens: Sequence[int], end_tokens: Sequence[int]) -> None:
     global _matchers
-    # Applies to this running thread, too: the kernel checks the limit when a stack grows.
+    # The limit applies to this running thread, too: the kernel checks it when a stack grows.
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Signals to the process group also reach the parent, whose end ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # A lower priority than the model's threads.
+    # Give the model's threads priority.
     os.nice(5)
     from llama_engine.grammar.matcher import GuideMatchers
 

@@ -33,7 +33,7 @@ _MESSAGE_LENGTH = 300
 _NAME = "guided_decoding_guide "
 _FAILED = f"{_NAME}can't be followed to its end: it "
 
-# Line and column in the generated grammar, which mean nothing to the client.
+# Line and column refer to the generated grammar, which the client doesn't know.
 _POSITION = re.compile(r"^(((at )?\d+\(\d+\)|error): )+")
 
 
@@ -61,7 +61,7 @@ class GuideState:
         allowed: [ceil(vocabulary / 32)], contiguous; token t is bit t % 32 of word t // 32. Raises InvalidRequest if no
         token is allowed or the guide exceeds its limits; the completion can't continue then.
         """
-        # CPU time, not wall time, which includes waiting for the GIL.
+        # Measure CPU time: wall time includes waiting for the GIL.
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         self._seconds += time.thread_time() - began

@@ -101,7 +101,7 @@ def _grammar(text: str) -> str:
 def _nested_grammar(text: str) -> str:
     """Return the Lark expression of a grammar, whose rules' names are its own."""
     grammar = _grammar(text)
-    # One that closes the braces would be another grammar.
+    # An expression that closes the braces would be another grammar.
     if problem := LLMatcher.validate_grammar(grammar):
         raise GuideError(f"has a malformed grammar: {problem.splitlines()[0]}")
     return f"%lark {{\n{grammar}\n}}"
@@ -198,7 +198,7 @@ class _StructuralTag:
             return f"{self._literal(begin)} {_ANY_TEXT} {self._literal(end)}"
         if any(name in begin for name, _ in self._special_tokens):
             return f"{self._literal(begin)} {self._any_text(end)}"
-        # In one lexeme: `begin` alone would lose to a longer lexeme of what else may stand here.
+        # Both are one lexeme: `begin` alone would lose to a longer lexeme that may stand here.
         return self._rule(f"{self._literal(begin)} {_ANY_TEXT}", f"[suffix={_quoted(end)}]")
 
     def _rule(self, body: str, options: str = "") -> str:

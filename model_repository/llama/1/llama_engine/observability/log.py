@@ -50,7 +50,7 @@ class RequestLog:
 
         The name is printable ASCII, at most ID_CHARACTERS long.
         """
-        # Also cut before escaping, because a client can send megabytes.
+        # Cut before escaping, too, because a client can send megabytes.
         escaped = request_id[: ID_CHARACTERS + 1].encode("unicode_escape").decode()
         return _cut(escaped, ID_CHARACTERS) or f"#{next(self._numbers)}"
 

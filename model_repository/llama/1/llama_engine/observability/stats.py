@@ -143,7 +143,7 @@ class Stats:
         """Write the remaining values to the metrics and end the thread; wait for at most `timeout` seconds."""
         self._closing.set()
         self._thread.join(timeout)
-        # Only after the thread has ended: concurrent access to a metric crashes Triton.
+        # Wait until the thread has ended: concurrent access to a metric crashes Triton.
         if not self._thread.is_alive():
             self._registry.close()
 

@@ -188,7 +188,7 @@ class RequestParameters:
         (), Words(MAX_BAD_WORDS),
         "Strings that are never generated, in any split into tokens; an empty string is ignored.",
     )
-    # May be empty: a batch element can be without a guide.
+    # The text may be empty: a batch element can be without a guide.
     guided_decoding_guide_type: str = _parameter(
         "", Choice(("", *GUIDE_TYPES)),
         "The kind of `guided_decoding_guide`; empty: no guide.",

@@ -49,7 +49,7 @@ class RawElement:
         return name in self.raw
 
     def refusal(self, name: str, value: object, bound: str) -> InvalidRequest:
-        """Return the error for a parameter that violates a bound. value: as text for the message."""
+        """Return the error for a parameter that violates a bound. value: shown in the message."""
         shown = self.raw[name].name if name in self.raw else name
         return InvalidRequest(f"{self.prefix}{shown} is ", str(value), f"; it must be {bound}")
 

@@ -60,7 +60,8 @@ def draw_on_cpu(
     of min_p; None is off for every sequence.
     """
     threshold = _kth_largest(logits, top_k)
-    # NumPy from here on, in this thread: on a busy machine, waiting for PyTorch's threads costs more than they save.
+    # From here on NumPy computes in this thread: on a busy machine, waiting for PyTorch's threads costs more than they
+    # save.
     nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
     divisor = temperature.numpy()[:, None]
     lowest = None if log_min_p is None else log_min_p.numpy()[:, None]
@@ -93,7 +94,8 @@ def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
 def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, lowest: _Floats | None) -> _Floats:
     """Apply the temperature with the same bits as `apply_temperature`, and mask logits.
 
-    threshold: minimum before the temperature, [batch, 1]. lowest: minimum after it, [batch, 1].
+    threshold: lowest logit of the top_k, [batch, 1]. lowest: lowest logit after the temperature that min_p keeps,
+    [batch, 1].
     """
     best = logits.max(-1, keepdims=True)
     # A tiny temperature overflows to -inf.
@@ -111,7 +113,8 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     batch, vocabulary = logits.shape
     weights = np.exp(logits)
     total = weights.sum(-1)
-    # Upper limit of e / weight. The weights of all tokens sum to `total`, those of the nucleus to top_p * total.
+    # `bound` is the upper limit of e / weight. The weights of all tokens sum to `total`, those of the nucleus to top_p
+    # * total.
     bound = EXPECTED_FINISHERS / (np.maximum(top_p, MIN_TOP_P) * total)
     words = _hash(keys, vocabulary)
     close = words.astype(np.float32) <= weights * (bound * 2.0**32)[:, None]

@@ -51,7 +51,7 @@ class Sampler:
         self.is_end = torch.zeros(state.vocabulary, dtype=torch.bool, device=device)
         """Whether each token is an end token of the checkpoint: [vocabulary], bool."""
         self.is_end.index_fill_(0, self._end_tokens, True)
-        # Guides' bit masks on the host, [slots, ceil(vocabulary / 32)]; allocated with the first guide.
+        # The guides' bit masks on the host, [slots, ceil(vocabulary / 32)], are allocated with the first guide.
         self._guided: torch.Tensor | None = None
 
     def sample(

@@ -36,7 +36,7 @@ class StopChecker:
         self._end_tokens = end_tokens
         self._stop_tokens = stop_tokens
         self._output = Detokenizer()
-        # Number of bytes appended to the partial matches.
+        # The number of bytes that were appended to the partial matches.
         self._matched = 0
         self.num_tokens = 0
         self.finish_reason = ""

@@ -109,7 +109,7 @@ class Tokenizer:
 
     pretrained: PreTrainedTokenizerBase
     vocabulary: Vocabulary
-    # A cache, bounded by the size of the vocabulary.
+    # This cache is bounded by the size of the vocabulary.
     _in_json: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     def encode(self, text: str) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class TritonMetrics:
     def __init__(
         self, make_family: MakeFamily, labels: Mapping[str, str], instance: str, info: Mapping[str, str]
     ) -> None:
-        """Create all series. labels: of every series. instance: a unique name. info: values of `Metric.info`."""
+        """Create all series. labels: common to every series. instance: a unique name. info: values of `Metric.info`."""
         kinds = {
             "counter": make_family.COUNTER,
             "gauge": make_family.GAUGE,

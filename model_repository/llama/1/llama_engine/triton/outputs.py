@@ -37,7 +37,7 @@ class LogProbsWriter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Keyed by the id() of the list of log probabilities: choices share the list of their prompt.
+        # Keys are the id() of the list of log probabilities: choices share the list of their prompt.
         self._written: dict[int, list[str]] = {}
 
     def write(self, log_probs: Sequence[TokenLogProbs], max_tokens: int | None = None) -> list[str]:
@@ -53,21 +53,21 @@ class LogProbsWriter:
             time.sleep(0)
         return written
 
-    def write_some(self, sequence: EngineSequence, max_tokens: int) -> bool:
+    def serialize_up_to(self, sequence: EngineSequence, max_tokens: int) -> bool:
         """Serialize at most `max_tokens` more tokens of a sequence; return whether all of its tokens are serialized."""
         request = sequence.request
         requested = [sequence.prompt_log_probs] if request.prompt_logprobs is not None else []
         requested += [sequence.log_probs] if request.num_logprobs is not None else []
         return all(len(self.write(log_probs, max_tokens)) == len(log_probs) for log_probs in requested)
 
-    def of_prompt(self, sequence: EngineSequence) -> str:
+    def prompt_json(self, sequence: EngineSequence) -> str:
         """Return the JSON list of a prompt's log probabilities; null if the request has no prompt_logprobs."""
         if sequence.request.prompt_logprobs is None:
             return "null"
         # The first token has no log probability.
         return f"[{', '.join(['null', *self.write(sequence.prompt_log_probs)])}]"
 
-    def of_output(self, span: Span) -> str:
+    def output_json(self, span: Span) -> str:
         """Return the JSON list of a span's log probabilities; null if the request has no num_logprobs."""
         if span.sequence.request.num_logprobs is None:
             return "null"
@@ -89,9 +89,9 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
         outputs["output_log_probs"] = _output_log_probs(spans)
         outputs["cum_log_probs"] = np.array([_cumulated(span) for span in spans], dtype=np.float32)
     if any(request.num_logprobs is not None for request in requests):
-        outputs["logprobs"] = _strings(writer.of_output(span) for span in spans)
+        outputs["logprobs"] = _strings(writer.output_json(span) for span in spans)
     if any(request.prompt_logprobs is not None for request in requests) and not any(span.first for span in spans):
-        outputs["prompt_logprobs"] = _strings(writer.of_prompt(span.sequence) for span in spans)
+        outputs["prompt_logprobs"] = _strings(writer.prompt_json(span.sequence) for span in spans)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
     return outputs
@@ -138,7 +138,7 @@ def _entries(log_probs: TokenLogProbs, tokenizer: Tokenizer) -> str:
 def _entry(token: int, log_prob: float, rank: int, tokenizer: Tokenizer) -> str:
     # Not max(): NaN must become MIN_LOG_PROB, too.
     bounded = log_prob if log_prob > MIN_LOG_PROB else MIN_LOG_PROB
-    # An f-string, because json.dumps takes 1.5 times as long.
+    # An f-string is used because json.dumps takes 1.5 times as long.
     return f'"{token}": {{"logprob": {bounded!r}, "rank": {rank}, "decoded_token": {tokenizer.token_in_json(token)}}}'
 
 

@@ -46,7 +46,7 @@ class Response:
         # Triton fills in all outputs of the config if the client names none.
         self._requested = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender() if dispatcher is not None else None
-        # Polled for cancellation. The request, with its tensors, is stored only if there is no sender.
+        # The object is polled for cancellation. The request, with its tensors, is stored only if there is no sender.
         self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None
         self._cancellable = self._sender or request
         self._complete = False
@@ -56,7 +56,7 @@ class Response:
         self.prefix_error_code = False
         """Whether error messages begin with their code: Triton drops the code of a response to another model."""
         self.sequences: list[Sequence] = []
-        # For streams: number of unfinished choices, and number of tokens sent of each choice.
+        # Streams need the number of unfinished choices, and the number of tokens sent of each choice.
         self._unfinished = 0
         self._sent: Counter[int] = Counter()
         # Sequences with log probabilities as JSON, and events that wait for it.
@@ -102,7 +102,7 @@ class Response:
         """
         # Before its first own token, a sequence's lists grow, and a preemption replaces them.
         computed = [sequence for sequence in self._with_json if sequence.has_sampled]
-        return all(self._writer.write_some(sequence, MAX_TOKENS_AT_ONCE) for sequence in computed)
+        return all(self._writer.serialize_up_to(sequence, MAX_TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose sequences have all finished, for `execute` to return."""
@@ -192,7 +192,7 @@ class Response:
         self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
     ) -> None:
         with self._sending:
-            # Set before sending: nothing may follow a final flag, even if sending it fails.
+            # The flag is set before sending: nothing may follow a final flag, even if sending it fails.
             self._complete = final
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 

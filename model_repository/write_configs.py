@@ -56,18 +56,18 @@ _PAGE = re.compile(r"docs/([\w-]+\.md)(#[\w-]+)?")
 """A page that a sentence in the code refers to; in a table it is a link."""
 
 _PYTHON = {"STRING": "str", "INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
-_SAMPLING = {name: row for name, row in PARAMETERS.items() if name not in NOT_SAMPLING}
+_SAMPLING = {name: parameter for name, parameter in PARAMETERS.items() if name not in NOT_SAMPLING}
 
 
 def inputs() -> list[str]:
     """Return the lines of a config's inputs."""
     lines = []
-    for name, row in PARAMETERS.items():
+    for name, parameter in PARAMETERS.items():
         # Without allow_ragged_batch, lists of unequal length split a batch.
-        dims = "[ -1 ], allow_ragged_batch: true" if row.is_list else "[ 1 ]"
+        dims = "[ -1 ], allow_ragged_batch: true" if parameter.is_list else "[ 1 ]"
         lines += [
-            f'  {{ name: "{alias}", data_type: TYPE_{row.type}, dims: {dims}, optional: true }},'
-            for alias in (name, *row.aliases)
+            f'  {{ name: "{alias}", data_type: TYPE_{parameter.type}, dims: {dims}, optional: true }},'
+            for alias in (name, *parameter.aliases)
         ]
     # Triton's text format allows no comma after the last input.
     return [*lines[:-1], lines[-1].removesuffix(",")]
@@ -76,29 +76,37 @@ def inputs() -> list[str]:
 def table() -> list[str]:
     """Return the lines of the Markdown table of inputs."""
     rows = []
-    for name, row in PARAMETERS.items():
-        kind = f"{row.type} list" if row.is_list else row.type
-        rows.append((_code(name, *row.aliases), kind, row.bound.description, _default(name, row), row.meaning))
+    for name, parameter in PARAMETERS.items():
+        kind = f"{parameter.type} list" if parameter.is_list else parameter.type
+        rows.append(
+            (
+                _code(name, *parameter.aliases),
+                kind,
+                parameter.bound.description,
+                _default(name, parameter),
+                parameter.meaning,
+            )
+        )
     return _markdown(("input", "type", "bound", "default", "meaning"), rows)
 
 
 def types() -> list[str]:
     """Return the lines of the client's table of types."""
-    return [f'    "{name}": ("{row.type}", {row.is_list}),' for name, row in _SAMPLING.items()]
+    return [f'    "{name}": ("{parameter.type}", {parameter.is_list}),' for name, parameter in _SAMPLING.items()]
 
 
 def options() -> list[str]:
     """Return the lines of the fields of the client's `SamplingOptions`."""
-    return [f"    {name}: {_python_type(row)}" for name, row in _SAMPLING.items()]
+    return [f"    {name}: {_python_type(parameter)}" for name, parameter in _SAMPLING.items()]
 
 
 def parameters() -> list[str]:
     """Return the lines of the fields of the client's `SamplingParams`."""
     lines = []
-    for name, row in _SAMPLING.items():
-        default = row.default if name in SENT_BY_DEFAULT else None
-        lines.append(f"    {name}: {_python_type(row)} = {default!r}")
-        lines += wrap(f'"""{row.meaning}"""', 120, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    for name, parameter in _SAMPLING.items():
+        default = parameter.default if name in SENT_BY_DEFAULT else None
+        lines.append(f"    {name}: {_python_type(parameter)} = {default!r}")
+        lines += wrap(f'"""{parameter.meaning}"""', 120, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return lines
 
 
@@ -245,19 +253,19 @@ def _values(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     return f"{kind}, {' and '.join(words)}" if words else kind
 
 
-def _python_type(row: Parameter) -> str:
-    kind = _PYTHON[row.type]
-    return f"Sequence[{kind}] | None" if row.is_list else f"{kind} | None"
+def _python_type(parameter: Parameter) -> str:
+    kind = _PYTHON[parameter.type]
+    return f"Sequence[{kind}] | None" if parameter.is_list else f"{kind} | None"
 
 
-def _default(name: str, row: Parameter) -> str:
+def _default(name: str, parameter: Parameter) -> str:
     if name == "max_tokens":
         text = "the setting `default_max_tokens`"
-    elif name == "seed" or row.default in (None, (), ""):
+    elif name == "seed" or parameter.default in (None, (), ""):
         text = "none"
     else:
-        text = str(row.default).lower()
-    return f"the checkpoint's `{row.checkpoint}`, else {text}" if row.checkpoint else text
+        text = str(parameter.default).lower()
+    return f"the checkpoint's `{parameter.checkpoint}`, else {text}" if parameter.checkpoint else text
 
 
 def contents() -> dict[Path, str]:

@@ -191,8 +191,8 @@ class Sequence:
 
     def num_log_probs(self, position: int) -> int:
         """Return how many likely tokens the log probabilities of a position's token have besides it."""
-        of_output = position >= self.num_prompt_tokens
-        return (self.request.num_logprobs if of_output else self.request.prompt_logprobs) or 0
+        is_output = position >= self.num_prompt_tokens
+        return (self.request.num_logprobs if is_output else self.request.prompt_logprobs) or 0
 
     def tokens(self, first: int, last: int) -> tuple[int, ...]:
         """Return the tokens of the positions from `first` to before `last`, of prompt and output."""
@@ -269,8 +269,8 @@ class Sequence:
 
     def add_scores(self, scores: list[TokenLogProbs]) -> None:
         """Store the log probabilities of the next tokens from `scored_from` on: the prompt's, then resumed ones."""
-        of_prompt = self.request.prompt_logprobs is not None
-        missing = self.num_prompt_tokens - 1 - len(self.prompt_log_probs) if of_prompt else 0
+        scores_prompt = self.request.prompt_logprobs is not None
+        missing = self.num_prompt_tokens - 1 - len(self.prompt_log_probs) if scores_prompt else 0
         self.prompt_log_probs += scores[:missing]
         if self.request.needs_log_probs:
             for log_probs in scores[missing:]:

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens that prefill reads: of prompts, and of outputs that a request resumes.
+"""Log probabilities of the tokens that prefill reads, those of prompts and of outputs that a request resumes.
 
 They are computed in blocks that fit the memory plan.
 """

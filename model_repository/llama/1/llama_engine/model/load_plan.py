@@ -35,7 +35,7 @@ from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
-from llama_engine.kernels.cpu.instruction_sets import WITHOUT_KERNELS, choose_cpu_kernels
+from llama_engine.kernels.cpu.instruction_sets import FALLBACK_EFFECT, choose_cpu_kernels
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import MAX_INPUTS, linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
@@ -200,7 +200,7 @@ def _cpu_kernels(settings: Settings, architecture: Architecture) -> CpuKernels |
     Raises CheckpointError for a layer that they don't compute exactly.
     """
     if settings.kernels == "stock":
-        _log.warning("kernels is stock: %s", WITHOUT_KERNELS)
+        _log.warning("kernels is stock: %s", FALLBACK_EFFECT)
         return None
     kernels = choose_cpu_kernels()
     inputs = max(inputs for _, inputs in linear_shapes(architecture).values())

@@ -179,7 +179,7 @@ def _factors(file: GgufFile, name: str, count: int) -> list[float]:
 
 
 def _windows(file: GgufFile, period: int) -> Options:
-    """Return windows by layer. period: default; of so many layers the last one attends to all positions."""
+    """Return windows by layer. period: default; every period-th layer attends to all positions."""
     layers, key = file.count("block_count"), f"{file.architecture}.attention.sliding_window_pattern"
     pattern = file.metadata.get(key, period)
     if isinstance(pattern, tuple):
@@ -284,7 +284,7 @@ def _gemma3(file: GgufFile) -> Options:
 
 
 def _query_scalar(file: GgufFile, layers: int) -> int:
-    """Return `query_pre_attn_scalar`, which files don't have: by the head of Gemma's largest model it isn't its size.
+    """Return `query_pre_attn_scalar`, which files don't have. It is the head's size, but not for Gemma's largest model.
 
     layers: the number of that model's layers, by which llama.cpp recognizes it.
     """

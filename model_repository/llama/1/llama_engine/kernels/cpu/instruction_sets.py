@@ -26,7 +26,7 @@ CPU_FLAGS = {
 }
 """The flags in /proc/cpuinfo that each instruction set requires."""
 
-WITHOUT_KERNELS = "INT8 weights are dequantized: steps are slower and not batch-invariant"
+FALLBACK_EFFECT = "INT8 weights are dequantized: steps are slower and not batch-invariant"
 """What a CPU does without compiled kernels, for the log."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -51,10 +51,10 @@ def choose_cpu_kernels(directory: Path = BUILD_DIRECTORY) -> CpuKernels | None:
         return kernels
     if reasons:
         _log.warning("no CPU kernels (%s); install a C++ compiler (Debian's package g++) and run python3 %s. %s",
-                     "; ".join(reasons), SCRIPT, WITHOUT_KERNELS)  # fmt: skip
+                     "; ".join(reasons), SCRIPT, FALLBACK_EFFECT)  # fmt: skip
     else:
         _log.warning("no CPU kernels (they need AVX2 and FMA, and ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA must "
-                     "allow them). %s", WITHOUT_KERNELS)  # fmt: skip
+                     "allow them). %s", FALLBACK_EFFECT)  # fmt: skip
     return None
 
 

@@ -49,7 +49,7 @@ struct ByteTerms {
             return _mm512_sub_epi32(_mm512_load_si512(term[0][b]), _mm512_set1_epi32(offset));
         };
         for (int64_t at = first; at < last; at++, result++) {
-            const int32_t* offset = x.offset + 2 * x.row[at];
+            const int32_t* offset = x.offset + 2 * x.token[at];
             const __m512i high[2] = {sum_of(0, offset[0]), sum_of(1, offset[0])};
             term++;
             if (at < two_terms) {

@@ -113,24 +113,24 @@ private:
                             begin / GROUP * GROUP * x.inputs + begin % GROUP * Set::INPUTS;
         const int64_t at = sums_at(m, begin);
         with_count<GROUP / TERMS>(static_cast<int>(end - begin) / TERMS, [&](auto n) {
-            constexpr int ROWS = decltype(n)::value;
-            (m.bits == 4 ? add_groups<4, ROWS, TWO> : add_groups<8, ROWS, TWO>)(m, panel, terms, x.group_start + at,
+            constexpr int TOKENS = decltype(n)::value;
+            (m.bits == 4 ? add_groups<4, TOKENS, TWO> : add_groups<8, TOKENS, TWO>)(m, panel, terms, x.group_start + at,
                                                                                x.group_sum + at, next, result);
         });
     }
 
-    // result [ROWS][2]: the totals of a panel's blocks.
-    template <int BITS, int ROWS, bool TWO>
+    // result [TOKENS][2]: the totals of a panel's blocks.
+    template <int BITS, int TOKENS, bool TWO>
     __attribute__((noinline)) static void add_groups(const Matrix& m, const uint8_t* panel,
                                                      const typename Set::Term* terms, const int32_t* starts,
                                                      const float* sums_of_terms, Prefetch next, Lanes* result) {
         using Sums = typename Set::Sums;
         // The type that the products have: with another GCC copies each sum in each step.
         using Int32s [[gnu::vector_size(sizeof(Sums))]] = int32_t;
-        constexpr int TERMS = TWO ? 2 : 1, COUNT = ROWS * TERMS;
+        constexpr int TERMS = TWO ? 2 : 1, COUNT = TOKENS * TERMS;
         constexpr int PARTS = BITS == 4 ? NIBBLES / Set::INPUTS : 1;             // of a register of weights
         constexpr int HALF = PANEL_OUTPUTS / 2 * (BITS == 4 ? 4 : Set::INPUTS);  // bytes of a register
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < TOKENS; r++)
             for (int b = 0; b < PANEL; b++) result[2 * r + b] = set(0.0f);
         for (int64_t g = 0; g < m.groups; g++, starts += GROUP, sums_of_terms += GROUP) {
             const float* scales = reinterpret_cast<const float*>(panel);
@@ -172,7 +172,7 @@ private:
                 unrolled<PANEL>([&](auto b) {
                     const Lanes scale = load(scales + b * OUTPUTS);
                     const Lanes offset = has_offsets ? load(scales + PANEL_OUTPUTS + b * OUTPUTS) : scale;
-                    unrolled<ROWS>([&](auto r) {
+                    unrolled<TOKENS>([&](auto r) {
                         Lanes sum = floats(r * TERMS, b), &total = result[2 * r + b];
                         // High and low sums are below 2²⁴: exact until the fma rounds.
                         if constexpr (TWO) sum = fma(sum, set(SPLIT), floats(r * TERMS + 1, b));

@@ -1,6 +1,6 @@
 // A Llama's decoder layers for tokens at any positions of any sequences: hidden states in, hidden states out.
 //
-// `rows` is a number of tokens, `row` the index of one. All widths of the buffers are padded to multiples of 64; the padding is 0.
+// All widths of the buffers are padded to multiples of 64; the padding is 0.
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -54,84 +54,84 @@ struct Model {
 
 struct Tokens {
     const int64_t *slots, *positions;
-    int64_t rows;
+    int64_t count;
 };
 
 // The KV head that a token reads and writes.
 template <class Element>
-static Head<Element> cached_head(const Model& m, const Layer& layer, const Tokens& tokens, int64_t row, int64_t head) {
-    return {layer.cache, m.page_table + tokens.slots[row] * m.columns, head * m.pages, m.head_dim};
+static Head<Element> cached_head(const Model& m, const Layer& layer, const Tokens& tokens, int64_t token, int64_t head) {
+    return {layer.cache, m.page_table + tokens.slots[token] * m.columns, head * m.pages, m.head_dim};
 }
 
-// How many of the first `rows` tokens have two terms.
-static int64_t count_two(const Quantized& q, int64_t rows) {
-    int64_t count = 0;
-    for (int64_t r = 0; r < rows; r++) count += q.has_two[r];
-    return count;
+// How many of the first `count` tokens have two terms.
+static int64_t count_two(const Quantized& q, int64_t count) {
+    int64_t two = 0;
+    for (int64_t t = 0; t < count; t++) two += q.has_two[t];
+    return two;
 }
 
 // Quantize factor(x) · x · gain of each token x, for a product with `m`; gain may be null.
 template <class Factor>
 static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
-                     const Quantized& to, int64_t rows, TermCounts* counts) {
-    worker.each(rows, 4, [&](int64_t from, int64_t end) {
-        for (int64_t r = from; r < end; r++) {
-            const float* row = x + r * to.inputs;
-            choose_terms(row, gain, factor(row), to, r);
+                     const Quantized& to, int64_t count, TermCounts* counts) {
+    worker.each(count, 4, [&](int64_t from, int64_t end) {
+        for (int64_t t = from; t < end; t++) {
+            const float* values = x + t * to.inputs;
+            choose_terms(values, gain, factor(values), to, t);
         }
     });
     // Operands that share cache lines are mostly stored by one thread.
     const int64_t size = m.groups ? GroupProduct::INTERLEAVED : ChannelProduct::INTERLEAVED;
-    worker.each((rows + size - 1) / size, 1, [&](int64_t group, int64_t) {
-        const int64_t two_terms = count_two(to, rows), from = group * size, end = std::min(from + size, rows);
+    worker.each((count + size - 1) / size, 1, [&](int64_t group, int64_t) {
+        const int64_t two_terms = count_two(to, count), from = group * size, end = std::min(from + size, count);
         int64_t next_two = count_two(to, from), next_one = two_terms + from - next_two;
-        for (int64_t r = from; r < end; r++) {
-            const int64_t position = to.has_two[r] ? next_two++ : next_one++;
+        for (int64_t t = from; t < end; t++) {
+            const int64_t position = to.has_two[t] ? next_two++ : next_one++;
             if (m.groups)
-                store_group_terms(x + r * to.inputs, gain, to, m, r, position, two_terms);
+                store_group_terms(x + t * to.inputs, gain, to, m, t, position, two_terms);
             else
-                store_terms(x + r * to.inputs, gain, to, r, position, two_terms);
+                store_terms(x + t * to.inputs, gain, to, t, position, two_terms);
         }
         if (from > 0) return;
-        counts->tokens += rows;
+        counts->tokens += count;
         counts->two_terms += two_terms;
     });
 }
 
-static void quantize(Worker& worker, const float* x, const Matrix& m, const Quantized& to, int64_t rows,
+static void quantize(Worker& worker, const float* x, const Matrix& m, const Quantized& to, int64_t count,
                      TermCounts* counts) {
-    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, rows, counts);
+    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, count, counts);
 }
 
 // What an RMSNorm multiplies a token by, before its gain. count: number of elements without padding.
-static float norm_factor(const float* row, int64_t width, int64_t count, float epsilon) {
+static float norm_factor(const float* values, int64_t width, int64_t count, float epsilon) {
     Lanes squares = set(0.0f);
-    for (int64_t i = 0; i < width; i += LANES) squares = fma(load(row + i), load(row + i), squares);
+    for (int64_t i = 0; i < width; i += LANES) squares = fma(load(values + i), load(values + i), squares);
     return 1.0f / std::sqrt(sum(squares) / static_cast<float>(count) + epsilon);
 }
 
 // gain: null quantizes x itself.
 static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain,
-                                   const Matrix& matrix, int64_t rows, TermCounts* counts) {
-    if (!gain) return quantize(worker, x, matrix, m.hidden_terms, rows, counts);
+                                   const Matrix& matrix, int64_t count, TermCounts* counts) {
+    if (!gain) return quantize(worker, x, matrix, m.hidden_terms, count, counts);
     const int width = m.hidden_terms.inputs;
-    auto factor = [&](const float* row) { return norm_factor(row, width, m.hidden, m.epsilon); };
-    quantize(worker, x, gain, factor, matrix, m.hidden_terms, rows, counts);
+    auto factor = [&](const float* values) { return norm_factor(values, width, m.hidden, m.epsilon); };
+    quantize(worker, x, gain, factor, matrix, m.hidden_terms, count, counts);
 }
 
-// finish(row, block, Lanes[2]) takes each token's product with two blocks.
+// finish(token, block, Lanes[2]) takes each token's product with two blocks.
 template <class Product, class Finish>
-static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
+static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const Finish& finish) {
     constexpr int64_t L2_BYTES = 1 << 19;      // for the operands of a stripe
     constexpr int64_t UNIT = 96;               // a multiple of every Integers::GROUP
     // `most` bounds the operands of these tokens: their number isn't known before the phase begins (see `each`).
-    const int64_t most = Product::operand(rows, q.limit > 0 ? rows : 0);
+    const int64_t most = Product::operand(count, q.limit > 0 ? count : 0);
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
     const int64_t stripes = (most + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = Product::CHUNK_BYTES / Product::pair_bytes(m) + 1;
     Product::begin();
     worker.each(stripes * pairs, most > Product::CHUNK_OPERANDS ? 1 : grain, [&](int64_t from, int64_t to) {
-        const int64_t two_terms = count_two(q, rows), operands = Product::operand(rows, two_terms);
+        const int64_t two_terms = count_two(q, count), operands = Product::operand(count, two_terms);
         for (int64_t i = from; i < to; i++) {
             const int64_t first = i / pairs * stripe;
             // The next blocks are this thread's if the others keep pace.
@@ -142,32 +142,32 @@ static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int6
 }
 
 template <class Finish>
-static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
+static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const Finish& finish) {
     if (m.groups)
-        product_of<GroupProduct>(worker, m, q, rows, finish);
+        product_of<GroupProduct>(worker, m, q, count, finish);
     else
-        product_of<ChannelProduct>(worker, m, q, rows, finish);
+        product_of<ChannelProduct>(worker, m, q, count, finish);
 }
 
-static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y, bool add) {
-    product(worker, m, q, rows, [&](int64_t row, int64_t block, const Lanes* value) {
-        float* target = y + row * m.outputs + block * OUTPUTS;
+static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, float* y, bool add) {
+    product(worker, m, q, count, [&](int64_t token, int64_t block, const Lanes* value) {
+        float* target = y + token * m.outputs + block * OUTPUTS;
         for (int b = 0; b < 2; b++, target += OUTPUTS) store(target, add ? load(target) + value[b] : value[b]);
     });
 }
 
 // activation(gate) · up
 template <class Function>
-static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y,
+static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, float* y,
                            const Function& activation) {
-    product(worker, m, q, rows, [&](int64_t row, int64_t block, const Lanes* value) {
-        store(y + row * (m.outputs / 2) + block / 2 * OUTPUTS, activation(value[0]) * value[1]);
+    product(worker, m, q, count, [&](int64_t token, int64_t block, const Lanes* value) {
+        store(y + token * (m.outputs / 2) + block / 2 * OUTPUTS, activation(value[0]) * value[1]);
     });
 }
 
-static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, int64_t rows) {
+static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, int64_t count) {
     auto multiply = [&](const auto& activation) {
-        multiply_gated(worker, layer.gate_up, m.hidden_terms, rows, m.gated, activation);
+        multiply_gated(worker, layer.gate_up, m.hidden_terms, count, m.gated, activation);
     };
     switch (m.activation) {
         case SILU: return multiply([](Lanes gate) { return silu(gate); });
@@ -177,23 +177,23 @@ static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, i
 
 // Add the product to x; with a gain, the RMSNorm of the product.
 static void multiply_and_add(Worker& worker, const Model& m, const Matrix& matrix, const Quantized& q, const float* gain,
-                             int64_t rows, float* x) {
-    if (!gain) return multiply(worker, matrix, q, rows, x, true);
-    multiply(worker, matrix, q, rows, m.output, false);
+                             int64_t count, float* x) {
+    if (!gain) return multiply(worker, matrix, q, count, x, true);
+    multiply(worker, matrix, q, count, m.output, false);
     const int64_t width = matrix.outputs;
-    worker.each(rows, 4, [&](int64_t from, int64_t to) {
-        for (int64_t r = from; r < to; r++) {
-            const float* row = m.output + r * width;
-            float* target = x + r * width;
-            const Lanes factor = set(norm_factor(row, width, m.hidden, m.epsilon));
+    worker.each(count, 4, [&](int64_t from, int64_t to) {
+        for (int64_t t = from; t < to; t++) {
+            const float* values = m.output + t * width;
+            float* target = x + t * width;
+            const Lanes factor = set(norm_factor(values, width, m.hidden, m.epsilon));
             for (int64_t i = 0; i < width; i += LANES)
-                store(target + i, load(target + i) + load(row + i) * factor * load(gain + i));
+                store(target + i, load(target + i) + load(values + i) * factor * load(gain + i));
         }
     });
 }
 
 // RMSNorm of each query and key head, or of all of them together.
-static void normalize_heads(Worker& worker, const Model& m, const Layer& layer, int64_t rows) {
+static void normalize_heads(Worker& worker, const Model& m, const Layer& layer, int64_t count) {
     if (!layer.query_norm) return;
     auto normalize = [&](float* x, int64_t heads, const float* gain) {
         const int64_t together = m.norm_of_all_heads ? heads : 1, width = together * m.head_dim;
@@ -202,9 +202,9 @@ static void normalize_heads(Worker& worker, const Model& m, const Layer& layer, 
             for (int64_t i = 0; i < width; i += LANES) store(x + i, load(x + i) * factor * load(gain + i));
         }
     };
-    worker.each(rows, 4, [&](int64_t from, int64_t to) {
-        for (int64_t r = from; r < to; r++) {
-            float* qkv = m.qkv + r * layer.query_key_value.outputs;
+    worker.each(count, 4, [&](int64_t from, int64_t to) {
+        for (int64_t t = from; t < to; t++) {
+            float* qkv = m.qkv + t * layer.query_key_value.outputs;
             normalize(qkv, m.heads, layer.query_norm);
             normalize(qkv + m.heads * m.head_dim, m.kv_heads, layer.key_norm);
         }
@@ -214,10 +214,10 @@ static void normalize_heads(Worker& worker, const Model& m, const Layer& layer, 
 template <class Element>
 static void write_cache(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
     const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, half = m.rotary / 2;
-    worker.each(tokens.rows * m.kv_heads, 16, [&](int64_t from, int64_t to) {
+    worker.each(tokens.count * m.kv_heads, 16, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
-            const int64_t row = i / m.kv_heads, head = i % m.kv_heads, position = tokens.positions[row];
-            float* qkv = m.qkv + row * layer.query_key_value.outputs;
+            const int64_t token = i / m.kv_heads, head = i % m.kv_heads, position = tokens.positions[token];
+            float* qkv = m.qkv + token * layer.query_key_value.outputs;
             float* key = qkv + (m.heads + head) * dim;
             if (layer.cosine) {
                 const float *cosine = layer.cosine + position * half, *sine = layer.sine + position * half;
@@ -225,16 +225,17 @@ static void write_cache(Worker& worker, const Model& m, const Layer& layer, cons
                     rotate(qkv + (head * group + h) * dim, cosine, sine, static_cast<int>(half));
                 rotate(key, cosine, sine, static_cast<int>(half));
             }
-            cached_head<Element>(m, layer, tokens, row, head).write(position, key, key + m.kv_heads * dim);
+            cached_head<Element>(m, layer, tokens, token, head).write(position, key, key + m.kv_heads * dim);
         }
     });
 }
 
-// The number of tokens from `row` on, at most `limit`, at successive positions of one slot: they read the same keys and values.
-static int64_t run_length(const Tokens& tokens, int64_t row, int64_t limit) {
+// The number of tokens from `token` on, at most `limit`, at successive positions of one slot:
+// they read the same keys and values.
+static int64_t run_length(const Tokens& tokens, int64_t token, int64_t limit) {
     int64_t n = 1;
-    while (n < limit && row + n < tokens.rows && tokens.slots[row + n] == tokens.slots[row] &&
-           tokens.positions[row + n] == tokens.positions[row] + n)
+    while (n < limit && token + n < tokens.count && tokens.slots[token + n] == tokens.slots[token] &&
+           tokens.positions[token + n] == tokens.positions[token] + n)
         n++;
     return n;
 }
@@ -243,18 +244,18 @@ template <class Element, bool OPTIONS>
 static void attend_all(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
     constexpr int64_t STRIPE = 16, DECODE_STRIPE = 4;  // tokens of an item, of which runs share their reads
     const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
-    const int64_t stripe = tokens.rows > 64 ? STRIPE : DECODE_STRIPE, stripes = (tokens.rows + stripe - 1) / stripe;
+    const int64_t stripe = tokens.count > 64 ? STRIPE : DECODE_STRIPE, stripes = (tokens.count + stripe - 1) / stripe;
     float* scratch = m.scratch + worker.thread * m.scratch_stride;
     worker.each(stripes * m.kv_heads, 1, [&](int64_t item, int64_t) {
         const int64_t kv_head = item % m.kv_heads;
-        const int64_t begin = item / m.kv_heads * stripe, end = std::min(begin + stripe, tokens.rows);
-        for (int64_t row = begin; row < end;) {
-            const int64_t run = run_length(tokens, row, end - row);
-            const Head<Element> head = cached_head<Element>(m, layer, tokens, row, kv_head);
+        const int64_t begin = item / m.kv_heads * stripe, end = std::min(begin + stripe, tokens.count);
+        for (int64_t first = begin; first < end;) {
+            const int64_t run = run_length(tokens, first, end - first);
+            const Head<Element> head = cached_head<Element>(m, layer, tokens, first, kv_head);
             Query queries[MAX_QUERIES];
             int count = 0;
             for (int64_t i = 0; i < run * group; i++) {
-                const int64_t token = row + i / group, at = (kv_head * group + i % group) * dim;
+                const int64_t token = first + i / group, at = (kv_head * group + i % group) * dim;
                 const int64_t length = tokens.positions[token] + 1;
                 queries[count++] = {m.qkv + token * layer.query_key_value.outputs + at,
                                     m.attended + token * layer.attention_output.inputs + at,
@@ -263,7 +264,7 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
                 attend<Element, OPTIONS>(head, queries, count, m.scores, scratch);
                 count = 0;
             }
-            row += run;
+            first += run;
         }
     });
 }
@@ -277,7 +278,7 @@ static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer
         else
             attend_all<Element, false>(worker, m, layer, tokens);
     };
-    normalize_heads(worker, m, layer, tokens.rows);
+    normalize_heads(worker, m, layer, tokens.count);
     switch (m.cache_type) {
         case FLOAT32: return attend(float());
         case BFLOAT16: return attend(BFloat16(0.0f));
@@ -286,65 +287,65 @@ static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer
 }
 
 // The first token that is outside the page table or has no page, or -1. Other functions don't check.
-extern "C" int64_t find_without_page(const Model* model, const int64_t* slots, const int64_t* positions, int64_t rows) {
+extern "C" int64_t find_without_page(const Model* model, const int64_t* slots, const int64_t* positions, int64_t count) {
     const Model& m = *model;
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t slot = slots[r], position = positions[r];
-        if (slot < 0 || slot >= m.slots || position < 0 || position >= m.positions) return r;
-        if (m.page_table[slot * m.columns + position / PAGE] == 0) return r;
+    for (int64_t t = 0; t < count; t++) {
+        const int64_t slot = slots[t], position = positions[t];
+        if (slot < 0 || slot >= m.slots || position < 0 || position >= m.positions) return t;
+        if (m.page_table[slot * m.columns + position / PAGE] == 0) return t;
     }
     return -1;
 }
 
 // x: [tokens][width], changed in place.
-extern "C" void forward(const Model* model, float* x, const int64_t* slots, const int64_t* positions, int64_t rows,
+extern "C" void forward(const Model* model, float* x, const int64_t* slots, const int64_t* positions, int64_t count,
                         int threads) {
     const Model& m = *model;
-    const Tokens tokens{slots, positions, rows};
+    const Tokens tokens{slots, positions, count};
     parallel(threads, [&](Worker& worker) {
         for (int l = 0; l < m.layers; l++) {
             const Layer& layer = m.layer[l];
-            normalize_and_quantize(worker, m, x, layer.attention_norm, layer.query_key_value, rows,
+            normalize_and_quantize(worker, m, x, layer.attention_norm, layer.query_key_value, count,
                                    m.counts + QUERY_KEY_VALUE);
-            multiply(worker, layer.query_key_value, m.hidden_terms, rows, m.qkv, false);
+            multiply(worker, layer.query_key_value, m.hidden_terms, count, m.qkv, false);
             attend_from_cache(worker, m, layer, tokens);
-            quantize(worker, m.attended, layer.attention_output, m.attended_terms, rows, m.counts + ATTENTION_OUTPUT);
-            multiply_and_add(worker, m, layer.attention_output, m.attended_terms, layer.attention_output_norm, rows, x);
-            normalize_and_quantize(worker, m, x, layer.mlp_norm, layer.gate_up, rows, m.counts + GATE_UP);
-            multiply_gated(worker, m, layer, rows);
-            quantize(worker, m.gated, layer.down, m.gated_terms, rows, m.counts + DOWN);
-            multiply_and_add(worker, m, layer.down, m.gated_terms, layer.mlp_output_norm, rows, x);
+            quantize(worker, m.attended, layer.attention_output, m.attended_terms, count, m.counts + ATTENTION_OUTPUT);
+            multiply_and_add(worker, m, layer.attention_output, m.attended_terms, layer.attention_output_norm, count, x);
+            normalize_and_quantize(worker, m, x, layer.mlp_norm, layer.gate_up, count, m.counts + GATE_UP);
+            multiply_gated(worker, m, layer, count);
+            quantize(worker, m.gated, layer.down, m.gated_terms, count, m.counts + DOWN);
+            multiply_and_add(worker, m, layer.down, m.gated_terms, layer.mlp_output_norm, count, x);
         }
     });
 }
 
 // x: [tokens][width] after the last layer. result: [tokens][head.outputs].
-extern "C" void logits(const Model* model, const float* x, int64_t rows, float* result, int threads) {
+extern "C" void logits(const Model* model, const float* x, int64_t count, float* result, int threads) {
     const Model& m = *model;
     parallel(threads, [&](Worker& worker) {
-        normalize_and_quantize(worker, m, x, m.norm, m.head, rows, m.counts + HEAD);
-        if (m.logits_softcap == 0) return multiply(worker, m.head, m.hidden_terms, rows, result, false);
-        product(worker, m.head, m.hidden_terms, rows, [&](int64_t row, int64_t block, const Lanes* value) {
-            float* target = result + row * m.head.outputs + block * OUTPUTS;
+        normalize_and_quantize(worker, m, x, m.norm, m.head, count, m.counts + HEAD);
+        if (m.logits_softcap == 0) return multiply(worker, m.head, m.hidden_terms, count, result, false);
+        product(worker, m.head, m.hidden_terms, count, [&](int64_t token, int64_t block, const Lanes* value) {
+            float* target = result + token * m.head.outputs + block * OUTPUTS;
             for (int b = 0; b < 2; b++) store(target + b * OUTPUTS, soft_cap(value[b], m.logits_softcap));
         });
     });
 }
 
 // One linear layer: x [tokens][inputs] → y [tokens][outputs]. q: room for the quantized tokens.
-extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t rows, float* y, int threads) {
+extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t count, float* y, int threads) {
     TermCounts counts{};
     parallel(threads, [&](Worker& worker) {
-        quantize(worker, x, *matrix, *q, rows, &counts);
-        multiply(worker, *matrix, *q, rows, y, false);
+        quantize(worker, x, *matrix, *q, count, &counts);
+        multiply(worker, *matrix, *q, count, y, false);
     });
 }
 
 // Norms of the heads, RoPE, cache write and attention of one layer: Model::qkv → Model::attended.
-extern "C" void attention(const Model* model, int layer, const int64_t* slots, const int64_t* positions, int64_t rows,
+extern "C" void attention(const Model* model, int layer, const int64_t* slots, const int64_t* positions, int64_t count,
                           int threads) {
     parallel(threads, [&](Worker& worker) {
-        attend_from_cache(worker, *model, model->layer[layer], Tokens{slots, positions, rows});
+        attend_from_cache(worker, *model, model->layer[layer], Tokens{slots, positions, count});
     });
 }
 

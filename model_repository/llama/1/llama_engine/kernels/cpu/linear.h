@@ -33,7 +33,7 @@ using GroupTerms = Integers;
 //   store_one(x, operand, i, high), store_two(x, operand, i, high, low)  store the terms of 16 inputs of a token
 //   begin()                            called by each thread before the products of a phase
 //   products(m, block, x, two_terms, first, last, next, result)
-//                                      result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float, of the
+//                                      result[t][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float, of the
 //                                      tokens at positions from `first` to `last` with two blocks
 // A Product, ChannelProduct or GroupProduct, has besides
 //   pair_bytes(m), steps(m)            packed bytes of two blocks, and the steps of `products` over them
@@ -70,7 +70,7 @@ inline int64_t sum_of_squares(int inputs, const Range& range, const Values& valu
 }
 
 // How `factor · x · gain` is quantized; gain may be null. The scale of a token that isn't finite is NaN.
-inline void choose_terms(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
+inline void choose_terms(const float* x, const float* gain, float factor, const Quantized& to, int64_t token) {
     auto values = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
     const Range range(to.inputs, factor, values);
     bool has_two = to.limit == INFINITY;
@@ -78,15 +78,15 @@ inline void choose_terms(const float* x, const float* gain, float factor, const 
         const int64_t squares = sum_of_squares(to.inputs, range, values);
         has_two = squares > 0 && static_cast<double>(squares) < to.limit;
     }
-    to.has_two[row] = has_two;
-    to.largest[row] = range.finite ? range.largest : NAN;
-    to.scale[row] = range.finite ? range.largest / 127.0f * factor / (has_two ? SPLIT : 1) : NAN;
+    to.has_two[token] = has_two;
+    to.largest[token] = range.finite ? range.largest : NAN;
+    to.scale[token] = range.finite ? range.largest / 127.0f * factor / (has_two ? SPLIT : 1) : NAN;
 }
 
 // Store the terms of `x · gain`, the token at this position. `two_terms`: number of tokens with two terms.
-inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t row, int64_t position,
+inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t token, int64_t position,
                         int64_t two_terms) {
-    const Range range(to.largest[row]);
+    const Range range(to.largest[token]);
     const int64_t operand = ChannelProduct::operand(position, two_terms);
     Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
     for (int i = 0; i < to.inputs; i += LANES) {
@@ -100,15 +100,15 @@ inline void store_terms(const float* x, const float* gain, const Quantized& to, 
             ChannelProduct::store_one(to, operand, i, high);
         }
     }
-    to.row[position] = static_cast<int32_t>(row);
-    to.offset[2 * row] = ZERO * static_cast<int32_t>(sum(sum_high));
-    to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
+    to.token[position] = static_cast<int32_t>(token);
+    to.offset[2 * token] = ZERO * static_cast<int32_t>(sum(sum_high));
+    to.offset[2 * token + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
 // Does what store_terms does, for a matrix in groups of columns.
-inline void store_group_terms(const float* x, const float* gain, const Quantized& to, const Matrix& m, int64_t row,
+inline void store_group_terms(const float* x, const float* gain, const Quantized& to, const Matrix& m, int64_t token,
                               int64_t position, int64_t two_terms) {
-    const Range range(to.largest[row]);
+    const Range range(to.largest[token]);
     const int64_t operand = GroupProduct::operand(position, two_terms);
     const bool two = position < two_terms;
     auto values = [&](const float* from, int i) { return m.order ? gather(from, m.order + i) : load(from + i); };
@@ -127,10 +127,10 @@ inline void store_group_terms(const float* x, const float* gain, const Quantized
         }
         GroupProduct::store_sums(to, m, operand, g, two, sum(sum_high), two ? sum(sum_low) : 0.0f);
     }
-    to.row[position] = static_cast<int32_t>(row);
+    to.token[position] = static_cast<int32_t>(token);
 }
 
-// The scaled products of the operands [operand, end) with two blocks; finish(row, block, Lanes[2]). `two_terms`: number of
+// The scaled products of the operands [operand, end) with two blocks; finish(token, block, Lanes[2]). `two_terms`: number of
 // tokens with two terms. `next`: this thread's next two blocks.
 template <class Product, class Finish>
 inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two_terms, int64_t operand,
@@ -145,13 +145,13 @@ inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& 
         Lanes values[GROUP][2], *value = values[0];
         Product::products(m, block, x, two_terms, first, last, prefetch, values);
         for (int64_t position = first; position < last; position++, value += 2) {
-            const int64_t row = x.row[position];
+            const int64_t token = x.token[position];
             for (int b = 0; b < 2; b++) {
                 const int64_t output = (block + b) * OUTPUTS;
-                value[b] = Product::scaled(value[b], m, x.scale[row], output);
+                value[b] = Product::scaled(value[b], m, x.scale[token], output);
                 if (m.bias) value[b] = value[b] + load(m.bias + output);
             }
-            finish(row, block, value);
+            finish(token, block, value);
         }
     }
 }

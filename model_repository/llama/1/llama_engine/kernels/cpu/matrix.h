@@ -36,7 +36,7 @@ struct Matrix {
 // Quantized tokens. Their terms are sorted, tokens with two terms first, so that no product computes a missing term.
 struct Quantized {
     int8_t* terms;     // sorted; room for [tokens, to a multiple of 12][2][inputs]: whole groups
-    int32_t* row;      // [tokens]: index of the token at each position
+    int32_t* token;    // [tokens]: index of the token at each position
     uint8_t* has_two;  // [tokens]
     float* largest;    // [tokens]: absolute value; NaN if a value isn't finite
     float* scale;      // [tokens]

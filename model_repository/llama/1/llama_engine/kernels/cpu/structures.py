@@ -27,7 +27,7 @@ class Quantized(ctypes.Structure):
 
     _fields_ = (
         ("terms", ctypes.c_void_p),
-        ("row", ctypes.c_void_p),
+        ("token", ctypes.c_void_p),
         ("has_two", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),

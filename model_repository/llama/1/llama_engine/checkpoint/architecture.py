@@ -1,4 +1,4 @@
-"""What a model computes, read from its config: `Architecture`. Its options cover Llama and the families like it.
+"""`Architecture`: the shapes and options of a forward pass, from a config. They cover Llama and families like it.
 
 | model types | differences from Llama |
 |---|---|

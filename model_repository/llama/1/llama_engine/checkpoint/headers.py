@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself before its weights are read: its config, and the headers of its tensors."""
+"""A checkpoint's headers, which are read before its weights: its config, and the headers of its tensors."""
 
 from __future__ import annotations
 

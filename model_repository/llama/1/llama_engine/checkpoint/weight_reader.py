@@ -96,7 +96,7 @@ class WeightReader:
         return SavedLinear(name, (self._architecture.vocabulary, self._architecture.hidden))
 
     def _head_is_embedding(self) -> bool:
-        """Return whether the head is tied to the embedding. As in transformers, saved matrices that differ are not."""
+        """Return whether the head is tied to the embedding. Saved matrices that differ aren't, as in transformers."""
         embedding, head = f"{EMBEDDING}.weight", f"{HEAD}.weight"
         if self._format_of(self._matrix(HEAD)) is not None:
             return False

@@ -91,7 +91,7 @@ class PageManager:
         return self._shape.pages_of(sequence.num_tokens) - shared
 
     def match_prefix(self, sequence: Sequence) -> list[int]:
-        """Return the pages that have a sequence's longest cached prefix. Its last token always remains to be computed.
+        """Return the pages that have a sequence's longest cached prefix. The last token always remains to be computed.
 
         A prompt whose log probabilities are requested is computed as a whole.
         """

@@ -148,8 +148,8 @@ class Prefill:
         """Return the sequences of the next pass; those that begin leave the queue and get a KV slot and pages.
 
         If a prompt is partly computed, its sequence alone. Else the next ones, in order, whose tokens fit the budget
-        together; a longer prompt is taken alone and becomes `partial`. Of choices that share a prompt only the first is
-        taken, and none whose prompt can be copied.
+        together; a longer prompt is taken alone and becomes `partial`. If choices share a
+        prompt, only the first is taken; none is taken whose prompt can be copied.
         """
         if self.partial is not None:
             self._computing.append(self.partial)

@@ -69,7 +69,7 @@ ModelParts = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
 
 
 class LinearLayers(NamedTuple):
-    """How the linear layers of a `Llama` are made.
+    """The functions that make the linear layers of a `Llama`.
 
     convert: returns the weight that the layer holds, from the one that was read. pack: returns the layer of that
     weight. product: description of the product of INT8 weights, for the log and the metrics; empty for floats.
@@ -81,7 +81,7 @@ class LinearLayers(NamedTuple):
 
 
 class LoadPlan(NamedTuple):
-    """How a checkpoint is served, with its headers checked.
+    """The decisions on how a checkpoint is served. Its headers have been checked.
 
     quantization, threshold: what `choose_quantization` returns. quantized: format of the linear layers. terms: the
     activation terms of INT8 products; on a GPU, the same for all tokens. kernels: the compiled kernels; None: PyTorch

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 _UNIFORM = ("none", "int8", "nf4")
-"""Floats, and what bitsandbytes saves."""
+"""The settings' formats that a checkpoint can be saved in: floats, and bitsandbytes'."""
 
-_BEYOND_FLOAT16 = ("gemma2", "gemma3_text")
+_WIDE_RANGE_TYPES = ("gemma2", "gemma3_text")
 """Model types whose hidden states exceed float16's range."""
 
 
@@ -79,7 +79,7 @@ def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings)
 
 def choose_dtype(name: str, model_type: str, setting: str, device: torch.device) -> torch.dtype:
     """Return the dtype of unquantized weights. Raises CheckpointError for float16 where a model exceeds its range."""
-    wide = model_type in _BEYOND_FLOAT16
+    wide = model_type in _WIDE_RANGE_TYPES
     if setting == "auto" and device.type == "cuda":
         return torch.bfloat16 if wide else torch.float16
     if setting == "float16" and wide:

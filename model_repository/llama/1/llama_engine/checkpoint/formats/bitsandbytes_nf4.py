@@ -1,4 +1,4 @@
-"""What bitsandbytes saves in NF4: 4 bits with a scale for each block of weights. transformers' modules read it."""
+"""bitsandbytes' layers in NF4: 4 bits with a scale for each block of weights. transformers' modules read it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Expected(NamedTuple):
-    """What a saved tensor must be. shape: its dimensions. dtypes: safetensors' names, one of which it has."""
+    """The required shape and dtype of a saved tensor. dtypes: safetensors' names of those that are allowed."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]

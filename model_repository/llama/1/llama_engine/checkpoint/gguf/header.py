@@ -24,7 +24,7 @@ Value: TypeAlias = int | float | bool | str | tuple["int | float | bool | str", 
 
 
 class BlockType(NamedTuple):
-    """How a type saves the values of a row: `elements` of them in `bytes`."""
+    """A type of GGUF. It saves the values of a row in blocks: `elements` of them in `bytes`."""
 
     name: str
     elements: int
@@ -43,7 +43,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor is. shape: rows first, as in PyTorch. begin: offset of its first byte in the file."""
+    """The place of a tensor. shape: rows first, as in PyTorch. begin: offset of its first byte in the file."""
 
     path: Path
     type: BlockType

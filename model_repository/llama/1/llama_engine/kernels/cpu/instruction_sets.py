@@ -27,7 +27,7 @@ CPU_FLAGS = {
 """The flags in /proc/cpuinfo that each instruction set requires."""
 
 FALLBACK_EFFECT = "INT8 weights are dequantized: steps are slower and not batch-invariant"
-"""What a CPU does without compiled kernels, for the log."""
+"""Effect of missing compiled kernels, for the log."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 

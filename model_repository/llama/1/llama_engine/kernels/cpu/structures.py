@@ -51,7 +51,7 @@ class Cache(ctypes.Structure):
 
 
 class Scores(ctypes.Structure):
-    """How attention scores are computed."""
+    """Options of the attention scores."""
 
     _fields_ = (("scaling", ctypes.c_float), ("softcap", ctypes.c_float))
 

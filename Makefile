@@ -120,12 +120,13 @@ report: $(READY_PERF) ## write the tables of docs/benchmarks.md from perf/result
 bench-gpu: $(READY_PERF) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
-check: $(READY_PERF) ## ruff, mypy --strict, which part imports which, and whether make configs is due
+check: $(READY_PERF) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by room
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=model_repository/llama/1:. $(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
+	@.ci/lines
 
 configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py

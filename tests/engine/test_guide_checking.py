@@ -146,8 +146,8 @@ def test_a_guide_is_checked_once(own_guides: Guides, monkeypatch: pytest.MonkeyP
 def test_without_llguidance_the_message_says_what_to_install(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("guide_matcher", "guide_grammar"):
-        monkeypatch.delitem(sys.modules, f"llama_engine.sampling.{module}", raising=False)
+    for module in ("matcher", "translation"):
+        monkeypatch.delitem(sys.modules, f"llama_engine.grammar.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match=r"guided_decoding_guide needs the package llguidance.*: pip install"):
         Guides(tokenizer, [END]).start("regex", "a").result()

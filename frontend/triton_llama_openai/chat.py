@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
+from triton_llama.completion import Chunk
 
 from triton_llama_openai.conversation import Conversation, converse
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.logprobs import logprobs_content
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.chat import ChatRequest

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from triton_llama.completion import Chunk, TokenLogprobs
+
 from triton_llama_openai.chat_template import render_messages
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import check_count
 from triton_llama_openai.generation import Generation, Prompt
-from triton_llama_openai.logprobs import TokenLogprobs
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.chat import ChatRequest

@@ -7,16 +7,14 @@ steps, also for an answer that isn't streamed to the client. All streams share o
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
-import struct
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 import grpc
+from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     LlamaConnectionError,
@@ -27,13 +25,11 @@ from triton_llama.errors import (
     grpc_errors,
     one_line,
 )
-from triton_llama.grpc_transport import open_channel
+from triton_llama.grpc_transport import decode_response, encode_request, open_channel
 from triton_llama.sampling_params import INPUTS
-from triton_llama.tensors import Tensor
+from triton_llama.tensors import OUTPUT_NAMES, Tensor, read_chunks
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-
-from triton_llama_openai.logprobs import TokenLogprobs
 
 CONNECT_TIMEOUT_S = 10.0
 CONFIG_S = 60.0
@@ -41,43 +37,10 @@ CONFIG_S = 60.0
 CONFIG_TIMEOUT_S = 2.0
 
 OUTPUTS = (
-    "text_output",
-    "finish_reason",
-    "num_input_tokens",
-    "num_output_tokens",
-    "stop_reason",
-    "sequence_index",
-    "logprobs",
-    "prompt_logprobs",
-    "num_cached_tokens",
-    "output_ids",
-    "seed",
+    *OUTPUT_NAMES,
+    *("stop_reason", "sequence_index", "logprobs", "prompt_logprobs", "output_ids", "seed"),
 )
-"""The outputs that are read: the first four of every response, the others of those that have them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A chunk of one choice. An answer that isn't streamed to the client is joined to one chunk a choice."""
-
-    index: int
-    """Index of the choice, counted over all prompts of the request."""
-    text: str
-    finish_reason: str
-    """stop, length, or empty while the choice goes on."""
-    num_input_tokens: int
-    num_output_tokens: int
-    """The chunk's own."""
-    stop_reason: str = ""
-    """The stop string, the decimal id of the stop token, or empty."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    num_cached_tokens: int | None = None
-    """Tokens of the prompt that were cached; only in the choice's last chunk."""
-    output_ids: tuple[int, ...] = ()
-    """The chunk's own tokens."""
-    seed: int | None = None
-    """The choice's own."""
+"""The outputs that are read."""
 
 
 class EngineClient:
@@ -112,7 +75,7 @@ class EngineClient:
         """
         unfinished = set(choices)
         with self._errors(timeout):
-            message = _request(self.model, tensors, request_id)
+            message = encode_request(self.model, request_id, tensors, OUTPUTS)
             # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout)
             try:
@@ -123,7 +86,9 @@ class EngineClient:
                     if response.error_message:
                         raise _error(response.error_message)
                     self.last_response = self.last_heard
-                    chunks = read_chunks(response.infer_response, choices)
+                    outputs = decode_response(response.infer_response)
+                    # A response without outputs is only the end of the stream.
+                    chunks = read_chunks(outputs, choices) if outputs else []
                     unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
                     yield chunks
                     self._awaited[call] = time.monotonic()
@@ -212,84 +177,3 @@ def _error(message: str) -> TritonLlamaError:
 
 _WORD = re.compile(r"\w+")
 _INPUTS = {"text_input", "input_ids", "resume_ids", "stream", *INPUTS}
-
-
-def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:
-    message = messages.ModelInferRequest(model_name=model, id=request_id)
-    for tensor in tensors:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.encode())
-    for name in OUTPUTS:
-        message.outputs.add(name=name)
-    return message
-
-
-_INTEGERS = {"INT32": "<i", "INT64": "<q", "UINT64": "<Q"}
-
-
-def read_chunks(response: messages.ModelInferResponse, choices: range) -> list[Chunk]:
-    """Return a response's chunks: one of a stream has one choice's, any other all choices'.
-
-    Raises:
-        ServerError: an output is missing or isn't what the contract says.
-    """
-    outputs = {
-        output.name: _decode(output.name, output.datatype, raw)
-        for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)
-    }
-    if not outputs:
-        # Only the end of the stream.
-        return []
-    try:
-        rows = range(len(outputs["text_output"]))
-        indices = [int(index) for index in outputs.get("sequence_index", rows)]
-        if not all(0 <= index < len(choices) for index in indices):
-            raise ServerError(f"the server answered about choices {indices} of {len(choices)}")
-        return [_chunk(outputs, row, choices[indices[row]]) for row in rows]
-    except KeyError as error:
-        raise ServerError(f"the server's answer lacks the output {error.args[0]}") from None
-    except (IndexError, TypeError, ValueError) as error:
-        raise ServerError(f"the server's answer violates the contract: {error}") from error
-
-
-def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> Chunk:
-    # [rows, tokens], with -1 beyond a shorter row's end.
-    ids = outputs.get("output_ids", [])
-    width = len(ids) // len(outputs["text_output"])
-    return Chunk(
-        index=index,
-        text=str(outputs["text_output"][row]),
-        finish_reason=str(outputs["finish_reason"][row]),
-        num_input_tokens=int(outputs["num_input_tokens"][row]),
-        num_output_tokens=int(outputs["num_output_tokens"][row]),
-        stop_reason=str(outputs["stop_reason"][row]) if "stop_reason" in outputs else "",
-        logprobs=json.loads(str(outputs["logprobs"][row]) or "[]") if "logprobs" in outputs else [],
-        prompt_logprobs=json.loads(str(outputs["prompt_logprobs"][row]) or "null")
-        if "prompt_logprobs" in outputs
-        else None,
-        num_cached_tokens=int(outputs["num_cached_tokens"][row]) if "num_cached_tokens" in outputs else None,
-        output_ids=tuple(int(token) for token in ids[row * width : (row + 1) * width] if int(token) >= 0),
-        seed=int(outputs["seed"][row]) if "seed" in outputs else None,
-    )
-
-
-def _decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
-    """Return an output's values; Triton's binary form has each string's length."""
-    try:
-        if datatype == "BYTES":
-            return _strings(content)
-        if datatype in _INTEGERS:
-            return [value for (value,) in struct.iter_unpack(_INTEGERS[datatype], content)]
-    except (struct.error, UnicodeDecodeError) as error:
-        raise ServerError(f"the server's output {name} of type {datatype} can't be decoded: {error}") from error
-    raise ServerError(f"the server's output {name} has the type {datatype}")
-
-
-def _strings(content: bytes) -> list[str]:
-    texts, start = [], 0
-    while start < len(content):
-        (size,) = struct.unpack_from("<I", content, start)
-        (text,) = struct.unpack_from(f"{size}s", content, start + 4)
-        texts.append(text.decode())
-        start += 4 + size
-    return texts

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from triton_llama.completion import Chunk
 from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord

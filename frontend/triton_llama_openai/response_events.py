@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from triton_llama_openai.engine_client import Chunk
+from triton_llama.completion import Chunk
+
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.response_object import ResponseObject
 from triton_llama_openai.response_output import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from triton_llama.completion import Chunk
+
 from triton_llama_openai.conversation import Conversation
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_output import Output, new_id

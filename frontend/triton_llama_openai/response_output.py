@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from triton_llama.completion import Chunk
+
 from triton_llama_openai.conversation import Conversation
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.logprobs import logprobs_content
 from triton_llama_openai.protocol.response_items import Status
 from triton_llama_openai.reasoning import Reasoning

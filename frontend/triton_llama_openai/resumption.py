@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from triton_llama.completion import Chunk
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -21,7 +22,6 @@ from triton_llama.errors import (
 )
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.replica import Replica

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from triton_llama_openai.engine_client import Chunk
+from triton_llama.completion import Chunk
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""

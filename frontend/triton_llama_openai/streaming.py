@@ -17,8 +17,8 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+from triton_llama.completion import Chunk
 
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import ApiError, ClientLeftError
 from triton_llama_openai.generation import Generation
 from triton_llama_openai.metrics import CLIENT_LEFT

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,16 +16,14 @@ import grpc
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
+    LOST,
     LlamaConnectionError,
-    RejectedInputError,
     ServerError,
     TritonLlamaError,
     from_stream_error,
     grpc_errors,
-    one_line,
 )
 from triton_llama.grpc_transport import decode_response, encode_request, open_channel
-from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import OUTPUT_NAMES, Tensor, read_chunks
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -84,7 +81,7 @@ class EngineClient:
                     # A reader that takes its time isn't waiting for Triton.
                     self._awaited.pop(call, None)
                     if response.error_message:
-                        raise _error(response.error_message)
+                        raise from_stream_error(response.error_message, started=True)
                     self.last_response = self.last_heard
                     outputs = decode_response(response.infer_response)
                     # A response without outputs is only the end of the stream.
@@ -97,7 +94,8 @@ class EngineClient:
                 # No effect on a call that has ended.
                 call.cancel()
         if unfinished:
-            raise ServerError(f"the server's stream ended without the finish_reason of choice {min(unfinished)}")
+            message = f"the server's stream ended without the finish_reason of choice {min(unfinished)}"
+            raise ServerError(message, LOST)
 
     def silence(self) -> float:
         """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
@@ -161,19 +159,3 @@ class EngineClient:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
-
-
-def _error(message: str) -> TritonLlamaError:
-    """Return the error of a stream's message, which has no status.
-
-    A refusal may quote user text that looks like a connection error, so the first word decides: one of the model's
-    inputs, also one that the request leaves to the checkpoint.
-    """
-    begin = _WORD.match(message)
-    if begin is not None and begin[0] in _INPUTS:
-        return RejectedInputError(one_line(message))
-    return from_stream_error(message, started=True)
-
-
-_WORD = re.compile(r"\w+")
-_INPUTS = {"text_input", "input_ids", "resume_ids", "stream", *INPUTS}

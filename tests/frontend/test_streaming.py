@@ -129,14 +129,14 @@ def test_a_streamed_echo_of_tokens_begins_with_the_first_ones_text(served: Endpo
 
 
 def test_a_stream_that_the_model_refuses_has_the_errors_own_status(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = "max_tokens is 600; it must be at most 507: the prompt has 5"
+    triton.failing = "INVALID_ARG: max_tokens is 600; it must be at most 507: the prompt has 5"
     response = served.chat(stream=True, max_tokens=600)
     assert response.status_code == 400
     assert error_of(response)["param"] == "max_tokens"
 
 
 def test_an_error_within_a_stream_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = "the request failed; the server's log has the reason"
+    triton.failing = "INTERNAL: the request failed; the server's log has the reason"
     triton.after_tokens = 2
     response = served.chat(stream=True)
     assert response.status_code == 200

@@ -151,7 +151,7 @@ def test_an_unknown_parameter_of_kserves_is_refused_by_name(narrow_streaming: Lo
     url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
     refused = HTTP.post(url, json={"text_input": PROMPT, "parameters": {**KSERVE, "best_of": 2}})
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("'best_of' is no input of this model")
+    assert refused.json()["error"].startswith("INVALID_ARG: 'best_of' is no input of this model")
 
 
 @pytest.fixture

@@ -55,11 +55,11 @@ def test_request_parameters_reach_the_model(streaming: LocalTriton, value: objec
     body = {"inputs": [tensor], "parameters": {"temprature": value}}
     refused = HTTP.post(f"http://{streaming.http_url}/v2/models/{UNARY}/infer", json=body)
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("'temprature' is no input of this model")
+    assert refused.json()["error"].startswith("INVALID_ARG: 'temprature' is no input of this model")
 
 
 def test_a_forged_request_is_refused_as_one_with_an_unknown_parameter(streaming: LocalTriton) -> None:
     refused = generate(streaming, {"text_input": "a", UNARY: "[1, true]"})
     assert isinstance(refused, Refusal)
     assert refused.kind == BAD
-    assert refused.message.startswith(f"'{UNARY}' is no input of this model")
+    assert refused.message.startswith(f"INVALID_ARG: '{UNARY}' is no input of this model")

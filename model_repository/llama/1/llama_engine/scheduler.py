@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from llama_engine.cancellation import poll_cancellation
 from llama_engine.engine import Engine, StepResult
-from llama_engine.errors import Cancelled, RequestError, Unavailable
+from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 from llama_engine.events import FAILURE, Event, ResponseSink
 from llama_engine.observability.health import EngineHealth
 from llama_engine.observability.stats import Stats
@@ -39,8 +39,8 @@ MAX_WAITING_GUIDES = 64
 HANG_SECONDS = 10.0
 """Seconds that `stop` waits for a hanging step after the drain time."""
 
-_STOPPING = Unavailable("the server is stopping")
-_TOO_MANY_GUIDES = Unavailable("too many guides (guided_decoding_guide) wait to be compiled; try again later")
+_STOPPING = Stopping("the server is stopping")
+_TOO_MANY_GUIDES = QueueFull("too many guides (guided_decoding_guide) wait to be compiled; try again later")
 
 _log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ def test_an_error_is_llamas_own(streaming: LocalTriton, wire: Wire) -> None:
 
 def test_a_request_for_a_stream_is_refused_by_name(streaming: LocalTriton) -> None:
     refused = infer(streaming, {**REQUEST, "stream": True})
-    assert refused == Refusal(BAD, "stream is true; it must be false: llama_unary answers in one response")
+    assert refused == Refusal(BAD, "INVALID_ARG: stream is true; it must be false: llama_unary answers in one response")
 
 
 @pytest.mark.parametrize("value", [1, "one", True])

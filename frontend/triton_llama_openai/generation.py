@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from triton_llama.completion import Chunk
@@ -18,9 +18,8 @@ from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.sampling import SAME_NAMES, SamplingRequest
-from triton_llama_openai.resumption import EngineRequest, Resumption
+from triton_llama_openai.resumption import ChunkStream, EngineRequest, Resumption, merge
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.stream_merge import merge
 from triton_llama_openai.structured_output import Guide
 
 _UP_TO_THE_CONTEXT = 1 << 20
@@ -77,33 +76,35 @@ class Generation:
         if guide is not None:
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
 
-    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
-        """Yield each response's chunks, counted. Closing the generator cancels what still runs.
+    def stream(self) -> ChunkStream:
+        """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
+        return merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
 
-        Raises:
-            ApiError: the engine's error, in this request's words; one prompt's error ends all.
-        """
-        streams = [Resumption(request, self._balancer, self.record).chunks() for request in self._requests]
+    def count(self, chunks: Sequence[Chunk]) -> None:
+        """Count the tokens of a response."""
+        self.usage.add(chunks)
+        self.record.prompt_tokens = self.usage.prompt_tokens
+        self.record.completion_tokens = self.usage.completion_tokens
+        if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
+            self.record.saw_text()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the engine's errors in the block as ApiErrors, in this request's words."""
         try:
-            async with aclosing(merge(streams)) as responses:
-                async for chunks in responses:
-                    self.usage.add(chunks)
-                    if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
-                        self.record.saw_text()
-                    yield chunks
+            yield
         except TritonLlamaError as error:
             raise from_engine(error, self._fields) from error
-        finally:
-            self.record.prompt_tokens = self.usage.prompt_tokens
-            self.record.completion_tokens = self.usage.completion_tokens
 
     async def whole(self) -> list[Chunk]:
-        """Return each choice as one chunk, in order; raises as `chunks`."""
+        """Return each choice as one chunk, in order. Raises ApiError."""
         of_choices: dict[int, list[Chunk]] = {}
-        async with aclosing(self.chunks()) as responses:
-            async for response in responses:
-                for chunk in response:
-                    of_choices.setdefault(chunk.index, []).append(chunk)
+        with self.errors():
+            async with aclosing(self.stream()) as responses:
+                async for response in responses:
+                    self.count(response)
+                    for chunk in response:
+                        of_choices.setdefault(chunk.index, []).append(chunk)
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
 
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triton_llama_openai.conversation import converse
+from triton_llama_openai.conversation import prepare_chat
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_events import ResponseEvents
@@ -24,11 +24,11 @@ async def answer_response(
     """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
     model = models.find(body.model)
     chat = chat_request(body, settings.max_messages)
-    conversation = converse(chat, model, settings, request.state.record, cache_salt)
-    request.state.record.ignored += conversation.use.ignored
-    generation = conversation.generation
-    output = Output(conversation, chat.num_logprobs)
-    response = ResponseObject(body, conversation, output)
+    prepared = prepare_chat(chat, model, settings, request.state.record, cache_salt)
+    request.state.record.ignored += prepared.use.ignored
+    generation = prepared.generation
+    output = Output(prepared, chat.num_logprobs)
+    response = ResponseObject(body, prepared, output)
     if body.stream:
         return await stream_answer(request, generation, ResponseEvents(response))
     (chunk,) = await until_disconnect(request, generation.whole())

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from triton_llama.completion import Chunk, TokenLogprobs
 
 from triton_llama_openai.errors import check_count, prompt_too_long
-from triton_llama_openai.generation import Generation, Prompt
+from triton_llama_openai.generation import Generation, Prompt, truncate
 from triton_llama_openai.logprobs import CompletionLogprobs
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
@@ -27,7 +27,6 @@ from triton_llama_openai.streaming import (
 )
 from triton_llama_openai.structured_output import guide_of
 from triton_llama_openai.tokenizer import Checkpoint
-from triton_llama_openai.truncation import truncate
 
 
 async def answer_completion(

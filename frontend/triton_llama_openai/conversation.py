@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triton_llama_openai.chat_template import render_messages
 from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation, Prompt
+from triton_llama_openai.generation import Generation, Prompt, truncate
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.output_parser import OutputParser
@@ -21,7 +21,6 @@ from triton_llama_openai.reasoning import Markers, is_closed, is_open, is_open_i
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.structured_output import follow
 from triton_llama_openai.tool_calls import ToolUse, tool_use
-from triton_llama_openai.truncation import truncate
 
 
 @dataclass(frozen=True)

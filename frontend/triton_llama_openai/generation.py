@@ -17,10 +17,11 @@ from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
-from triton_llama_openai.protocol.sampling import SAME_NAMES, SamplingRequest
+from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
 from triton_llama_openai.resumption import ChunkStream, EngineRequest, Resumption, merge
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.structured_output import Guide
+from triton_llama_openai.tokenizer import Checkpoint
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
@@ -184,7 +185,7 @@ def _inputs(
     else:
         tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
     tensors.append(Tensor("stream", "BOOL", (True,)))
-    values = {name: getattr(request, name) for name in SAME_NAMES} | {
+    values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
         "repetition_penalty": request.penalty,
@@ -226,3 +227,28 @@ def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], 
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         value = f"up to {count} log probabilities of the prompts' tokens"
         raise invalid(name, value, f"at most {MAX_PROMPT_LOGPROBS} in one request")
+
+
+def truncate(request: SamplingRequest, prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Prompt]:
+    """Return the prompts, of longer ones the last tokens, as `truncate_prompt_tokens` says. It tokenizes texts.
+
+    As under vLLM, a BOS that is cut off isn't added again.
+
+    Raises:
+        ApiError: the request keeps more tokens than the context has room for.
+    """
+    count, room = request.truncate_prompt_tokens, checkpoint.context - 1
+    if count is None:
+        return list(prompts)
+    if count > room:
+        raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
+    if count < 0:
+        new_tokens = request.max_new_tokens or 1
+        # With more new tokens than the context has, max_tokens is refused or reduced.
+        count = checkpoint.context - new_tokens if new_tokens < checkpoint.context else room
+    return [_last_tokens(prompt, count, checkpoint) for prompt in prompts]
+
+
+def _last_tokens(prompt: Prompt, count: int, checkpoint: Checkpoint) -> Prompt:
+    tokens = checkpoint.prompt_ids(prompt)
+    return tokens[-count:] if len(tokens) > count else prompt

@@ -1,6 +1,6 @@
 """What answers of all paths share: common fields, server-sent events, the end of a request whose client disconnects.
 
-Deltas are built in `chat`, `completions` and `response_events`.
+Deltas are built in `chat`, `completions` and `responses`.
 """
 
 from __future__ import annotations

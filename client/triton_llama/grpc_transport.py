@@ -21,7 +21,14 @@ from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import from_stream_error, grpc_errors
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, decode, read_chunk, read_completion
+from triton_llama.tensors import (
+    OUTPUT_NAMES,
+    PreparedRequest,
+    decode_response,
+    encode_request,
+    read_chunk,
+    read_completion,
+)
 
 # Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
 ERRORS_WITH_STATUS = ("triton_grpc_error", "true")
@@ -168,26 +175,6 @@ def open_channel(library: ModuleType, endpoint: Endpoint, connect_timeout: float
     if endpoint.tls:
         return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(), options=options)
     return library.insecure_channel(endpoint.authority, options=options)
-
-
-def encode_request(
-    model: str, request_id: str, tensors: Sequence[Tensor], outputs: Sequence[str]
-) -> messages.ModelInferRequest:
-    """Encode a request for these outputs; `ModelInfer` and `ModelStreamInfer` take the same message."""
-    message = messages.ModelInferRequest(model_name=model, id=request_id)
-    for tensor in tensors:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.encode())
-    for name in outputs:
-        message.outputs.add(name=name)
-    return message
-
-
-def decode_response(response: messages.ModelInferResponse) -> dict[str, list[str] | list[int]]:
-    """Return the values of a response's outputs, by name. Raises ServerError for malformed ones."""
-    # An output without content is missing.
-    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
-    return {output.name: decode(output.name, output.datatype, content) for output, content in pairs}
 
 
 def _read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Chunk:

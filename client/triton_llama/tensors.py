@@ -1,4 +1,4 @@
-"""Tensors of the contract: a request's inputs encoded, a response's outputs decoded, the same for HTTP and gRPC.
+"""Tensors of the contract: a request's inputs and a response's outputs, the same for HTTP and gRPC; gRPC's messages.
 
 A value that no INT32, FP32, UINT64 or UTF-8 string can hold is refused here, because it can't be sent. The server
 checks all other bounds, so that there is one copy of each.
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import SupportsFloat
+
+from tritonclient.grpc import service_pb2 as messages
 
 from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
@@ -50,6 +52,26 @@ class Tensor:
             texts = [str(value).encode() for value in self.values]
             return b"".join(struct.pack("<I", len(text)) + text for text in texts)
         return struct.pack(f"<{len(self.values)}{_FORMATS[self.datatype]}", *self.values)
+
+
+def encode_request(
+    model: str, request_id: str, tensors: Sequence[Tensor], outputs: Sequence[str]
+) -> messages.ModelInferRequest:
+    """Encode a request for these outputs; `ModelInfer` and `ModelStreamInfer` take the same message."""
+    message = messages.ModelInferRequest(model_name=model, id=request_id)
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.encode())
+    for name in outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+def decode_response(response: messages.ModelInferResponse) -> dict[str, list[str] | list[int]]:
+    """Return the values of a response's outputs, by name. Raises ServerError for malformed ones."""
+    # An output without content is missing.
+    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
+    return {output.name: decode(output.name, output.datatype, content) for output, content in pairs}
 
 
 def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
@@ -130,6 +152,7 @@ def _chunk(outputs: Mapping[str, Sequence[object]], row: int, index: int) -> Chu
     ids = outputs.get("output_ids", ())
     width = len(ids) // len(outputs["text_output"])
     own_ids = [token for token in ids[row * width : (row + 1) * width] if isinstance(token, int)]
+    logprobs, prompt_logprobs = (_string_of(outputs, name, row) for name in ("logprobs", "prompt_logprobs"))
     return Chunk(
         text=_string_of(outputs, "text_output", row),
         finish_reason=_string_of(outputs, "finish_reason", row),
@@ -138,8 +161,8 @@ def _chunk(outputs: Mapping[str, Sequence[object]], row: int, index: int) -> Chu
         num_cached_tokens=_integer_of(outputs, "num_cached_tokens", row) if "num_cached_tokens" in outputs else None,
         index=index,
         stop_reason=_string_of(outputs, "stop_reason", row),
-        logprobs=json.loads(_string_of(outputs, "logprobs", row) or "[]"),
-        prompt_logprobs=json.loads(_string_of(outputs, "prompt_logprobs", row) or "null"),
+        logprobs=json.loads(logprobs) if logprobs else [],
+        prompt_logprobs=json.loads(prompt_logprobs) if prompt_logprobs else None,
         output_ids=tuple(token for token in own_ids if token >= 0),
         seed=_integer_of(outputs, "seed", row) if "seed" in outputs else None,
     )

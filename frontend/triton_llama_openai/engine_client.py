@@ -24,8 +24,8 @@ from triton_llama.errors import (
     from_stream_error,
     grpc_errors,
 )
-from triton_llama.grpc_transport import decode_response, encode_request, open_channel
-from triton_llama.tensors import OUTPUT_NAMES, Tensor, read_chunks
+from triton_llama.grpc_transport import open_channel
+from triton_llama.tensors import OUTPUT_NAMES, Tensor, decode_response, encode_request, read_chunks
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -22,7 +22,6 @@ TEXT ?=
 BENCH ?=
 TUNE ?=
 QUALITY ?=
-PREPARE ?=
 WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
@@ -64,9 +63,9 @@ serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_POR
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)' \
 	  $(if $(OPENAI_PORT),--openai-port '$(OPENAI_PORT)')
 
-prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
+prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION)
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a checkpoint in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
-	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
+	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)')
 
 inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why not: make inspect MODEL=<path or hub id> (REVISION, LLAMA_* settings)
 	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')
@@ -94,7 +93,7 @@ NICE := nice
 
 .room-clients: $(READY_CLIENTS)
 
-bench: $(READY_ANALYZER) ## the article's table, mixed lengths, other servers at 1 to 128 users, a larger model, each beside the roofline (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into .work/vllm
@@ -115,18 +114,19 @@ soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINU
 resumption: $(READY_PERF) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
 	@$(PERF) perf.resumption $(if $(MODEL),--model '$(MODEL)') $(RESUMPTION)
 
-report: $(READY_PERF) ## write the tables and the plot of docs/benchmarks.md from perf/results/
+report: $(READY_PERF) ## write the tables of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
 
 bench-gpu: $(READY_PERF) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
-check: $(READY_PERF) ## ruff, mypy --strict, which part imports which, and whether make configs is due
+check: $(READY_PERF) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by room
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=model_repository/llama/1:. $(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
+	@.ci/lines
 
 configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py
@@ -137,7 +137,7 @@ format: $(READY_PERF) ## ruff's formatter and automatic fixes
 
 # Resolved for the image, not for this machine. PIP_NO_INDEX=1: from the wheels only, like the build.
 lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirements.lock, or WHEELS/requirements.lock (WHEELS, LOCK_PYTHON)
-	@$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(line for name in ('server', 'guided', 'openai') for line in extras[name]), sep='\n')" \
+	@$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(line for name in ('server', 'guided', 'gguf', 'openai') for line in extras[name]), sep='\n')" \
 	  | $(BIN)/uv pip compile - --constraint constraints.txt --generate-hashes --only-binary :all: --quiet --no-config \
 	    --python-platform x86_64-manylinux_2_31 --python-version '$(LOCK_PYTHON)' $(if $(PIP_NO_INDEX),--no-index) \
 	    $(if $(WHEELS),--find-links '$(WHEELS)') --custom-compile-command 'make lock' --no-annotate \
@@ -149,25 +149,22 @@ sbom: $(READY) ## the image's packages in CycloneDX, and their licences: dist/sb
 	@$(BIN)/pip-licenses --format=markdown --with-urls --output-file=dist/licences.md \
 	  --packages $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' deploy/docker/requirements.lock)
 
-train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes after a stop)
-	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
-
-clean: ## remove the virtual environment, compiled kernels and leftovers of tests and training
+clean: ## remove the virtual environment, compiled kernels and leftovers of tests
 	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build
 
 # Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,guided,local,prepare,openai,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,guided,gguf,local,openai,dev]'
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler
-# (CXX, else g++, c++ or clang++) each run prints a line, and the model runs on PyTorch's kernels.
+# (CXX, else g++, c++ or clang++) each run prints a line, and INT8 weights are dequantized.
 $(COMPILED): | $(INSTALLED)
 	@$(BIN)/python $(CPU_KERNELS)/build.py --optional --quiet
 
-# Additions for benchmarks and their tests: the load generator, the baselines, the plots.
+# Additions for benchmarks and their tests: the load generator, the baselines.
 $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	@touch $@

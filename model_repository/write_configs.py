@@ -1,6 +1,6 @@
 """Writes what follows from the code's own tables: `make configs`.
 
-From the request parameters, `llama_engine.api.parameters`, come the inputs of every config, the table of inputs in
+From the request parameters, `llama_engine.request.parameters`, come the inputs of every config, the table of inputs in
 docs/api.md, and the client's `SamplingParams`; docs/settings.md and docs/metrics.md list the engine's settings and
 metrics, docs/openai.md the endpoint's paths, fields, settings and metrics. With `--check` nothing is written; stale
 files are named, and the exit code is 1 if there are any.
@@ -19,8 +19,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from llama_engine.api.parameters import NOT_SAMPLING, PARAMETERS, Parameter
 from llama_engine.observability.metrics import METRICS
+from llama_engine.request.parameters import NOT_SAMPLING, PARAMETERS, Parameter
 from llama_engine.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BeforeValidator

@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.model.loader import Checkpoint, load_checkpoint
-from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM

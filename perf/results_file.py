@@ -14,6 +14,8 @@ from typing import Any
 
 from perf import environment
 
+RESULTS = environment.ROOT / "perf" / "results"
+
 
 class Results:
     """One run's results, written to FILE.partial after every measurement; `finish` makes that the file.

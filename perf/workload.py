@@ -19,7 +19,6 @@ from transformers import AutoTokenizer
 from perf.load.protocols import Request
 
 Mix = Literal["equal", "uniform", "geometric"]
-MIXES: tuple[Mix, ...] = ("equal", "uniform", "geometric")
 
 PROMPT_TOKENS = 100
 MEAN_OUTPUT = 200

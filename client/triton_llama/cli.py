@@ -1,4 +1,4 @@
-"""The command line `triton-llama`: complete a prompt, show the state of a server, or inspect a checkpoint.
+"""The command line `triton-llama`: complete a prompt, or show the state of a server.
 
 The bounds of the parameters are the server's, which checks them; the command line doesn't.
 """
@@ -214,26 +214,6 @@ def status(
     else:
         click.echo("\n".join(status_lines(state, info, reason)))
     context.exit(0 if state.ready and state.model_ready else SERVER_ERROR)
-
-
-@main.command()
-@click.argument("checkpoint")
-@click.option("--revision", help="Of a hub id: a commit, a tag or a branch.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.pass_context
-def inspect(context: click.Context, checkpoint: str, revision: str | None, as_json: bool) -> None:
-    """Show what CHECKPOINT, a folder or a hub id, is, how a server with this environment's LLAMA_* would serve it, and
-    its memory, without loading it; exit with 1 if it would be refused.
-    """
-    try:
-        # Needs the server's packages, which a client doesn't.
-        from triton_prepare.inspect import main as inspect_checkpoint
-    except ImportError as error:
-        raise click.ClickException(
-            f"{error}; inspect needs the model repository and its packages: run `make inspect MODEL=...` in a checkout"
-        ) from error
-    options = [*(("--revision", revision) if revision else ()), *(("--json",) if as_json else ())]
-    context.exit(inspect_checkpoint([*options, "--", checkpoint]))
 
 
 def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> Iterator[str]:

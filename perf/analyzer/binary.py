@@ -31,6 +31,10 @@ class AnalyzerError(Exception):
     """There is no perf_analyzer, or its run is no measurement; `str()` is the message for the user."""
 
 
+class BadExportError(AnalyzerError):
+    """perf_analyzer ended well, but its profile export is no JSON, twice."""
+
+
 def fetched(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the binary in the cache, fetched with pip if missing. Raises AnalyzerError."""
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-llama"

@@ -8,7 +8,8 @@ an idle server. Its own report has percentiles of all requests, warm-up included
 ends up to a second after the last answer; the profile export has the raw times.
 
 perf_analyzer stops at the first failed request and writes no export then. That, a run that it does not call stable, and
-answers other than asked for are an AnalyzerError and never a measurement: a report has no errors.
+answers other than asked for are an AnalyzerError and never a measurement: a report has no errors. Rarely it ends with
+exit code 0 and leaves an empty export, of a load that another run measures; so it is run once more then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
 
-from perf.analyzer.binary import NAME, AnalyzerError, fetched, library_path
+from perf.analyzer.binary import NAME, AnalyzerError, BadExportError, fetched, library_path
 from perf.load.protocols import Request
 from perf.load.records import Record, Run
 
@@ -38,7 +39,7 @@ def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int
 
     Returns the run, in the order of sending and with times in seconds since 1970, and the command, without its folder.
     warmup: at least `concurrency`, so that the measured ones meet a full server; or 0. timeout: seconds for all of
-    them. Raises AnalyzerError, and what `library_path` raises.
+    them. Raises AnalyzerError (BadExportError after a second empty export), and what `library_path` raises.
     """
     arguments = [
         *("-m", "llama", "-i", "grpc", "-u", url, "--input-data", "requests.json"),
@@ -46,13 +47,18 @@ def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int
         *("--request-count", str(len(requests))),
         *("--profile-export-file", "profile.json"),
     ]
-    executable = fetched()
+    executable, command = str(fetched()), shlex.join([NAME, *arguments])
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as name:
         folder = Path(name)
         (folder / "requests.json").write_text(inputs(requests))
-        _run([str(executable), *arguments], folder, timeout)
-        records = read_profile(folder / "profile.json", requests)
-    return Run(concurrency, records, warmup), shlex.join([NAME, *arguments])
+        for _ in range(2):
+            output = _run([executable, *arguments], folder, timeout)
+            try:
+                profile = json.loads((folder / "profile.json").read_text())
+            except ValueError:
+                continue
+            return Run(concurrency, read_profile(profile, requests), warmup), command
+    raise BadExportError(f"the profile export is no JSON, twice: {command}\n{output}")
 
 
 def inputs(requests: Sequence[Request]) -> str:
@@ -73,16 +79,12 @@ def inputs(requests: Sequence[Request]) -> str:
     return json.dumps({"data": entries})
 
 
-def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
+def read_profile(profile: Any, requests: Sequence[Request]) -> tuple[Record, ...]:  # noqa: ANN401 - JSON
     """Return the records of a profile export, in the order of sending.
 
     Raises AnalyzerError unless exactly these requests were sent, each answered with as many tokens as it asked for.
     """
-    content = path.read_text()
-    if not content:
-        # It has left one with exit code 0, of a load that another run measured.
-        raise AnalyzerError("perf_analyzer wrote an empty profile export")
-    (experiment,) = json.loads(content)["experiments"]
+    (experiment,) = profile["experiments"]
     answered = [_answered(request) for request in experiment["requests"]]
     planned, sent = Counter(requests), Counter(request for _, request in answered)
     if planned != sent:
@@ -99,7 +101,8 @@ def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
     return tuple(sorted((record for record, _ in answered), key=lambda record: record.scheduled))
 
 
-def _run(command: Sequence[str], folder: Path, timeout: float) -> None:
+def _run(command: Sequence[str], folder: Path, timeout: float) -> str:
+    """Run perf_analyzer; return its output."""
     try:
         with library_path() as environment:
             ran = subprocess.run(
@@ -119,6 +122,7 @@ def _run(command: Sequence[str], folder: Path, timeout: float) -> None:
         lines = [line.strip() for line in (ran.stderr.strip() or ran.stdout.strip()).splitlines() if line.strip()]
         reason = " ".join(lines[:_REASON_LINES]) or "no output"
         raise AnalyzerError(f"perf_analyzer ended with code {ran.returncode}: {reason}")
+    return ran.stdout + ran.stderr
 
 
 def _answered(request: dict[str, Any]) -> tuple[Record, Request]:

@@ -1,112 +1,162 @@
-"""A run of a load as an entry of a result's measurements.
+"""A server under loads, and each run of a load as an entry of a result's measurements.
 
-The article's runs are perf_analyzer's. Their throughput is over the steady-state window (`load.records`), too, but from
-the growth of the server's own token counter in it. Triton's batch is over as many of the last answers as are measured:
-it counts when it answers, and where the queue is long most of what it answers in the window is the warm-up.
+A server is started once for its loads. One that fails is recorded with its reason and the run continues: one server
+can't spoil a run of an hour.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import psutil
+from llama_engine.errors import one_line
 from transformers import LlamaConfig
 
-from perf.bench.counters import Samples
+from perf.analyzer import run as analyzer
+from perf.analyzer.binary import BadExportError
+from perf.bench.loads import Load
 from perf.bench.prefixes import PrefixLoad
-from perf.environment import memory_of
-from perf.load.protocols import Request
-from perf.load.records import Run
+from perf.checkpoint import described
+from perf.command import CORES, Budget
+from perf.environment import StealTime, memory_of
+from perf.load.generator import drive
+from perf.load.records import TIME_OVER, Run
 from perf.load.summary import summarize, summarize_prefixes
+from perf.results_file import Results
 from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
-from perf.servers.running import Running, Server
-from perf.workload import PROMPT_TOKENS, Mix
+from perf.servers.running import NotRunError, Running, Server
+from perf.workload import PROMPT_TOKENS
+
+LOAD_S = 600.0
+"""Maximum seconds of one load, and at most a quarter of the time left, so that a slow server leaves time for others."""
+START_S = 30.0
+"""Minimum seconds left to start another load."""
+_COUNTER = re.compile(r"^(llama_step_rows_(?:sum|count)|nv_inference_(?:exec_)?count)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
-def entry(
-    server: Server,
-    running: Running,
-    checkpoint: Path,
-    mix: Mix,
-    run: Run,
-    requests: Sequence[Request],
-    rates: DeviceRates,
-    more: Mapping[str, object],
-) -> dict[str, object]:
-    """Return the measurement of a closed loop of these requests. more: replaces the generator's figures.
+@dataclass(frozen=True)
+class Bench:
+    """A run's results and time, and the device's rates."""
 
-    The limit is the device's for this load in these weights, for any server: all concurrent requests may share a step.
-    """
-    lengths = [request.output_tokens for request in requests[run.warmup :]]
+    results: Results
+    budget: Budget
+    rates: DeviceRates
+
+    def measure(self, servers: Sequence[Server], checkpoint: Path, loads: Sequence[Load | PrefixLoad]) -> None:
+        """Start each server, apply the loads, stop them; every load has an entry of each server afterwards.
+
+        Each load is applied to one server after the other, so that their measurements lie close together.
+        What ends a server's measurements is the reason of all its loads that are left: it can't run, or it has not
+        answered a load in time and may still be computing it. Raises BadExportError.
+        """
+        for _ in zip_longest(*(self._measurements(server, checkpoint, loads) for server in servers)):
+            pass
+
+    def _measurements(self, server: Server, checkpoint: Path, loads: Sequence[Load | PrefixLoad]) -> Iterator[None]:
+        """Run a server and measure a load at each step."""
+        left = list(loads)
+        try:
+            self._refuse_late()
+            self.budget.say(f"{server.key} is started …")
+            with server.start(checkpoint, CORES) as running:
+                self.budget.say(f"{server.key} runs: {running.command}")
+                while left:
+                    self._refuse_late()
+                    self._note(left[0], server, self._apply(server, running, checkpoint, left[0]))
+                    del left[0]
+                    yield
+        except BadExportError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
+            reason = str(error) if isinstance(error, NotRunError) else one_line(error)
+            for load in left:
+                self._note(load, server, {**server.to_json(), "not_run": reason})
+
+    def _refuse_late(self) -> None:
+        if self.budget.left < START_S:
+            raise NotRunError(f"{self.budget.left:.0f} s are left of --budget")
+
+    def _apply(self, server: Server, running: Running, checkpoint: Path, load: Load | PrefixLoad) -> dict[str, object]:
+        steal = StealTime()
+        requests, warmup = load.requests(checkpoint)
+        timeout = min(LOAD_S, self.budget.left / 4)
+        more: dict[str, object] = {}
+        if isinstance(load, Load) and load.perf_analyzer:
+            assert running.triton is not None, "perf_analyzer speaks to Triton alone"
+            before = _counters(running.triton.metrics_url)
+            run, command = analyzer.measure(running.triton.grpc_url, requests, load.users, warmup, timeout)
+            grown = _counters(running.triton.metrics_url) - before
+            more = {
+                "command": command,
+                "mean_rows": round(grown["llama_step_rows_sum"] / grown["llama_step_rows_count"], 3),
+                "mean_batch": round(grown["nv_inference_count"] / grown["nv_inference_exec_count"], 3),
+            }
+        else:
+            run = drive(running.target, requests, load.users, warmup, timeout)
+            if late := sum(TIME_OVER in record.error for record in run.records):
+                raise NotRunError(f"{late} of {len(requests)} requests weren't answered within {timeout:.0f} s")
+        measurement = {**entry(server, running, load, run), **more}
+        if isinstance(load, PrefixLoad):
+            measurement |= summarize_prefixes(run)
+        elif server.stored is None:
+            measurement |= self._limit(server, checkpoint, run, measurement.get("tokens_per_second"))
+        return {**measurement, "model": described(checkpoint), "stolen_share": round(steal.share(), 4)}
+
+    def _limit(self, server: Server, checkpoint: Path, run: Run, rate: object) -> dict[str, object]:
+        """Return the device's limit for this load in these weights, for any server: all users may share a step."""
+        if not isinstance(rate, float):
+            return {}
+        config, lengths = LlamaConfig.from_pretrained(checkpoint), _lengths(run)
+        bound = roofline(
+            config, server.weights, self.rates, run.concurrency, lengths, PROMPT_TOKENS, True, server.floats
+        )
+        return {"limit": bound.beside(rate)}
+
+    def _note(self, load: Load | PrefixLoad, server: Server, measurement: Mapping[str, object]) -> None:
+        """Write a measurement and print it in a line."""
+        key = f"{load.key}/{server.key}"
+        self.results.add(key, measurement)
+        line = f"{measurement.get('tokens_per_second')} tokens/s, {measurement.get('errors')} errors"
+        if "not_run" in measurement:
+            line = f"not run: {measurement['not_run']}"
+        self.budget.say(f"{key}: {line}")
+
+
+def entry(server: Server, running: Running, load: Load | PrefixLoad, run: Run) -> dict[str, object]:
+    """Return the measurement of a run by the generator's figures."""
     prompts = [record.prompt_tokens for record in run.measured if record.prompt_tokens is not None]
-    prompt = round(statistics.mean(prompts)) if prompts else PROMPT_TOKENS
-    load: dict[str, object] = {"mix": mix, **_load(run, lengths), "prompt_tokens": prompt}
-    measurement = {**_served(server, running, load, run), **more}
-    rate = measurement.get("tokens_per_second")
-    if isinstance(rate, float) and server.stored is None:
-        config, rows = LlamaConfig.from_pretrained(checkpoint), run.concurrency
-        bound = roofline(config, server.weights, rates, rows, lengths, PROMPT_TOKENS, True, server.floats)
-        measurement["limit"] = bound.beside(rate)
-    return measurement
-
-
-def prefix_entry(server: Server, running: Running, load: PrefixLoad, run: Run) -> dict[str, object]:
-    """Return the measurement of a load with prefixes: without a limit, as that of a cached prompt is another one."""
-    lengths = [record.output_tokens for record in run.measured if not record.error]
-    facts: dict[str, object] = {"kind": load.kind, "round": load.round, **_load(run, lengths or [0])}
-    measurement = {**_served(server, running, facts, run), **summarize_prefixes(run)}
-    if load.kind == "context" and not (long := run.records[0]).error and long.first_token is not None:
-        measurement["long_sequence"] = {
-            "tokens": (long.prompt_tokens or 0) + long.output_tokens,
-            "time_to_first_token_ms": round(1e3 * (long.first_token - long.scheduled), 3),
-            "latency_ms": round(1e3 * long.latency, 3),
-        }
-    return measurement
-
-
-def _load(run: Run, lengths: Sequence[int]) -> dict[str, object]:
-    return {
+    facts = {
+        **load.facts(),
         "concurrency": run.concurrency,
         "requests": len(run.measured),
         "warmup_requests": run.warmup,
-        "mean_output_tokens": round(statistics.fmean(lengths), 2),
+        "mean_output_tokens": round(statistics.fmean(_lengths(run)), 2),
+        "prompt_tokens": round(statistics.fmean(prompts)) if prompts else None,
     }
-
-
-def _served(server: Server, running: Running, load: Mapping[str, object], run: Run) -> dict[str, object]:
-    head = {**server.to_json(), "settings": dict(running.settings), "command": running.command, "load": load}
+    head = {**server.to_json(), "settings": dict(running.settings), "command": running.command, "load": facts}
     return {**head, **summarize(run), **_memory(running)}
 
 
-def counted(counters: Samples, run: Run, requests: Sequence[Request]) -> dict[str, object]:
-    """Return the figures from the server's counters."""
-    window = run.steady
-    assert window is not None, "the warm-up is as large as the concurrency"
-    # When as many answers had arrived as the warm-up has requests.
-    warm, last = sorted(record.ended for record in run.records)[run.warmup - 1], counters.readings[-1][0]
+def _counters(metrics_url: str) -> Counter[str]:
+    """Return the counters of rows, steps, requests and batches, summed over their labels."""
+    counters = Counter[str]()
+    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=30) as response:
+        for name, value in _COUNTER.findall(response.read().decode()):
+            counters[name] += int(float(value))
+    return counters
 
-    def stepped(name: str) -> float:
-        return counters.growth(name, window.begin, window.end)
 
-    def answered(name: str) -> float:
-        return counters.growth(name, warm, last)
-
-    def ratio(amount: float, count: float) -> float | None:
-        return round(amount / count, 3) if count else None
-
-    tokens = stepped("llama_generated_tokens_total")
-    rate = tokens / window.seconds
-    mean_length = statistics.mean(request.output_tokens for request in requests)
-    return {
-        "output_tokens": round(tokens),
-        "requests_per_second": round(rate / mean_length, 4),
-        "tokens_per_second": round(rate, 2),
-        "mean_rows": ratio(stepped("llama_step_rows_sum"), stepped("llama_step_rows_count")),
-        "mean_batch": ratio(answered("nv_inference_count"), answered("nv_inference_exec_count")),
-    }
+def _lengths(run: Run) -> list[int]:
+    """Return the output tokens of the measured requests that were answered; of none, [0]."""
+    return [record.output_tokens for record in run.measured if not record.error] or [0]
 
 
 def _memory(running: Running) -> dict[str, object]:

@@ -4,7 +4,6 @@
   chats have one to eight turns, lest all users be at the same turn.
 - **retrieval**: a long document, the same for all, and a question.
 - **unshared**: no prefix in common; what the cache costs where it never helps. In rounds, in which servers alternate.
-- **context**: one sequence that takes half of the KV cache, beside short ones.
 
 Every load and round has words of its own, so that the cache has nothing of the loads before.
 """
@@ -13,21 +12,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from transformers import LlamaConfig
 
 from perf.checkpoint import SPECIAL_TOKENS, word
 from perf.load.protocols import Request
 
-Kind = Literal["chat", "retrieval", "unshared", "context"]
+Kind = Literal["chat", "retrieval", "unshared"]
 
 POSITIONS = 4096
-"""Of the checkpoints, but of the context's."""
+"""Of the checkpoints."""
 SYSTEM_TOKENS, TURNS, MESSAGE_TOKENS, ANSWER_TOKENS = 600, 8, (20, 60), (30, 90)
 DOCUMENT_TOKENS, QUESTION_TOKENS, FINDING_TOKENS = 3000, (20, 40), 40
 UNSHARED_TOKENS, UNSHARED_ANSWER = (550, 650), (30, 90)
-CONTEXT_POSITIONS, KV_CACHE_TOKENS = 16384, 32000
-# With the BOS 16,000 tokens. 31 short sequences take 15,500.
-LONG_PROMPT, LONG_ANSWER, SHORT_PROMPT, SHORT_ANSWER = 15871, 128, 299, 200
 Bounds = tuple[int, int]
 
 
@@ -45,12 +44,12 @@ class PrefixLoad(NamedTuple):
         """Of its measurements, before the server's."""
         return f"prefixes/{self.model}/{self.kind}/{self.users}/{self.round}"
 
-    def requests(self, vocabulary: int) -> tuple[list[Request], int]:
-        """Return the requests, the same for every server, and how many of them are the warm-up."""
-        words = _Words(self.key, vocabulary)
-        if self.kind == "context":
-            short = [Request(words.text(SHORT_PROMPT), SHORT_ANSWER) for _ in range(self.measured - 1)]
-            return [Request(words.text(LONG_PROMPT), LONG_ANSWER), *short], 0
+    def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
+        """Return the requests, the same for every server, and how many of them are the warm-up.
+
+        checkpoint: of words.
+        """
+        words = _Words(self.key, LlamaConfig.from_pretrained(checkpoint).vocab_size)
         if self.kind == "chat":
             system = words.text(SYSTEM_TOKENS)
             warmup = [turn for user in range(self.users) for turn in words.chat(system, 1 + user % TURNS)]
@@ -62,6 +61,10 @@ class PrefixLoad(NamedTuple):
             ], self.users
         document = words.text(DOCUMENT_TOKENS)
         return [Request(document + words.some(QUESTION_TOKENS), FINDING_TOKENS) for _ in range(count)], self.users
+
+    def facts(self) -> dict[str, object]:
+        """Return what a measurement says about it."""
+        return {"kind": self.kind, "round": self.round}
 
 
 class _Words:
@@ -104,4 +107,3 @@ LARGE_LOADS = [
     *_rounds("large", 1, 4, 2),
     *_rounds("large", 8, 16, 2),
 ]
-CONTEXT_LOADS = [PrefixLoad("context", "context", 32, 125)]

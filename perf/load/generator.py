@@ -138,7 +138,7 @@ class _Load:
     def read(self, number: int) -> str:
         """Read an answer into its record, once; return its text."""
         record, tokens = self.records[number], self._requests[number].output_tokens
-        read_answer(self._target.protocol, self._chunks[number], not record.error, record)
-        if not record.error and record.output_tokens != tokens:
+        read_answer(self._target, self._requests[number], self._chunks[number], not record.error, record)
+        if tokens and not record.error and record.output_tokens != tokens:
             record.error = f"{record.output_tokens} tokens came, not {tokens}"
         return record.text

@@ -1,9 +1,9 @@
 """The protocols of the servers under test: how a request is worded and how its answer is read.
 
-Requests are greedy and ask for an exact number of tokens where the protocol allows it. Every request to a target has
-the same set of fields, because Triton batches only those together. Answers are read from (time, bytes) chunks after
-the run, so that parsing does not compete with receiving. An error in an answer goes into its record; it is never
-skipped.
+Requests are greedy and ask for an exact number of tokens where the protocol allows it, unless their own fields say
+otherwise. Every request to a target has the same set of fields, because Triton batches only those together. Answers are
+read from (time, bytes) chunks after the run, so that parsing does not compete with receiving. An error in an answer
+goes into its record; it is never skipped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any, Literal
 
 from perf.load.records import Record
 
-Protocol = Literal["triton_generate", "triton_stream", "openai_completions", "fastapi"]
+Protocol = Literal["triton_generate", "triton_stream", "openai_completions", "openai_chat", "fastapi"]
 """triton_generate: /v2/models/MODEL/generate, one response. triton_stream: .../generate_stream, server-sent events.
-openai_completions: /v1/completions, server-sent events. fastapi: /generate, one response: the article's servers."""
+openai_completions: /v1/completions, openai_chat: /v1/chat/completions, both server-sent events. fastapi: /generate, one
+response: the article's servers."""
 
 _PATHS: Mapping[Protocol, str] = {
     "triton_generate": "/v2/models/{}/generate",
     "triton_stream": "/v2/models/{}/generate_stream",
     "openai_completions": "/v1/completions",
+    "openai_chat": "/v1/chat/completions",
     "fastapi": "/generate",
 }
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
@@ -31,26 +33,31 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True)
 class Target:
-    """A server. url: http://host:port. fields: added to every request's JSON, such as vLLM's `ignore_eos`."""
+    """A server. url: http://host:port. fields: added to every request's JSON, such as vLLM's `ignore_eos`.
+
+    keep_answers: whether records have the answers' JSON objects.
+    """
 
     name: str
     protocol: Protocol
     url: str
     model: str
     fields: Mapping[str, object] = field(default_factory=dict)
+    keep_answers: bool = False
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a load. output_tokens: the exact number to generate, greedily.
+    """One request of a load. output_tokens: the exact number to generate, greedily; 0: its fields decide.
 
-    turn: of a chat, from 1. From 2 on the same user sends it once the request before it in the load is answered, with
-    its prompt appended to that request's whole prompt and answer.
+    fields: added to its JSON, over the target's. turn: of a chat, from 1. From 2 on the same user sends it once the
+    request before it in the load is answered, with its prompt appended to that request's whole prompt and answer.
     """
 
     prompt: str
     output_tokens: int
     turn: int = 1
+    fields: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
 class AnswerError(Exception):
@@ -62,34 +69,55 @@ def path(target: Target) -> str:
     return _PATHS[target.protocol].format(target.model)
 
 
+def streams(target: Target, request: Request) -> bool:
+    """Return whether the answer is a stream of server-sent events."""
+    return bool(request.fields.get("stream", target.protocol in _READ_EVENT))
+
+
 def body(target: Target, request: Request) -> bytes:
-    """Return the request's JSON; the target's own fields override the protocol's."""
+    """Return the request's JSON; the target's fields override the protocol's, and the request's both."""
     prompt, tokens = request.prompt, request.output_tokens
     fields: dict[str, object] = {"prompt": prompt, "max_tokens": tokens}
-    if target.protocol == "openai_completions":
-        fields |= {"model": target.model, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
+    if target.protocol in _OPENAI:
+        if target.protocol == "openai_chat":
+            fields = {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+        fields |= {"model": target.model, "temperature": 0.0, "stream": True}
+        if streams(target, request):
+            fields["stream_options"] = {"include_usage": True}
     elif target.protocol != "fastapi":
         fields = {"text_input": prompt, "max_tokens": tokens, "min_tokens": tokens, "temperature": 0.0}
         # Overrides the checkpoint's generation config.
         fields |= {"repetition_penalty": 1.0, "stream": target.protocol == "triton_stream"}
-    return json.dumps({**fields, **target.fields}).encode()
+    return json.dumps({**fields, **target.fields, **request.fields}).encode()
 
 
-def read_answer(protocol: Protocol, chunks: Sequence[tuple[float, bytes]], whole: bool, record: Record) -> None:
+def read_answer(
+    target: Target, request: Request, chunks: Sequence[tuple[float, bytes]], whole: bool, record: Record
+) -> None:
     """Read an answer from its chunks and their times into its record, also what came before a fault.
 
     whole: whether the answer was received until its end, `record.ended`.
     """
+    objects: list[Mapping[str, Any]] = []
     try:
-        if protocol in _READ_EVENT:
-            _read_stream(_READ_EVENT[protocol], chunks, whole, record)
+        if streams(target, request):
+            _read_stream(_READ_EVENT[target.protocol], chunks, whole, record, objects)
         elif whole:
-            fields = _object(b"".join(chunk for _, chunk in chunks))
-            record.output_tokens = _count(fields, "tokens" if protocol == "fastapi" else "num_output_tokens")
-            if protocol == "triton_generate":
-                record.prompt_tokens = _count(fields, "num_input_tokens")
+            objects.append(_object(b"".join(chunk for _, chunk in chunks)))
+            _read_unary(target.protocol, objects[0], record)
     except AnswerError as error:
         record.error = str(error)
+    record.answer = objects if target.keep_answers else ()
+
+
+def _read_unary(protocol: Protocol, fields: Mapping[str, Any], record: Record) -> None:
+    if protocol in _OPENAI:
+        _read_usage(record, fields)
+    elif protocol == "fastapi":
+        record.output_tokens = _count(fields, "tokens")
+    else:
+        record.output_tokens = _count(fields, "num_output_tokens")
+        record.prompt_tokens = _count(fields, "num_input_tokens")
 
 
 def _read_stream(
@@ -97,8 +125,12 @@ def _read_stream(
     chunks: Sequence[tuple[float, bytes]],
     whole: bool,
     record: Record,
+    objects: list[Mapping[str, Any]],
 ) -> None:
-    """Read server-sent events. read_event: returns whether an event has a token, and a finish reason."""
+    """Read server-sent events, and append their objects.
+
+    read_event: returns whether an event has a token, and a finish reason.
+    """
     finished, buffer, times = False, b"", list[float]()
     record.token_times = times
     for moment, chunk in chunks:
@@ -107,7 +139,8 @@ def _read_stream(
             lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
             data = b"\n".join(lines)
             if lines and data.strip() != b"[DONE]":
-                has_token, last = read_event(record, _object(data))
+                objects.append(_object(data))
+                has_token, last = read_event(record, objects[-1])
                 finished |= last
                 times += [moment] if has_token else []
     if whole and not finished:
@@ -133,20 +166,34 @@ def _triton_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, bool
 
 
 def _completion_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Read an OpenAI completion chunk. It does not count its tokens; `usage`, near the end, has the total."""
-    usage = fields.get("usage")
-    if isinstance(usage, dict):
-        record.output_tokens = _count(usage, "completion_tokens")
-        record.prompt_tokens = _count(usage, "prompt_tokens")
-        if details := usage.get("prompt_tokens_details"):
-            record.cached_tokens = _count(details, "cached_tokens")
-    choices = [(choice.get("text"), choice.get("finish_reason") is not None) for choice in fields.get("choices", [])]
+    """Read an OpenAI chunk. It does not count its tokens; `usage`, near the end, has the total."""
+    if fields.get("usage") is not None:
+        _read_usage(record, fields)
+    choices = [
+        (choice.get("delta", {}).get("content") or choice.get("text"), choice.get("finish_reason") is not None)
+        for choice in fields.get("choices", [])
+    ]
     record.text += "".join(text or "" for text, _ in choices)
     # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
     return any(text or not ends for text, ends in choices), any(ends for _, ends in choices)
 
 
-_READ_EVENT = {"triton_stream": _triton_event, "openai_completions": _completion_event}
+def _read_usage(record: Record, fields: Mapping[str, Any]) -> None:
+    usage = fields.get("usage")
+    if not isinstance(usage, dict):
+        raise AnswerError(f"the server's usage is {str(usage)[:80]}, must be an object")
+    record.output_tokens = _count(usage, "completion_tokens")
+    record.prompt_tokens = _count(usage, "prompt_tokens")
+    if details := usage.get("prompt_tokens_details"):
+        record.cached_tokens = _count(details, "cached_tokens")
+
+
+_OPENAI = ("openai_completions", "openai_chat")
+_READ_EVENT = {
+    "triton_stream": _triton_event,
+    "openai_completions": _completion_event,
+    "openai_chat": _completion_event,
+}
 
 
 def _object(data: bytes) -> dict[str, Any]:

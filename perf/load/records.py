@@ -15,9 +15,9 @@ in batches, at the first of a batch), so the window is not a batch too long or t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TIME_OVER = "the run's time was over"
 """Error of requests that have no response when the run's time is over; the server may still be computing them."""
@@ -44,6 +44,7 @@ class Record:
     hold several tokens. prompt_tokens: None where the server does not count them. output_tokens: as the server counts
     them, else 0. error: what went wrong, in one line; "" for none. cached_tokens: tokens of the prompt that its prefix
     cache had; None where the server does not say. text: of a stream. turn: the request's.
+    answer: its JSON objects, of a stream its events', if the target keeps them.
     """
 
     scheduled: float
@@ -56,6 +57,7 @@ class Record:
     cached_tokens: int | None = None
     text: str = ""
     turn: int = 1
+    answer: Sequence[Mapping[str, Any]] = ()
 
     @property
     def first_token(self) -> float | None:

@@ -1,4 +1,4 @@
-"""A run in, the load's part of a measurement out; `perf.report.tables` chooses which percentiles the tables show.
+"""A run in, the load's part of a measurement out; `perf.report` chooses which percentiles the tables show.
 
 - **Throughput** (`duration_s`, `output_tokens`, the rates) is over the steady-state window (`load.records`), and the
   tokens that arrived in it count: exact for streams and for a server that runs batch after batch; with continuous

@@ -1,126 +1,200 @@
 """The quality loss of INT8, for the embedded checkpoint and its held-out text or for your own (`make quality`).
 
 Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
-KL divergence 0. What is served is loaded by the server's loader; on a CPU it is compared with its own weights in
-products of floats, too. Writes one JSON file and prints the table.
+KL divergence 0. Candidates are loaded by the server's loader:
+
+- exact INT8, what a CPU serves: activations in 8-bit terms, two, one, or by row, and the KV cache in each dtype; beside
+  the same INT8 weights in products of floats, too.
+- LLM.int8() (bitsandbytes) with its outlier threshold of 6.
+- or quantized checkpoints of the model.
+
+Reported facts are read back from the loaded models. Writes one JSON file and prints the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
+from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.checkpoint.rope import rope_tables
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import EngineError
-from llama_engine.model.loader import EMBEDDED
+from llama_engine.model.builder import ReadWeights, build_llama
+from llama_engine.model.llama import Linear
+from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
+from torch.nn.functional import linear
 
-from perf.command import make_command, positive
+from perf import report
+from perf.command import make_command
 from perf.quality import text
-from perf.quality.candidates import (
-    CANDIDATES,
-    GPU_CANDIDATES,
-    WEIGHTS_ONLY,
-    load,
-    measured,
-    of_checkpoint,
-    weights_only,
+from perf.quality.divergence import Forward, distances, kl_nats, perplexity, summary
+from perf.results_file import RESULTS, Results
+
+_FLOATS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
+
+
+class Candidate(NamedTuple):
+    """A form of the model to compare. settings: the engine's that select it, or the path of a quantized checkpoint."""
+
+    key: str
+    title: str
+    settings: Mapping[str, str | float] | Path
+
+
+BY_ROW = (
+    Candidate("int8", "exact INT8, terms by row", {}),
+    Candidate("int8_kv_float32", "exact INT8, terms by row, KV FP32", {"kv_cache_dtype": "float32"}),
+    Candidate("int8_kv_int8", "exact INT8, terms by row, KV INT8", {"kv_cache_dtype": "int8"}),
 )
-from perf.quality.planted import plant
-from perf.report.results import RESULTS, read
-from perf.report.tables import quality
-from perf.results_file import Results
+"""On a CPU alone."""
+CANDIDATES = (
+    Candidate("int8_2_terms", "exact INT8, two terms", {"int8_terms": "2"}),
+    Candidate("int8_1_terms", "exact INT8, one term", {"int8_terms": "1"}),
+    Candidate("int8_threshold_6", "INT8, threshold 6, activations rounded too", {"int8_threshold": 6.0}),
+)
+WEIGHTS_ONLY = "INT8, weights only, head too"
 
 
 def main() -> None:
     """Parse the options, load, compare, write and print; an error is one line on stderr and exit code 1."""
-    parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
-    parser.add_argument("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
-    parser.add_argument("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
-    parser.add_argument(
-        "--planted", type=positive, metavar="FACTOR", help="plant outliers of this factor into the embedded checkpoint"
+    parser = argparse.ArgumentParser(
+        prog="make quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--quantized",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="compare these quantized checkpoints of the model instead",
-    )
-    parser.add_argument(
-        "--output", type=Path, help="default: perf/results/quality.json, quality-planted.json or quality-formats.json"
-    )
+    add = parser.add_argument
+    add("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
+    add("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
+    add("--quantized", type=Path, nargs="+", metavar="PATH", help="compare these quantized checkpoints of it instead")
+    add("--output", type=Path, help="default: perf/results/quality.json, or quality-formats.json")
     options = parser.parse_args()
-    suffix = "-planted" if options.planted else "-formats" if options.quantized else ""
-    options.output = options.output or RESULTS / f"quality{suffix}.json"
+    options.output = options.output or RESULTS / f"quality{'-formats' if options.quantized else ''}.json"
     if options.model is not None and options.text is None:
         parser.error(
             "--model needs --text (with make: MODEL needs TEXT): the held-out text is the embedded checkpoint's"
         )
-    if options.planted and (options.model is not None or options.quantized):
-        parser.error("--planted is for the embedded checkpoint, without --model and --quantized")
     try:
-        with TemporaryDirectory() as folder:
-            _measure(options, Path(folder))
+        _measure(options)
     except (EngineError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
-    print(quality(read(options.output)))
+    print(report.quality(report.read(options.output)))
     print(f"written to {options.output}")
 
 
-def _measure(options: argparse.Namespace, folder: Path) -> None:
+def _measure(options: argparse.Namespace) -> None:
     """Compare every candidate with the unquantized weights and write the result file.
 
-    One candidate at a time is in memory, beside what it is compared with. folder: for a checkpoint with planted
-    outliers. Raises EngineError for a checkpoint that
+    One candidate at a time is in memory, beside what it is compared with. Raises EngineError for a checkpoint that
     can't be loaded, OSError or ValueError for an unusable text.
     """
     # Read first: the checkpoint may take minutes to load.
     content = None if options.text is None else options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
     base = Settings(model=options.model)
-    reference = load(base, device)
+    reference = load_checkpoint(replace(base, quantization="none"), device)
     if content is None:
         rows, origin = text.held_out(reference.max_model_len)
     else:
         rows = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
         origin = {"text": options.text.name}
     settings = {
-        "model": options.model or f"models/pydoc-llama{_planted(options.planted)}",
+        "model": options.model or "models/pydoc-llama",
         "context": reference.max_model_len,
         **origin,
         "rows": len(rows),
         "tokens": sum(len(row) - 1 for row in rows),
     }
     results = Results(options.output, "quality", settings, make_command("quality"))
-    on_cpu = device.type == "cpu"
-    candidates = CANDIDATES if on_cpu else GPU_CANDIDATES
+    candidates = [*BY_ROW, *CANDIDATES] if device.type == "cpu" else [*CANDIDATES]
+    same_weights = None
     if options.quantized:
-        candidates = tuple(map(of_checkpoint, options.quantized))
-    if options.planted:
-        plant(reference, EMBEDDED, folder, options.planted, rows[0])
-        base = Settings(model=str(folder))
-        reference = load(base, device)
-        candidates = tuple(candidate for candidate in candidates if candidate.kv_cache_dtype in ("auto", "bfloat16"))
-    same_weights = weights_only(reference, head=True) if on_cpu and not options.quantized else None
+        candidates = [Candidate(path.name, path.name, path) for path in options.quantized]
+    elif device.type == "cpu":
+        print(f"{WEIGHTS_ONLY} …", flush=True)
+        same_weights = weights_only(reference)
+        measured = compared(Candidate("int8_head", WEIGHTS_ONLY, {}), reference, same_weights, same_weights, rows)
+        for key, measurement in measured.items():
+            results.add(key, measurement)
     for candidate in candidates:
         print(f"{candidate.title} …", flush=True)
-        if candidate.weights_only:
-            loaded = weights_only(reference, head=candidate == WEIGHTS_ONLY)
-        else:
-            loaded = load(base, device, candidate)
-        for key, measurement in measured(candidate, reference, same_weights, loaded, rows).items():
+        loaded = load(base, device, candidate)
+        for key, measurement in compared(candidate, reference, loaded, same_weights, rows).items():
             results.add(key, measurement)
         # Freed before the next one is loaded.
         del loaded
     results.finish()
 
 
-def _planted(factor: float | None) -> str:
-    return f" with outliers × {factor:g}" if factor else ""
+def load(base: Settings, device: torch.device, candidate: Candidate) -> Checkpoint:
+    """Load what the engine serves."""
+    if isinstance(candidate.settings, Path):
+        return load_checkpoint(replace(base, model=str(candidate.settings), quantization="checkpoint"), device)
+    return load_checkpoint(replace(base, quantization="int8", **candidate.settings), device)  # type: ignore[arg-type]
+
+
+def weights_only(reference: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with INT8 weights, one matrix at a time widened for its product of floats."""
+    architecture, read = reference.architecture, ReadWeights()
+    reader = WeightReader(SavedTensors(resolve_folder(reference.name, None)), architecture, torch.float32, int8=True)
+    tables = rope_tables(reference.config, architecture, reference.max_model_len)
+    model = build_llama(reader, architecture, tables, _widened, read)
+    info = replace(reference.info, linears=dict(read.linears), weight_bytes=read.bytes, threshold=0.0)
+    return replace(reference, model=model, info=info)
+
+
+def _widened(weight: LinearWeight) -> Linear:
+    assert weight.scales is not None, "the reader quantizes every linear layer"
+    scales = weight.scales[:, None]
+    return lambda activations: linear(activations, weight.weight * scales, weight.bias)
+
+
+def compared(
+    candidate: Candidate,
+    reference: Checkpoint,
+    loaded: Checkpoint,
+    same_weights: Checkpoint | None,
+    rows: Sequence[Sequence[int]],
+) -> dict[str, dict[str, object]]:
+    """Compare the loaded candidate with the reference; return measurements by key, the reference's first.
+
+    same_weights: INT8's weights alone, to compare with, too.
+    """
+    references = [Forward(checkpoint) for checkpoint in (reference, same_weights) if checkpoint is not None]
+    settings = {} if isinstance(candidate.settings, Path) else candidate.settings
+    forward = Forward(loaded, str(settings.get("kv_cache_dtype", "auto")))
+    tokens, *others = distances(references, forward, rows)
+    products = forward.relative_products()
+    name = _FLOATS[reference.info.dtype]
+    return {
+        name.lower(): {
+            "title": name,
+            **_facts(reference.info),
+            "weights": name,
+            "perplexity": round(perplexity(tokens.reference_loss), 4),
+        },
+        candidate.key: {
+            "title": candidate.title,
+            **_facts(loaded.info),
+            "weights": " and ".join(sorted(loaded.info.linears)).upper(),
+            "threshold": loaded.info.threshold,
+            **summary(tokens),
+            **({"kl_from_weights_only_nats": kl_nats(others[0])} if others else {}),
+            **({} if products is None else {"products": round(products, 4)}),
+        },
+    }
+
+
+def _facts(info: ModelInfo) -> dict[str, object]:
+    return {"weights_mib": round(info.weight_bytes / 2**20, 2), "loaded": info.describe()}
 
 
 if __name__ == "__main__":

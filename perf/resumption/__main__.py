@@ -3,11 +3,12 @@
 Parts, each with a quiet run before it and one endpoint in front:
 
     two      two Tritons; seconds after one began to serve, SIGKILL to its tritonserver or a model's process, at random
-    one      the same with one Triton, which its supervisor starts again
-    rolling  two Tritons; SIGTERM to one supervisor, a new server at its ports, then the other one
+    one      the same with one Triton
+    rolling  two Tritons; SIGTERM to one, a new one at its ports, then the other one
 
-A disturbed run sends every request once, and goes on from the beginning while the disturbance lasts. Answers are
-compared with those of the first quiet run: a request's bits depend on nothing else.
+A server that has ended is started again at once, as a container of compose would be; "server_pauses_s" are the seconds
+until it was ready. A disturbed run sends every request once, and all of them again while the disturbance lasts. Answers
+are compared with those of the first quiet run: a request's bits depend on nothing else.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from triton_local.openai_endpoint import OpenAIEndpoint
@@ -30,23 +32,27 @@ from triton_local.openai_endpoint import OpenAIEndpoint
 from perf.checkpoint import EMBEDDED
 from perf.command import count, existing_checkpoint, make_command, positive
 from perf.environment import StealTime
+from perf.load.generator import generate
+from perf.load.protocols import Protocol, Request, Target
+from perf.load.records import Record
 from perf.results_file import Results
-from perf.resumption.answers import Answer, drive
-from perf.resumption.mix import Request, mixed
+from perf.resumption.answers import MAX_EXAMPLES, compare
 from perf.resumption.tritons import ENVIRONMENT, Tritons, kill_at_random, restart_all
+from perf.resumption.workload import mixed
 
-USERS = 32
+USERS = 16
+"""Of chats, and as many of completions."""
 GRACE_S = 30
 """Seconds that accepted requests have at the end of the endpoint."""
+ROUND_S = 900.0
+"""Seconds for all requests once; what has no whole answer then is an error."""
 _RESUMPTIONS = re.compile(r'^llama_openai_resumptions_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
-MAX_EXAMPLES = 10
-"""Errors, and differences, that a result shows."""
-_CONTEXT = 60
-"""Characters shown on either side of a difference."""
 
 PARTS = {"two": 2, "one": 1, "rolling": 2}
 """Tritons of each."""
 
+Requests = Mapping[Protocol, Sequence[Request]]
+Answers = Mapping[Protocol, Sequence[Record]]
 Disturbance = Callable[[Tritons, threading.Event], Counter[str]]
 """Counts what it did. The event ends kills early."""
 
@@ -57,17 +63,17 @@ def main() -> int:
         prog="make resumption", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help="default: all")
-    parser.add_argument("--requests", type=count, default=1000, help="different ones; default 1000")
+    parser.add_argument("--requests", type=count, default=500, help="of each protocol; default 500")
     parser.add_argument("--pause", type=positive, default=6.0, help="mean seconds from start to kill; default 6")
     parser.add_argument("--minutes", type=positive, default=3.0, help="of kills in a part; default 3")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
     parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")
     options = parser.parse_args()
-    settings = {"model": options.model.name, "users": USERS, "pause": options.pause, "environment": ENVIRONMENT}
+    settings = {"model": options.model.name, "users": 2 * USERS, "pause": options.pause, "environment": ENVIRONMENT}
     results = Results(options.output, "resumption", settings, make_command("resumption"))
     os.environ["TRITON_LLAMA_OPENAI_LOG_REQUESTS"] = "none"
-    requests = mixed(options.model.name, options.model, options.requests)
-    reference: list[Answer] = []
+    requests: Requests = mixed(options.model, options.requests)
+    reference: Answers = {}
     failed = False
     for name in options.only:
         kills = partial(kill_at_random, pause=options.pause, seconds=60 * options.minutes)
@@ -76,12 +82,14 @@ def main() -> int:
             Tritons(PARTS[name], options.model) as tritons,
             OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
         ):
-            endpoint.start(tritons.addresses, print)
+            endpoint.start(tritons.addresses)
             for run, action in (("quiet", _quiet), ("disturbed", disturb)):
-                answers, measured = measure(tritons, f"http://{endpoint.address}", requests, action)
+                answers, measured = measure(tritons, endpoint, requests, action)
                 reference = reference or answers
-                measured |= compare(reference, answers)
-                failed |= bool(measured["errors"] or measured["different"])
+                errors, different = compared(reference, answers)
+                examples = [*errors[:MAX_EXAMPLES], *different[:MAX_EXAMPLES]]
+                measured |= {"errors": len(errors), "different": len(different), "examples": examples}
+                failed |= bool(errors or different)
                 results.add(f"{name}/{run}", measured)
                 print(f"{name}/{run}: {measured}", flush=True)
     results.finish()
@@ -90,47 +98,61 @@ def main() -> int:
 
 
 def measure(
-    tritons: Tritons, url: str, requests: Sequence[Request], disturb: Disturbance
-) -> tuple[list[Answer], dict[str, object]]:
+    tritons: Tritons, endpoint: OpenAIEndpoint, requests: Requests, disturb: Disturbance
+) -> tuple[Answers, dict[str, object]]:
     """Put the load on an endpoint, and disturb its Tritons meanwhile; return the answers and the run's figures."""
+    url = f"http://{endpoint.address}"
     before, steal, began = resumptions(url), StealTime(), time.monotonic()
+    pauses = [len(server.pauses) for server in tritons.servers]
     over = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         disturbing = thread.submit(disturb, tritons, over)
         try:
-            answers = drive(url, requests, USERS, lambda: not disturbing.done())
+            answers = load(url, endpoint.served_name, requests, lambda: not disturbing.done())
         finally:
             over.set()
         disturbances = disturbing.result()
     seconds = time.monotonic() - began
-    streams = [answer for answer in answers if requests[answer.number % len(requests)].streamed]
+    records = [record for each in answers.values() for record in each]
+    new = [pause for server, count in zip(tritons.servers, pauses, strict=True) for pause in server.pauses[count:]]
     return answers, {
-        "requests": len(answers),
+        "requests": len(records),
         "seconds": round(seconds, 1),
-        "tokens_per_second": round(sum(answer.tokens for answer in answers) / seconds, 1),
-        "longest_pause_s": round(max(answer.pause for answer in streams), 2),
+        "tokens_per_second": round(sum(record.output_tokens for record in records) / seconds, 1),
+        "longest_pause_s": round(max(map(longest_pause, records)), 2),
+        "server_pauses_s": [round(pause, 1) for pause in new],
         "disturbances": dict(disturbances),
         "resumptions": dict(resumptions(url) - before),
         "steal": round(steal.share(), 3),
     }
 
 
-def compare(reference: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, object]:
-    """Return how many answers failed or differ from the reference's of the same request, and examples."""
-    errors = [f"{answer.number}: {answer.error}" for answer in answers if answer.error]
-    pairs = [(reference[answer.number % len(reference)], answer) for answer in answers if not answer.error]
-    different = [first_difference(*pair) for pair in pairs if pair[0].content != pair[1].content]
-    examples = [*errors[:MAX_EXAMPLES], *different[:MAX_EXAMPLES]]
-    return {"errors": len(errors), "different": len(different), "examples": examples}
+def load(url: str, model: str, requests: Requests, goes_on: Callable[[], bool]) -> Answers:
+    """Send each request once, of both protocols at the same time, and all again while `goes_on`; return the answers."""
+
+    def send(protocol: Protocol) -> list[Record]:
+        target = Target("endpoint", protocol, url, model, keep_answers=True)
+        records = generate(target, requests[protocol], USERS, ROUND_S)
+        while goes_on():
+            records += generate(target, requests[protocol], USERS, ROUND_S)
+        return records
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(requests, threads.map(send, requests), strict=True))
 
 
-def first_difference(reference: Answer, answer: Answer) -> str:
-    """Return where an answer first differs, with what is there and what should be."""
-    pairs = enumerate(zip(answer.content, reference.content, strict=False))
-    same = next((index for index, (one, other) in pairs if one != other), len(reference.content))
-    begin = max(same - _CONTEXT, 0)
-    excerpts = (each.content[begin : same + _CONTEXT] for each in (answer, reference))
-    return f"{answer.number}: at {same}: {' instead of '.join(excerpts)}"
+def compared(reference: Answers, answers: Answers) -> tuple[list[str], list[str]]:
+    """Return the errors and the differences of both protocols."""
+    found = {protocol: compare(reference[protocol], records) for protocol, records in answers.items()}
+    errors = [f"{protocol} {line}" for protocol, (lines, _) in found.items() for line in lines]
+    return errors, [f"{protocol} {line}" for protocol, (_, lines) in found.items() for line in lines]
+
+
+def longest_pause(record: Record) -> float:
+    """Return the longest time in seconds that a stream stood still; 0 of an answer that is no stream."""
+    if record.sent is None or not record.token_times:
+        return 0.0
+    return max(then - now for now, then in pairwise([record.sent, *record.token_times, record.ended]))
 
 
 def resumptions(url: str) -> Counter[str]:

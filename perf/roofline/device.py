@@ -17,11 +17,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import TWO_TERMS
+from llama_engine.kernels.cpu.instruction_sets import choose_cpu_kernels
 from llama_engine.kernels.cpu.packing import QuantizedRows, pack_linear
-from llama_engine.kernels.cpu.trial import choose_cpu_kernels
-from llama_engine.model.activation_terms import TWO_TERMS
-from llama_engine.model.architecture import ROPE, Architecture
-from llama_engine.model.weights import LinearWeight
 
 from perf.checkpoint import DTYPES
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights
@@ -92,10 +91,7 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
 def _compiled(seconds: float) -> float | None:
     """Return 8-bit operations per second of the CPU kernels, each term's own, with quantization; None without them."""
     edge, terms = _EDGES["cpu"][-1], 2
-    model = Architecture(
-        "llama", 1, edge, 1, 1, 64, edge, edge, 1e-5, 0.125, tied=False, windows=(None,), ropes=(ROPE,), rotary=64
-    )
-    kernels = choose_cpu_kernels(model, torch.float32)
+    kernels = choose_cpu_kernels()
     if kernels is None:
         return None
     packed = pack_linear(kernels, LinearWeight(torch.ones(edge, edge, dtype=torch.int8), torch.ones(edge)))

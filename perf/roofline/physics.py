@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llama_engine.model.architecture import read_architecture
+from llama_engine.checkpoint.architecture import read_architecture
 from transformers import LlamaConfig
 
 from perf.roofline.rates import BYTES, DeviceRates, Weights

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Weights = Literal["fp32", "fp16", "bf16", "int8"]
 BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
@@ -61,12 +61,6 @@ class DeviceRates:
             "bandwidth": {str(size): float(f"{rate:.3g}") for size, rate in self.bandwidth.items()},
             "operations": {kind: float(f"{rate:.3g}") for kind, rate in self.operations.items()},
         }
-
-    @classmethod
-    def from_json(cls, rates: Mapping[str, Any]) -> DeviceRates:
-        """Return the rates of a result's file."""
-        bandwidth = {int(size): rate for size, rate in rates["bandwidth"].items()}
-        return cls(rates["device"], rates["threads"], bandwidth, rates["operations"])
 
     def describe(self) -> str:
         """Return the rates as one line."""

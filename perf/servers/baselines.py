@@ -1,15 +1,14 @@
 """All servers under one load: ours in INT8 (with one term, too), FP32 and BF16, and the baselines, each in its best
 honest settings.
 
-The article's FastAPI servers run in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM
-and `transformers serve` in BF16 on a CPU whose flags have a product of it; all in FP16 on a GPU. On a CPU vLLM also
-runs in its INT8, W8A8: weights per channel, activations per token, head and KV cache in its floats. The baselines'
-caches hold as many tokens as ours: 32 rows, each as long as the model allows.
+The article's FastAPI servers run in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM in
+BF16 on a CPU whose flags have a product of it; all in FP16 on a GPU. On a CPU vLLM also runs in its INT8, W8A8: weights
+per channel, activations per token, head and KV cache in its floats. Its cache holds as many tokens as ours: 32
+sequences, each as long as the model allows.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,11 +30,6 @@ from perf.servers.running import HOST, Running, Server, held_port, running, show
 from perf.servers.triton import our_server
 
 SLOTS = 32
-# transformers serve's default. A prompt of the load is shorter than a page, so no page is shared between requests.
-_PAGE = 256
-# Without flash kernels its attention compares every token of a pass with all cached ones and all of the pass, of any
-# request. On two cores 2048 took a tenth less processor time than the default of 8192; 1024 was level, 256 far behind.
-_PASS = 2048
 
 
 def servers() -> list[Server]:
@@ -48,7 +42,6 @@ def servers() -> list[Server]:
     baselines: list[tuple[str, str, Weights, Callable[[Path, int, int], Launch]]] = [
         ("naive_fastapi", "naive FastAPI", plain, partial(_fastapi, batch=[])),
         ("batching_fastapi", "batching FastAPI", plain, batching),
-        ("transformers_serve", "transformers serve", best, _transformers_serve),
         ("vllm", "vLLM", best, launch_vllm),
     ]
     if on_cpu:
@@ -89,13 +82,6 @@ def prefix_cache_servers() -> tuple[list[Server], list[Server]]:
         for key, title, kind, launch in launches
     ]
     return ours, vllm
-
-
-def small_pool_server(tokens: int) -> Server:
-    """Return ours in INT8 with a KV cache of that many tokens."""
-    environment = {"LLAMA_QUANTIZATION": "int8", "LLAMA_KV_CACHE_TOKENS": str(tokens), "LLAMA_PREFIX_CACHE": "on"}
-    title = f"triton-llama INT8, KV cache of {tokens:,} tokens"
-    return our_server("triton_llama_int8_small_pool", title, "streaming", "int8", environment)
 
 
 def _ours(weights: Weights, one_term: bool = False) -> Server:
@@ -156,23 +142,6 @@ def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> Lau
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     versions = _versions("fastapi", "uvicorn", "transformers", "torch")
     return Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})
-
-
-def _transformers_serve(checkpoint: Path, threads: int, port: int) -> Launch:
-    """Return `transformers serve` with continuous batching.
-
-    Its first request sets greedy decoding: continuous batching there has one sampling setup for the whole server. The
-    end token can only be disabled through a generation config in the request, so each request has one.
-    """
-    fields = {"generation_config": json.dumps({"do_sample": False, "eos_token_id": None})}
-    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(checkpoint)]
-    command += ["--continuous-batching", "--dtype", DTYPES[fastest()], "--attn-implementation", "sdpa"]
-    blocks = SLOTS * -(-AutoConfig.from_pretrained(checkpoint).max_position_embeddings // _PAGE)
-    command += ["--cb-block-size", str(_PAGE), "--cb-num-blocks", str(blocks), "--cb-max-batch-tokens", str(_PASS)]
-    command += ["--host", HOST, "--port", str(port), "--log-level", "error"]
-    settings = {"every request": fields, "versions": _versions("transformers", "torch")}
-    environment = {"OMP_NUM_THREADS": str(threads)}
-    return Launch("openai_completions", str(checkpoint), command, environment, 180.0, settings, fields)
 
 
 def launch_vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> Launch:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gguf import GGUFReader
-
 from perf.checkpoint import DTYPES, fastest, quantized
 from perf.servers import llama_cpp_environment
 from perf.servers.baselines import Launch, launch_vllm, launched
@@ -75,6 +73,9 @@ def _baseline(key: str, title: str, launch: Callable[[Path, int, int], Launch], 
 
 def _llama_cpp(checkpoint: Path, threads: int, port: int) -> Launch:
     """Return llama.cpp's server, with a slot a user and each as long as the model allows."""
+    # Imported here: only these files need it.
+    from gguf import GGUFReader
+
     (file,) = checkpoint.glob("*.gguf")
     positions = GGUFReader(file).fields["llama.context_length"].contents()
     command = [str(llama_cpp_environment.program()), "--model", str(file), "--host", HOST, "--port", str(port)]

@@ -3,7 +3,7 @@
 A setting in the environment overrides the config, and an unsupported one falls back. So what was loaded is read from
 the model's own lines in the log, for the results, and a server of other weights isn't measured:
 
-"llama: loaded 33.1 MiB of weights: linear layers 57 in int8, outlier threshold 0, …; everything else float32; on cpu"
+"llama: loaded 33.1 MiB of weights: linear layers 57 in int8, exact INT8, …; everything else float32; on cpu"
 "llama: decode steps: …, launched"
 """
 
@@ -29,7 +29,7 @@ READY_TIMEOUT_S = 900.0
 _LOADED = re.compile(r'^.*llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*); everything else .*?)"?$', re.M)
 _STEPS = re.compile(r'^.*llama: decode steps: (.*?)"?$', re.M)
 
-UNDISTURBED = {"TRITON_STUCK_SECONDS": "0", "TRITON_RESTARTS": "0"}
+UNDISTURBED = {"TRITON_STUCK_SECONDS": "0"}
 """The supervisor sends no probes of its own: only the load may reach the model. A death ends the measurement."""
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the compose tests: the engine, a project, a server, and two replicas behind the proxy.
+"""Fixtures of the compose tests: the engine, a project, and a server.
 
 The first test on a new machine starts the engine, downloads the wheels and builds the image.
 """
@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 from compose.engine import ComposeProject, DockerEngine, compose_project, docker_engine
-from compose.images import build_variables, proxy_image
-from compose.proxied import REQUESTS_A_MINUTE, Proxied, make_gate
-from server.servers import until
+from compose.images import build_variables
 
 NewProject = Callable[[Mapping[str, str]], AbstractContextManager[ComposeProject]]
 
@@ -45,19 +43,3 @@ def served(new_project: NewProject) -> Iterator[ComposeProject]:
     with new_project({}) as project:
         project.up()
         yield project
-
-
-@pytest.fixture(scope="session")
-def proxied(
-    new_project: NewProject, engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Proxied]:
-    """Two replicas behind the example proxy."""
-    home = tmp_path_factory.mktemp("gate")
-    keys, variables = make_gate(home)
-    if image := proxy_image(engine):
-        variables["PROXY_IMAGE"] = image
-    with new_project({**variables, "PROXY_PORT": "0", "PROXY_REQUESTS_A_MINUTE": str(REQUESTS_A_MINUTE)}) as project:
-        project.up()
-        proxied = Proxied(project, home / "triton-llama-gate" / "cert.pem", keys)
-        until(proxied.is_healthy, lambda: "the proxy has found a replica that is ready")
-        yield proxied

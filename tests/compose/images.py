@@ -1,4 +1,4 @@
-"""Images that replace NVIDIA's Triton, HAProxy and Prometheus where the engine can't pull them, and the build's wheels.
+"""Images that replace NVIDIA's Triton and Prometheus where the engine can't pull them, and the build's wheels.
 
 They are made from this virtual environment's wheels and this machine's Debian packages, so the builds need no network.
 The wheels have a lock of their own, because the project's is for PyTorch's CUDA build.
@@ -15,7 +15,7 @@ from pathlib import Path
 from compose.commands import run
 from compose.engine import DockerEngine
 from contract.code_blocks import ROOT
-from contract.debian_packages import downloaded, made_once, prometheus_or_skip
+from contract.debian_packages import made_once, prometheus_or_skip
 from triton_local.installation import find_wheel
 
 PYTHON = "3.11"
@@ -23,8 +23,6 @@ PYTHON = "3.11"
 LOCAL_BASE = "local/debian:bookworm"
 """An engine that has this image can pull none."""
 PUBLIC_BASE = "debian:bookworm-slim"
-HAPROXY_PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
-"""HAProxy and its dependencies that the base image lacks."""
 CACHE = ROOT / ".work" / "compose"
 
 
@@ -42,13 +40,6 @@ def _triton_image(engine: DockerEngine) -> str:
     wheel.stub(PYTHON)
     base = LOCAL_BASE if engine.has_image(LOCAL_BASE) else PUBLIC_BASE
     return _build(engine, "triton", base, tritonserver=wheel.root, libraries=wheel.libraries)
-
-
-def proxy_image(engine: DockerEngine) -> str:
-    """Build the image for PROXY_IMAGE; return its name, empty for the compose file's default."""
-    if not engine.has_image(LOCAL_BASE):
-        return ""
-    return _build(engine, "haproxy", LOCAL_BASE, packages=downloaded(HAPROXY_PACKAGES, CACHE / "haproxy"))
 
 
 def prometheus_image(engine: DockerEngine) -> str:

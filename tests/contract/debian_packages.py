@@ -41,8 +41,7 @@ def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> l
         return [Path(str(program)) for program in installed]
 
     def unpack(folder: Path) -> Path:
-        (deb,) = _download([package], folder, release).iterdir()
-        run(["dpkg-deb", "-x", deb, folder / "root"], timeout=60)
+        run(["dpkg-deb", "-x", _download(package, folder, release), folder / "root"], timeout=60)
         return folder / "root"
 
     try:
@@ -55,11 +54,6 @@ def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> l
     return [binaries / name for name in names]
 
 
-def downloaded(packages: Sequence[str], folder: Path) -> Path:
-    """Return `folder` with the .deb files of these packages. Raises CommandFailedError if they can't be had."""
-    return made_once(folder, lambda temporary: _download(packages, temporary, ""))
-
-
 def made_once(folder: Path, make: Callable[[Path], Path]) -> Path:
     """Return `folder`, made by one process: `make` works in an empty folder and returns the complete one in it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +64,8 @@ def made_once(folder: Path, make: Callable[[Path], Path]) -> Path:
     return folder
 
 
-def _download(packages: Sequence[str], temporary: Path, release: str) -> Path:
-    """Return a folder with the .deb files, chosen by current package lists."""
+def _download(package: str, temporary: Path, release: str) -> Path:
+    """Return the .deb file, chosen by current package lists."""
     for name in ("lists", "cache", "parts", "debs"):
         (temporary / name).mkdir()
     # apt's own user may lack the right to write here.
@@ -79,9 +73,10 @@ def _download(packages: Sequence[str], temporary: Path, release: str) -> Path:
     if release:
         sources = temporary / "release.sources"
         sources.write_text(re.sub(r"(?m)^Suites:.*", f"Suites: {release}", SOURCES.read_text().split("\n\n")[0]))
-        packages = [f"{package}/{release}" for package in packages]
+        package = f"{package}/{release}"
         options += [f"Dir::Etc::sourcelist={sources}", f"Dir::Etc::sourceparts={temporary}/parts"]
     apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
     run([*apt, "update"], timeout=APT_S)
-    run([*apt, "download", *packages], timeout=APT_S, directory=temporary / "debs")
-    return temporary / "debs"
+    run([*apt, "download", package], timeout=APT_S, directory=temporary / "debs")
+    (deb,) = (temporary / "debs").iterdir()
+    return deb

@@ -15,15 +15,9 @@ from triton_supervisor.settings import STOP_MARGIN_S, UNLOAD_S, RefusedError, Se
 from triton_supervisor.supervisor import END_S, FLUSH_S
 
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
-COMPOSE, GPU, PROXY = (
-    (ROOT / name).read_text()
-    for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml", "deploy/proxy/compose.proxy.yml")
-)
+COMPOSE, GPU = ((ROOT / name).read_text() for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml"))
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
 SERVER, OPENAI = SERVICES["server"], SERVICES["openai"]
-# compose.proxy.yml marks with !reset what it removes.
-PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))["services"]
-CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
 
 MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
 ENDPOINT_SETTINGS = {
@@ -31,10 +25,7 @@ ENDPOINT_SETTINGS = {
 }
 PASSED = {*SERVER["environment"], *OPENAI["environment"]}
 VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *PASSED}
-DOCUMENTED = [
-    *(("docker", name) for name in sorted(VARIABLES - MODEL_SETTINGS - ENDPOINT_SETTINGS)),
-    *(("proxy", name) for name in sorted({*re.findall(r"\$\{((?:PROXY|TRITON_REPLICAS)\w*)", PROXY)})),
-]
+DOCUMENTED = sorted(VARIABLES - MODEL_SETTINGS - ENDPOINT_SETTINGS)
 
 
 def _seconds(duration: str) -> int:
@@ -42,9 +33,9 @@ def _seconds(duration: str) -> int:
     return int(duration.removesuffix("s"))
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("name", SERVICES)
 def test_a_service_is_locked_down(name: str) -> None:
-    service = CONTAINERS[name]
+    service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -52,25 +43,23 @@ def test_a_service_is_locked_down(name: str) -> None:
     assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("name", SERVICES)
 def test_a_service_is_published_on_this_machine_only(name: str) -> None:
     address = r"\$\{TRITON_(MONITORING_)?BIND_ADDRESS:-127\.0\.0\.1\}"
     if name == "openai":
         # It may be published where Triton isn't: its requests can't end Triton (docs/security.md).
         address = rf"\$\{{TRITON_OPENAI_BIND_ADDRESS:-{address}\}}"
-    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in CONTAINERS[name]["ports"])
+    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in SERVICES[name]["ports"])
 
 
-@pytest.mark.parametrize(("page", "name"), DOCUMENTED)
-def test_every_variable_is_documented(page: str, name: str) -> None:
-    assert f"`{name}`" in (ROOT / "deploy" / page / "README.md").read_text()
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_variable_is_documented(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "deploy/docker/README.md").read_text()
 
 
 def test_docker_waits_until_a_server_has_drained() -> None:
     default = Settings.of({})
-    notice = int(PROXIED["server"]["environment"]["TRITON_NOTICE_SECONDS"])
-    assert _seconds(SERVER["stop_grace_period"]) == default.notice + default.grace + STOP_MARGIN_S
-    assert _seconds(PROXIED["server"]["stop_grace_period"]) == notice + default.grace + STOP_MARGIN_S
+    assert _seconds(SERVER["stop_grace_period"]) == default.grace + STOP_MARGIN_S
     assert UNLOAD_S + FLUSH_S + END_S <= STOP_MARGIN_S - 5
     assert default.for_model({})["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # Supervisor and model have the same longest grace period.
@@ -103,11 +92,6 @@ def test_the_endpoint_ends_before_the_server() -> None:
     # compose stops a service before what it depends on.
     assert list(OPENAI["depends_on"]) == ["server"]
     assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10
-
-
-def test_no_endpoint_runs_beside_the_proxy() -> None:
-    # The proxy asks for keys, and the endpoint would be a way around them.
-    assert PROXIED["openai"] == {"profiles": ["without-proxy"]}
 
 
 def test_the_endpoint_has_the_servers_checkpoint() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llama_engine import scheduler
 from llama_engine.observability.metrics import METRICS, MODEL_INFO
 from llama_engine.triton.metrics import INSTANCE_LABEL
 from triton_llama import SamplingParams, status
@@ -28,7 +27,3 @@ def test_status_reads_the_labels_that_the_model_info_has() -> None:
     source = Path(status.__file__).read_text()
     assert f'"{INSTANCE_LABEL}"' in source
     assert MODEL_INFO.name in source
-
-
-def test_the_probe_recognizes_how_a_model_that_is_being_unloaded_refuses() -> None:
-    assert health.NOT_LOADED.search(str(scheduler._STOPPING))

@@ -9,7 +9,7 @@ import tomllib
 
 from contract.code_blocks import ROOT
 from contract.configs import read_config
-from contract.manifests import FOLDERS, KUBERNETES, Overlay, build, environment, mappings
+from contract.manifests import FOLDERS, KUBERNETES, Manifest, Overlay, build, environment, mappings
 from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
@@ -18,10 +18,7 @@ from triton_supervisor.settings import DEFAULT_GRACE_S, STOP_MARGIN_S
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 # How to run each program of the image here, where the image's paths don't exist.
 MODULES = {"/srv/triton-llama/bin/health": "triton_supervisor.health"}
-OTHER_VARIABLES = {
-    *("TRITON_GRACE_SECONDS", "TRITON_NOTICE_SECONDS", "TRITON_READY_PORT"),
-    *("CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"),
-}
+OTHER_VARIABLES = {"TRITON_GRACE_SECONDS", "CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PROBE_MARGIN_S = 5
 """A probe takes at most its own --timeout and 2 s; the rest is for starting Python on a busy node."""
@@ -40,8 +37,11 @@ def _option(command: list[str], name: str) -> float:
     return float(command[command.index(name) + 1])
 
 
-def _notice(overlay: Overlay) -> float:
-    return float(environment(overlay.server)["TRITON_NOTICE_SECONDS"] or 0)
+def _pause_before_the_end(container: Manifest) -> int:
+    """Return the seconds that a container serves on before it gets SIGTERM."""
+    program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    return int(seconds)
 
 
 def test_the_image_has_every_command_with_its_options() -> None:
@@ -60,7 +60,7 @@ def test_every_port_is_one_of_the_image(overlay: Overlay) -> None:
     ports = {port["name"]: port["containerPort"] for port in [*overlay.server["ports"], *overlay.openai["ports"]]}
     (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
     of_the_image = dict(zip(("http", "grpc", "metrics", "openai"), map(int, exposed), strict=True))
-    assert ports == {**of_the_image, "ready": int(environment(overlay.server)["TRITON_READY_PORT"] or 0)}
+    assert ports == of_the_image
     names = [port["targetPort"] for service in overlay.all("Service") for port in service["spec"]["ports"]]
     rules = [rule for policy in overlay.all("NetworkPolicy") for rule in policy["spec"].get("ingress", [])]
     names += [port["port"] for rule in rules for port in rule["ports"]]
@@ -108,21 +108,19 @@ def test_the_server_reads_the_checkpoint_that_was_prepared(overlay: Overlay) -> 
 def test_a_pod_is_killed_only_after_its_drain(overlay: Overlay) -> None:
     assert environment(overlay.server)["TRITON_GRACE_SECONDS"] == str(DEFAULT_GRACE_S)
     seconds = overlay.pod["terminationGracePeriodSeconds"]
-    assert seconds == _notice(overlay) + DEFAULT_GRACE_S + STOP_MARGIN_S
-    # A stuck pod has no requests to answer.
-    assert _notice(overlay) + STOP_MARGIN_S <= overlay.server["livenessProbe"]["terminationGracePeriodSeconds"]
+    assert seconds == _pause_before_the_end(overlay.server) + DEFAULT_GRACE_S + STOP_MARGIN_S
 
 
 def test_the_endpoint_stops_taking_requests_before_the_server_does(overlay: Overlay) -> None:
-    program, seconds = overlay.openai["lifecycle"]["preStop"]["exec"]["command"]
-    assert (program, environment(overlay.openai)["TRITON_LLAMA_OPENAI_GRACE"]) == ("sleep", str(DEFAULT_GRACE_S))
-    assert 0 < int(seconds) < _notice(overlay)
-    assert int(seconds) + DEFAULT_GRACE_S < overlay.pod["terminationGracePeriodSeconds"]
+    seconds = _pause_before_the_end(overlay.openai)
+    assert environment(overlay.openai)["TRITON_LLAMA_OPENAI_GRACE"] == str(DEFAULT_GRACE_S)
+    assert 0 < seconds < _pause_before_the_end(overlay.server)
+    assert seconds + DEFAULT_GRACE_S < overlay.pod["terminationGracePeriodSeconds"]
 
 
 def test_a_probe_has_time_to_report_its_reason(overlay: Overlay) -> None:
     probes = [part[name] for part in (overlay.server, overlay.openai) for name in PROBES if name in part]
-    assert len(probes) == 5
+    assert len(probes) == 4
     for probe in probes:
         assert _option(probe["exec"]["command"], "--timeout") + PROBE_MARGIN_S <= probe["timeoutSeconds"]
 

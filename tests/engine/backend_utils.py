@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 from engine.scheduling import SECONDS
-from llama_engine.api.request_parser import RequestParser
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.response_dispatcher import ResponseDispatcher
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
-from llama_engine.response_dispatcher import ResponseDispatcher
+from llama_engine.request.parser import RequestParser
 from llama_engine.triton.config import QueuePolicy
 from numpy.typing import NDArray
 

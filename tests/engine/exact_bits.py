@@ -22,13 +22,14 @@ from engine.engines import engine_of, load, spoil_cache
 from engine.int8_layers import threads
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import random_request
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
-from llama_engine.sampling.sampling_state import SamplingFeatures
-from llama_engine.sequence import Sequence
+from llama_engine.sampling.state import SamplingFeatures
 
 SLOTS = (1, 2, 5, 8, 32)
 BUDGETS = (1, 7, 16, 40, 512)
@@ -98,7 +99,7 @@ class Bits:
         alone = engine_of(checkpoint, 1, kv_cache_dtype=kv_cache_dtype, prefix_cache="off")
         self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}
         for request in requests:
-            for choice in request.choices():
+            for choice in choices_of(request):
                 sequence = alone.builder.build(choice)
                 logits = self._run(alone, [sequence], random.Random(0), 0.0)
                 self._alone[choice] = sequence.result, list(logits[sequence].values())
@@ -194,9 +195,8 @@ def main() -> None:
     """Print what was compared; exit with 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mixes", type=int, required=True)
-    parser.add_argument("--kernels", default="auto")
     options = parser.parse_args()
-    checkpoint = replace(load("int8", kernels=options.kernels), max_model_len=128)
+    checkpoint = replace(load("int8"), max_model_len=128)
     bits = Bits(checkpoint, options.mixes)
     print(bits.describe())
     if bits.different:

@@ -7,9 +7,9 @@ import torch
 from engine.engines import completions, tokens_in
 from engine.oracle import oracle
 from engine.prompts import random_prompt
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from engine.engines import engine_of
 from engine.small_tokenizers import llama2_like
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.grammar.guides import Guides
+from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling.guide_matcher import GuideState
-from llama_engine.sampling.guides import Guides
-from llama_engine.sampling.logits_processors import forbidden
+from llama_engine.sampling.filters import forbidden
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 END = 2

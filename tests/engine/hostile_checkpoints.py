@@ -212,7 +212,7 @@ def load_and_generate(folder: Path, quantization: str) -> None:
     """Load a checkpoint as a server does, and generate a few tokens."""
     # Imported here because the limit of memory is set before.
     from engine.engines import engine_of, load
-    from llama_engine.api.request_parser import GenerationRequest
+    from llama_engine.request.parser import GenerationRequest
 
     engine = engine_of(load(quantization, model=str(folder)), 1)
     # Fails or not: values that aren't finite have no token.

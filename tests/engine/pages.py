@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 
 
 def free_pages(engine: Engine) -> list[int]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.parameters import NAMES, PARAMETERS
-from llama_engine.api.request_parser import GenerationRequest, RequestParser
 from llama_engine.errors import InvalidRequest
+from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.parameters import NAMES, PARAMETERS
+from llama_engine.request.parser import GenerationRequest, RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 

@@ -4,8 +4,8 @@ import random
 from functools import cache
 from pydoc_data.topics import topics
 
-from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from engine.checkpoints import save_small
 from engine.engines import load
+from llama_engine.checkpoint.files import check_files
 from llama_engine.errors import CheckpointError
-from llama_engine.model.checkpoint_files import check_files
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 

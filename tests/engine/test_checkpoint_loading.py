@@ -10,13 +10,12 @@ from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load, runner_with_pages
 from engine.oracle import oracle
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.checkpoint.architecture import FAMILIES
 from llama_engine.errors import MAX_LINE, CheckpointError
-from llama_engine.model import onednn_int8
-from llama_engine.model.architecture import FAMILIES
 from llama_engine.model.loader import EMBEDDED, Checkpoint, loading
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -46,15 +45,21 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
     info = fp32.info
     assert info.linears == {"float32": len(linears)}
     assert info.weight_bytes == sum(everything.values())
-    assert (info.dtype, info.device, info.threshold) == (torch.float32, torch.device("cpu"), None)
+    assert (info.dtype, info.device, info.threshold) == (torch.float32, torch.device("cpu"), 0.0)
     assert fp32.name == str(EMBEDDED)
-    for quantized in (int8.info, load("int8", kernels="stock").info):
-        assert quantized.linears == {"int8": len(linears)}
-        # A byte for each weight, a scale for each output; the embedding, which is tied to the head, stays in floats.
-        saved = 3 * weights - 4 * outputs - 4 * model.lm_head.weight.numel()
-        assert quantized.weight_bytes == info.weight_bytes - saved
-        assert (quantized.dtype, quantized.threshold) == (torch.float32, 0.0)
-        assert f"layers {len(linears)} in int8, outlier threshold 0, {quantized.product}; " in quantized.describe()
+    dequantized = load("int8", kernels="stock").info
+    assert dequantized.linears == info.linears
+    # The embedding, which is tied to the head, isn't quantized.
+    head = 4 * model.lm_head.weight.numel()
+    assert dequantized.weight_bytes == info.weight_bytes + head
+    assert f"layers {len(linears)} in float32, INT8 weights dequantized to float32; " in dequantized.describe()
+    needs_compiled_kernels()
+    quantized = int8.info
+    assert quantized.linears == {"int8": len(linears)}
+    # A byte for each weight, a scale for each output.
+    assert quantized.weight_bytes == info.weight_bytes + head - 3 * weights + 4 * outputs
+    assert (quantized.dtype, quantized.threshold) == (torch.float32, 0.0)
+    assert f"layers {len(linears)} in int8, {quantized.product}; " in quantized.describe()
 
 
 @pytest.mark.parametrize(
@@ -62,10 +67,10 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
     [
         ("int8", {}, r"exact INT8, two terms for outlier rows \(ratio 6\), by compiled AVX\S+ kernels"),
         ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ kernels"),
-        ("int8", {"kernels": "stock", "int8_terms": "2"}, "exact INT8, two terms, oneDNN [^:]*"),
+        ("int8", {"kernels": "stock"}, "INT8 weights dequantized to float32: bits depend on the batch"),
         (
             "int8", {"kernels": "stock", "dtype": "bfloat16"},
-            "exact INT8, two terms for outlier rows [^:]*, oneDNN [^:]*: bits depend on the batch",
+            "INT8 weights dequantized to bfloat16: bits depend on the batch",
         ),
         ("none", {}, "float32 weights: bits depend on the batch"),
         ("none", {"dtype": "bfloat16"}, "bfloat16 weights: bits depend on the batch"),
@@ -85,14 +90,25 @@ def test_the_info_names_the_product(
     assert labels["kv_cache_dtype"] == str(engine.plan.shape.dtype).removeprefix("torch.")
 
 
-def test_int8_weights_without_an_exact_product_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Cached, and chosen by the real function.
-    onednn_int8.term_bits()
-    monkeypatch.setattr(onednn_int8, "refusal", lambda *_: "sums of 1 rows are wrong by 3.0% of the largest")
-    assert re.match(
-        r"INT8 weights of \d+ x \d+ \(outputs x inputs\) have no exact product on this CPU: with oneDNN sums of 1 rows",
-        _refusal(folder, "int8", kernels="stock"),
-    )
+def test_stock_kernels_are_logged_with_their_cost(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load("int8", model=str(folder), kernels="stock")
+    assert caplog.messages == [
+        "kernels is stock: INT8 weights are dequantized: steps are slower, and a request's bits depend on its batch"
+    ]
+
+
+@pytest.mark.parametrize("threshold", [6.0, 0.0])
+def test_a_saved_outlier_threshold_is_ignored(
+    folder: Path, tmp_path: Path, tokenizer: Tokenizer, threshold: float
+) -> None:
+    config, path = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold), tmp_path / "saved"
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(path)
+    tokenizer.pretrained.save_pretrained(path)
+    needs_compiled_kernels()
+    info = load("checkpoint", model=str(path)).info
+    assert (info.threshold, info.bits_depend_on) == (0.0, "")
+    chosen = load("checkpoint", model=str(path), int8_threshold="5").info
+    assert (chosen.threshold, chosen.bits_depend_on) == (5.0, "the batch")
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:

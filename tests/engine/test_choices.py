@@ -10,12 +10,13 @@ import pytest
 from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion, Result
+from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
-from llama_engine.events import Completion, Result
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Sequence
+from llama_engine.request.parser import GenerationRequest
 
 
 def _request(checkpoint: Checkpoint, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:
@@ -23,7 +24,7 @@ def _request(checkpoint: Checkpoint, n: int, size: int = 40, max_tokens: int = 8
 
 
 def _expected(checkpoint: Checkpoint, request: GenerationRequest) -> list[Completion]:
-    return alone(checkpoint, request.choices())
+    return alone(checkpoint, choices_of(request))
 
 
 def _prefilled(engine: Engine, sequences: list[Sequence]) -> tuple[list[Result | None], int]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_engine.checkpoint.architecture import FAMILIES, read_architecture
+from llama_engine.checkpoint.config import IRRELEVANT, USED, read_config
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import FAMILIES, read_architecture
-from llama_engine.model.config import IRRELEVANT, USED, read_config
 from llama_engine.model.loader import EMBEDDED, loading
 from transformers import CONFIG_MAPPING, GenerationConfig, LlamaConfig, PreTrainedConfig
 

@@ -22,16 +22,15 @@ from engine.engines import (
 )
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
-from llama_engine import cuda_graphs
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, row_buckets
-from llama_engine.engine import Engine
-from llama_engine.events import Completion
-from llama_engine.model import memory_plan
+from llama_engine.engine import cuda_graphs, memory_plan
+from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, row_buckets
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
+from llama_engine.engine.memory_plan import activation_reserve, plan_memory
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import activation_reserve, plan_memory
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling import sampler
-from llama_engine.sampling.sampling_state import SamplingFeatures
+from llama_engine.sampling.state import SamplingFeatures
 from llama_engine.settings import Settings
 from transformers import GenerationConfig
 

@@ -12,12 +12,12 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import alone, attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import requests_of
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.metrics import INT8_ROWS
+from llama_engine.request.parser import GenerationRequest
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from engine.engines import attention_by_sequence, engine_of, run, with_tokens_as
 from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.prompts import random_prompt, request_of
-from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.parser import GenerationRequest
 from notes import Note
 
 

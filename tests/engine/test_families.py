@@ -18,18 +18,18 @@ from engine.greedy import LONGEST, GreedyReference, Tally, compare
 from engine.oracle import oracle
 from engine.prompts import random_prompt
 from engine.recorded_graphs import Recording
-from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.checkpoint import config
+from llama_engine.checkpoint.architecture import FAMILIES, read_architecture
+from llama_engine.checkpoint.config import read_config
+from llama_engine.checkpoint.rope import rope_tables
 from llama_engine.errors import CheckpointError
-from llama_engine.model import config
-from llama_engine.model.architecture import FAMILIES, read_architecture
-from llama_engine.model.builder import llama_around
-from llama_engine.model.config import read_config
 from llama_engine.model.llama import gelu_tanh
 from llama_engine.model.loader import Checkpoint, loading
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.model.precision import choose_dtype
-from llama_engine.model.rope import rope_tables
 from llama_engine.model.torch_runner import TorchRunner
+from llama_engine.model.transformers_reader import llama_around
+from llama_engine.request.generation_request import GenerationRequest
 from notes import Note
 from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -159,13 +159,6 @@ def int8(folder: Path) -> Checkpoint:
 def test_int8_tokens_have_the_same_bits_in_any_mix(int8: Checkpoint, mixes: int, cache: str) -> None:
     assert int8.info.bits_depend_on == ""
     assert Bits(replace(int8, max_model_len=128), mixes, cache).different == []
-
-
-@long
-def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(folder: Path) -> None:
-    checkpoint = _load(folder, "int8", kernels="stock")
-    assert checkpoint.info.bits_depend_on == ""
-    assert Bits(replace(checkpoint, max_model_len=128), mixes=3).different == []
 
 
 def test_int8_is_near_fp32(exact: Checkpoint, int8: Checkpoint) -> None:

@@ -11,16 +11,14 @@ import torch
 from engine.engines import load
 from engine.gguf_files import MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
-from llama_engine.model.architecture import FAMILIES
-from llama_engine.model.formats.detection import linear_format
-from llama_engine.model.gguf.header import read_gguf
-from llama_engine.model.gguf.tensors import GgufTensors
+from llama_engine.checkpoint.architecture import FAMILIES
+from llama_engine.checkpoint.formats.detection import linear_format
+from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.tensor_names import HEAD, layer_linears, layer_prefix
+from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.tensor_names import HEAD, layer_linears, layer_prefix
-from llama_engine.model.weight_reader import WeightReader
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from models.quantized_checkpoints import FORMATS, write
@@ -59,8 +57,7 @@ def _save(folder: Path, model_type: str, name: str) -> tuple[PreTrainedModel, Pa
 
 def _with_read_weights(model: PreTrainedModel, loaded: Checkpoint, folder: Path) -> PreTrainedModel:
     """Replace the model's linear layers by what the reader reads, in floats."""
-    path = folder / "model.gguf"
-    saved = GgufTensors(read_gguf(path)) if path.exists() else SavedTensors(folder)
+    saved = read_checkpoint_headers(folder, "it").saved
     quantized = linear_format(saved, quantization_config(loaded.config))
     reader = WeightReader(saved, loaded.architecture, torch.float32, quantized, int8=True)
     model.get_submodule("model.embed_tokens").weight = torch.nn.Parameter(reader.embedding().clone())

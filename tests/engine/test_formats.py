@@ -22,18 +22,18 @@ from engine.quantizers import (
     quantize,
     save_quantized,
 )
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.checkpoint.architecture import read_architecture
+from llama_engine.checkpoint.formats.detection import linear_format
+from llama_engine.checkpoint.per_channel import quantize_rows, requantized
+from llama_engine.checkpoint.tensor_names import SavedLinear
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
+from llama_engine.checkpoint.weights import LinearWeight, concatenated
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import read_architecture
-from llama_engine.model.formats.detection import linear_format
-from llama_engine.model.int8_rows import quantize_rows, requantized
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.tensor_names import SavedLinear
-from llama_engine.model.weight_reader import WeightReader
-from llama_engine.model.weights import LinearWeight, concatenated
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -396,8 +396,7 @@ def test_a_checkpoint_answers_in_each_format(tmp_path: Path, fp32: Checkpoint, k
     config, save = CHECKPOINTS[kind]
     folder = save_quantized(EMBEDDED, tmp_path / "saved", config, save)
     loaded = load("int8", model=str(folder), kernels="stock")
-    # Without the compiled kernels groups become rows.
-    assert loaded.info.linears == {"int8": 43}
+    assert loaded.info.linears == {"float32": 43}
     assert torch.equal(_log_probs(loaded), _log_probs(load("checkpoint", model=str(folder), kernels="stock")))
     expected = _log_probs(fp32)
     divergence = (expected.exp() * (expected - _log_probs(loaded))).sum(-1).mean()

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.parameters import PARAMETERS
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.parameters import PARAMETERS
 from transformers import GenerationConfig, LlamaConfig
 
 VOCABULARY = 1000

@@ -16,18 +16,18 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load
 from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.checkpoint.architecture import read_architecture
+from llama_engine.checkpoint.formats.gguf_blocks import GgufBlocks
+from llama_engine.checkpoint.gguf.config import read_gguf_config
+from llama_engine.checkpoint.gguf.header import read_gguf
+from llama_engine.checkpoint.gguf.tensors import GgufTensors
+from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.tensor_names import SavedLinear
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import read_architecture
-from llama_engine.model.checkpoint_headers import read_checkpoint_headers
-from llama_engine.model.formats.gguf_blocks import GgufBlocks
-from llama_engine.model.gguf.config import read_gguf_config
-from llama_engine.model.gguf.header import read_gguf
-from llama_engine.model.gguf.tensors import GgufTensors
 from llama_engine.model.loader import EMBEDDED, Checkpoint
-from llama_engine.model.rope import rope_tables
-from llama_engine.model.tensor_names import SavedLinear
-from llama_engine.model.weights import LinearWeight
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 
@@ -43,8 +43,12 @@ def model(request: pytest.FixtureRequest) -> torch.nn.Module:
     return small_model(model_type, **changed)
 
 
+def _saved(path: Path) -> SavedTensors:
+    return read_checkpoint_headers(path, "it").saved
+
+
 def _blocks(path: Path) -> GgufBlocks:
-    return GgufBlocks(GgufTensors(read_gguf(path)))
+    return GgufBlocks(_saved(path))
 
 
 def _by_package(path: Path, name: str) -> torch.Tensor:
@@ -82,7 +86,7 @@ def test_rope_is_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
 
 def test_the_tensors_are_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
     config: Any = model.config
-    saved = GgufTensors(read_gguf(write_model(tmp_path / "it.gguf", model)))
+    saved = _saved(write_model(tmp_path / "it.gguf", model))
     expected = model.state_dict()
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
@@ -94,7 +98,7 @@ def test_the_tensors_are_the_models(model: torch.nn.Module, tmp_path: Path) -> N
 
 def test_rows_are_read_from_the_middle_of_a_head(tmp_path: Path) -> None:
     model = small_model("llama")
-    saved = GgufTensors(read_gguf(write_model(tmp_path / "it.gguf", model, Kind.F16)))
+    saved = _saved(write_model(tmp_path / "it.gguf", model, Kind.F16))
     weight = model.state_dict()[f"{QUERY.name}.weight"].half()
     assert torch.equal(saved.read(f"{QUERY.name}.weight", slice(7, 201)), weight[7:201])
 
@@ -127,8 +131,7 @@ def test_quantized_rows_of_a_head_are_put_in_order(tmp_path: Path) -> None:
 
 
 def test_reading_dequantizes(tmp_path: Path) -> None:
-    write_model(tmp_path / "it.gguf", small_model("qwen2"), Kind.Q6_K)
-    saved = GgufTensors(read_gguf(tmp_path / "it.gguf"))
+    saved = _saved(write_model(tmp_path / "it.gguf", small_model("qwen2"), Kind.Q6_K))
     assert torch.equal(saved.read("model.embed_tokens.weight"), _by_package(tmp_path / "it.gguf", "token_embd.weight"))
 
 
@@ -146,14 +149,6 @@ def test_unknown_divisors_of_rope_are_kept(tmp_path: Path) -> None:
     model = small_model("llama", rope_parameters={**LLAMA3, "low_freq_factor": 2.0})
     rope = read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model))).rope_parameters
     assert (rope["rope_type"], rope["attention_factor"], max(rope["long_factor"])) == ("longrope", 1.0, 32.0)
-
-
-def test_llama_3s_divisors_give_its_tables(tmp_path: Path) -> None:
-    model = small_model("llama", rope_parameters=LLAMA3)
-    read = read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model)))
-    config: Any = model.config
-    first, second = (rope_tables(each, read_architecture(each, "it"), 99) for each in (read, config))
-    assert all(torch.equal(*tables) for tables in zip(first["default"], second["default"], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -194,21 +189,19 @@ def test_a_config_that_is_not_supported_is_refused(metadata: dict[str, object], 
 
 
 def test_a_tensor_of_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    model = small_model("qwen3")
-    file = read_gguf(write_model(tmp_path / "it.gguf", model))
-    renamed = {name.replace("ffn_gate", "ffn_gate_exps"): tensor for name, tensor in file.tensors.items()}
+    headers = read_checkpoint_headers(write_model(tmp_path / "it.gguf", small_model("qwen3")), "it")
+    assert headers.gguf is not None
+    renamed = {name.replace("ffn_gate", "ffn_gate_exps"): tensor for name, tensor in headers.gguf.tensors.items()}
     with pytest.raises(CheckpointError, match=r"'blk\.0\.ffn_gate_exps\.weight' isn't one of a qwen3"):
-        GgufTensors(replace(file, tensors=renamed))
+        GgufTensors(replace(headers.gguf, tensors=renamed), headers.architecture)
 
 
-def test_a_matrix_needs_the_package_only_for_other_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (Kind.Q8_0, Kind.Q6_K):
-        write_model(tmp_path / f"{kind.name}.gguf", small_model("qwen2"), kind)
+def test_a_file_is_refused_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "it.gguf", small_model("qwen2"))
     # An import of it fails.
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert _blocks(tmp_path / "Q8_0.gguf").read(DOWN).bits == 8
-    with pytest.raises(CheckpointError, match=r"token_embd\.weight: serving type Q6_K needs the package gguf"):
-        _blocks(tmp_path / "Q6_K.gguf")
+    with pytest.raises(CheckpointError, match=f"^can't load {path}: GGUF files need the package gguf"):
+        read_gguf(path)
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,15 @@ from bitsandbytes.nn.modules import Int8Params, Params4bit
 from engine.checkpoints import save_small
 from engine.engines import add_all, runner_of
 from engine.fake_gpu import CPU, DEVICE, OUTLIER_WAITS, TOKEN, Recorder, fake_gpu
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
-from llama_engine.events import Completion
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.kernels.gpu.elementwise import SEPARATE
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
-from llama_engine.model import products, transformers_reader
+from llama_engine.model import load_plan as products
+from llama_engine.model import transformers_reader
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.model.model_runner import PromptChunk
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig, PreTrainedModel

@@ -10,17 +10,20 @@ from functools import partial
 import pytest
 import torch
 from bitsandbytes.functional import int8_linear_matmul
-from engine.engines import completions, engine_of, load
+from engine.compiled_kernels import needs_compiled_kernels
+from engine.engines import load
 from engine.int8_layers import SHAPES, random_rows, random_weight
-from engine.prompts import requests_of
+from llama_engine.checkpoint.per_channel import requantized
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu import exact_int8
-from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
-from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, ExactInt8Linear, exact_int8_linear
-from llama_engine.model import products
-from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS
-from llama_engine.model.weights import LinearWeight
+from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
+from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, exact_int8_linear
+from llama_engine.model.load_plan import LinearLayers, LoadPlan
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import PromptChunk
 
 EXACT_SHAPES = [(outputs, inputs) for outputs, inputs in SHAPES if inputs % 4 == 0]
 each_shape = pytest.mark.parametrize(("outputs", "inputs"), EXACT_SHAPES)
@@ -106,26 +109,29 @@ def test_inputs_whose_sums_are_not_exact_are_refused(inputs: int) -> None:
 
 # PyTorch's compiler calls it.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_a_model_of_these_layers_generates_what_the_cpus_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_these_layers_is_near_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_compiled_kernels()
+    compiled = load("int8", int8_terms="2", kv_cache_dtype="float32")
     fused = choose_elementwise(torch.device("cpu"), torch.float32, 256, 6, 64, 2)
     assert fused != SEPARATE
-    checkpoint = load("int8", kernels="stock", int8_terms="2")
-    expected = completions(engine_of(checkpoint, 4), requests_of(checkpoint, 6))
-    monkeypatch.setattr(products, "OneDnnPacker", lambda _: _Packer(2, fused))
+    layers = LinearLayers(requantized, partial(exact_int8_linear, terms=2, elementwise=fused), "as on a GPU")
+    monkeypatch.setattr(LoadPlan, "linear_layers", lambda plan: layers)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        as_on_a_gpu = load("int8", kernels="stock", int8_terms="2")
-        assert completions(engine_of(as_on_a_gpu, 4), requests_of(checkpoint, 6)) == expected
+        as_on_a_gpu = load("int8", kernels="stock")
+        assert as_on_a_gpu.info.product == "as on a GPU"
+        expected, result = (_logits(checkpoint) for checkpoint in (compiled, as_on_a_gpu))
     torch._dynamo.reset()
+    assert (result - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-class _Packer:
-    """A GPU's layers, on the CPU."""
-
-    def __init__(self, terms: int, elementwise: Elementwise) -> None:
-        self._pack = partial(exact_int8_linear, terms=terms, elementwise=elementwise)
-
-    def __call__(self, weight: LinearWeight) -> ExactInt8Linear:
-        return self._pack(weight)
-
-    def describe(self) -> str:
-        return "as on a GPU"
+def _logits(checkpoint: Checkpoint) -> torch.Tensor:
+    """Return the logits of a prefill and of two decode steps, [32, vocabulary]."""
+    runner = checkpoint.runner(shape := checkpoint.cache_shape(1, "float32"))
+    runner.set_pages(0, 0, range(1, shape.pages + 1))
+    with torch.inference_mode():
+        hidden = [runner.prefill([PromptChunk(0, 0, range(60, 90))], every=True)]
+        for position, token in enumerate((90, 91), 30):
+            hidden.append(
+                runner.decode(torch.tensor([0]), torch.tensor([token]), torch.tensor([position]), position + 1)
+            )
+        return runner.logits(torch.cat(hidden))

@@ -8,16 +8,16 @@ import pytest
 import torch
 from engine.checkpoints import save_small
 from engine.fake_gpu import DEVICE, TOKEN, fake_gpu
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
-from llama_engine.events import Completion
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.formats.linear_format import LinearFormat
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
-from llama_engine.model import products
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.formats.linear_format import LinearFormat
+from llama_engine.model import load_plan as products
 from llama_engine.model.loader import load_checkpoint
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.weights import LayerWeights, LinearWeight
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig

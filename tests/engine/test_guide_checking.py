@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from engine.guided_texts import END, ENDLESS
 from llama_engine.errors import GenerationError, InvalidRequest
-from llama_engine.sampling import guide_checker, guides
-from llama_engine.sampling.guide_checker import GuideChecker
-from llama_engine.sampling.guides import Guides
+from llama_engine.grammar import checker as guide_checker
+from llama_engine.grammar import guides
+from llama_engine.grammar.checker import GuideChecker
+from llama_engine.grammar.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
 FUNCTION_CALL = {
@@ -168,7 +169,7 @@ def test_a_killed_process_is_replaced(own_guides: Guides) -> None:
 
 STARTER = """
 import sys
-from llama_engine.sampling.guide_checker import GuideChecker
+from llama_engine.grammar.checker import GuideChecker
 checker = GuideChecker([b"a", b"b", b"</s>"], [2], [2])
 checker.check("regex", "a")
 print("started", flush=True)

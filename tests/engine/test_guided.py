@@ -6,7 +6,7 @@ import random
 import pytest
 import regex
 from engine.guided_texts import END, allowed_tokens, conforms, tokens_of
-from llama_engine.sampling.guides import Guides
+from llama_engine.grammar.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
 ADDRESS = {

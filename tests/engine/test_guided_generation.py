@@ -13,13 +13,13 @@ import pytest
 from engine.engines import alone, engine_of
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.events import Completion, Result
+from llama_engine.grammar import matcher as guide_matcher
+from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling import guide_matcher
-from llama_engine.sampling.guide_matcher import GuideState
+from llama_engine.request.generation_request import GenerationRequest
 from numpy.typing import NDArray
 
 END = 2

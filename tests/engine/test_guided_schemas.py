@@ -10,10 +10,10 @@ import pytest
 from engine.engines import engine_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
-from llama_engine.events import Completion
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 
 
 @pytest.fixture(scope="module")

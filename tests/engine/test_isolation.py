@@ -11,13 +11,13 @@ import torch
 from engine.engines import Run, alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
+from llama_engine.engine.isolation import Isolation
 from llama_engine.errors import GenerationError
-from llama_engine.events import Completion
-from llama_engine.isolation import Isolation
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling.sampling_state import SamplingState
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.sampling.state import SamplingState
 
 FAILED = "decoding failed; the server's log has the reason"
 EXHAUSTED, EXHAUSTED_ALONE = torch.OutOfMemoryError, "the device's memory was exhausted by this request alone"

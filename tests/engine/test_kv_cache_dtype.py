@@ -10,7 +10,7 @@ import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import cache_tensors, completions, engine_of, load
 from engine.prompts import requests_of
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk
@@ -27,7 +27,6 @@ BOUNDS = {"bfloat16": 2e-2, "int8": 2e-2}
 
 @cache
 def _checkpoint(kernels: str, kv_cache_dtype: str) -> Checkpoint:
-    # No whole number of blocks of positions.
     # Two terms, so that the cache alone changes the logits by more than a little.
     checkpoint = load("int8", kernels=kernels, kv_cache_dtype=kv_cache_dtype, int8_terms="2")
     return replace(checkpoint, max_model_len=100)

@@ -9,12 +9,12 @@ import torch
 from engine.engines import completions, engine_of, run, tokens_in, with_tokens_as_text
 from engine.oracle import oracle
 from engine.prompts import request_of, requests_of
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
-from llama_engine.events import Completion
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
+from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sequence import Sequence
 
 TOLERANCE = 2e-4
 """Of a log probability in FP32, against another order of sums."""

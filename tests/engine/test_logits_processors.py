@@ -5,7 +5,7 @@ The sampler's own tests compare all processors together with transformers' chain
 
 import pytest
 import torch
-from llama_engine.sampling.logits_processors import (
+from llama_engine.sampling.filters import (
     keep_top_k_top_p,
     penalize_output,
 )

@@ -8,13 +8,14 @@ import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import attention_by_sequence, engine_of, runner_of
+from llama_engine.engine import memory_plan
+from llama_engine.engine.memory_plan import MemoryPlan, plan_memory
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.model import memory_plan
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.cpu_runner import CpuRunner
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import MemoryPlan, plan_memory
-from llama_engine.sampling.sampling_state import SamplingState
+from llama_engine.sampling.state import SamplingState
 from llama_engine.settings import Settings
 
 MIB = 1 << 20
@@ -137,8 +138,8 @@ def test_a_context_that_rope_depends_on_is_not_reduced(fp32: Checkpoint, monkeyp
 def test_scores_with_a_soft_cap_are_reserved(fp32: Checkpoint) -> None:
     capped = replace(fp32, architecture=replace(fp32.architecture, attention_softcap=50.0))
     plans = [plan_memory(checkpoint, Settings(), 2).reserve for checkpoint in (capped, fp32)]
-    # 64 tokens at a time on a CPU; scores, their softmax and its sum in float32.
-    assert plans[0] - plans[1] == fp32.architecture.heads * 64 * fp32.max_model_len * 12
+    # Scores of a prefill pass, their softmax and its sum in float32.
+    assert plans[0] - plans[1] == fp32.architecture.heads * 512 * fp32.max_model_len * 12
 
 
 @pytest.mark.parametrize(("precision", "factor"), [("int8", 1), ("fp32", 0)])

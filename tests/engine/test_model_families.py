@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer, read_tokenizer
 from model_families import BY_NAME, FAMILIES, Family

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from unittest.mock import Mock
 
 import torch
-from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.engine.page_manager import PageManager
+from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError
-from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.page_manager import PageManager
-from llama_engine.sequence import Sequence
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.stop_checker import StopChecker
 
 PAGE = 4
@@ -22,12 +22,12 @@ def _sequence(tokens: tuple[int, ...], salt: str = "") -> Sequence:
     return Sequence(request, stop_checker)
 
 
-def _manager(pages: int, caching: bool = True, with_output: bool = True) -> PageManager:
+def _manager(pages: int, caching: bool = True) -> PageManager:
     shape = KVCacheShape(
         layers=1, slots=1000, key_value_heads=1, max_model_len=1000, head_dim=1, dtype=torch.float32, page_size=PAGE,
         pages=pages,
     )  # fmt: skip
-    return PageManager(shape, Mock(ModelRunner), caching, with_output)
+    return PageManager(shape, Mock(ModelRunner), caching)
 
 
 def _match(manager: PageManager, tokens: Iterable[int], salt: str = "") -> list[int]:
@@ -78,18 +78,6 @@ def test_prefixes_of_salts_that_are_gone_are_evicted_before_recent_ones() -> Non
     # Of three full pages each; the last ones have as many as there are pages.
     assert found[:86] == [0] * 86
     assert found[88:] == [3] * 12
-
-
-def test_pages_of_generated_tokens_are_neither_found_nor_taken_if_they_must_not() -> None:
-    manager = _manager(20, with_output=False)
-    turn = _computed(manager, _sequence(tuple(range(17))))
-    manager.release(turn)
-    preempted = _sequence(tuple(range(6)))
-    preempted.output_tokens = list(range(6, 15))
-    assert len(manager.match_prefix(preempted)) == 1
-    assert manager.uncomputed_pages(preempted, 1) == []
-    computed = _computed(manager, preempted)
-    assert computed.num_cached_pages == 1
 
 
 def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:

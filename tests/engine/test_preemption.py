@@ -11,12 +11,13 @@ from engine.engines import alone, engine_of, run
 from engine.pages import assert_consistent
 from engine.prompts import random_request, request_of
 from engine.scheduling import client_of, running
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
+from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidSettings, Unavailable
-from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Sequence
+from llama_engine.request.generation_request import GenerationRequest
 
 MODEL_LEN = 128
 
@@ -93,7 +94,7 @@ def test_choices_are_preempted_and_continued(short: Checkpoint) -> None:
         engine = _engine(short, 6, prefix_cache=cache)
         choices = engine.builder.choices(request)
         assert _run_all(engine, choices) > 0
-        assert [choice.result for choice in choices] == alone(short, request.choices())
+        assert [choice.result for choice in choices] == alone(short, choices_of(request))
 
 
 def test_the_youngest_of_the_lowest_priority_is_preempted(short: Checkpoint) -> None:

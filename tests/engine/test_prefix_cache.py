@@ -5,15 +5,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine.engines import Run, alone, engine_of, load, run, spoil_cache
+from engine.engines import Run, alone, engine_of, run, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import request_of
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.errors import GenerationError
-from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 
 PAGE = 16
 
@@ -57,18 +57,7 @@ def test_the_next_turn_of_a_chat_computes_what_is_new(checkpoint: Checkpoint) ->
     outcome, computed = _computed(engine, [turn])
     assert outcome.results == alone(checkpoint, [turn])
     # The last token of the answer isn't in the cache, and full pages are.
-    assert computed == 30 + 40 + 3 - (64 if checkpoint.output_can_be_prefix else 16)
-
-
-def test_where_a_decode_step_has_other_bits_than_a_prefill_its_pages_are_not_found() -> None:
-    stock = load("int8", kernels="stock")
-    engine, request = engine_of(stock, 2), request_of(stock, 2, 30, max_tokens=40)
-    sequence = engine.builder.build(request)
-    run(engine, [sequence])
-    turn = _followed(request, (*sequence.output_tokens, 400))
-    outcome, computed = _computed(engine, [turn])
-    assert outcome.results == alone(stock, [turn])
-    assert computed == 71 - 16
+    assert computed == 30 + 40 + 3 - 64
 
 
 def test_a_salt_finds_what_it_would_find_without_the_others(checkpoint: Checkpoint) -> None:

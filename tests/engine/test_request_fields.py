@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 from engine.parsing import parse, parse_rows, refusal
-from llama_engine.api.parameters import NAMES
+from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest
+from llama_engine.request.parameters import NAMES
 from llama_engine.sampling.philox import choice_seed
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -229,11 +230,11 @@ def test_bad_sampling_parameters_are_refused(tokenizer: Tokenizer, text: str, me
 
 
 def test_each_choice_has_a_seed_derived_from_the_requests(tokenizer: Tokenizer) -> None:
-    choices = parse(tokenizer, n=16, seed=7).choices()
+    choices = choices_of(parse(tokenizer, n=16, seed=7))
     assert [choice.choice for choice in choices] == list(range(16))
     seeds = [choice.seed for choice in choices]
     assert seeds == [choice_seed(7, choice) for choice in range(16)]
     assert seeds[0] == 7
     assert len(set(seeds)) == 16
     assert all(0 <= seed < 2**64 for seed in seeds)
-    assert parse(tokenizer, seed=7).choices() == [parse(tokenizer, seed=7)]
+    assert choices_of(parse(tokenizer, seed=7)) == [parse(tokenizer, seed=7)]

@@ -11,10 +11,11 @@ from engine.parsing import MAX_MODEL_LEN, dtype_of, tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.parameters import NAMES, PARAMETERS, SAMPLING_PARAMETERS
-from llama_engine.api.request_parser import GenerationRequest, RequestParser
+from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest
+from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.parameters import NAMES, PARAMETERS, SAMPLING_PARAMETERS
+from llama_engine.request.parser import GenerationRequest, RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 
@@ -85,7 +86,7 @@ def _assert_within_bounds(request: GenerationRequest) -> None:
     assert 0 < request.top_p <= 1
     assert 0 <= request.min_p <= 1
     assert math.isfinite(request.repetition_penalty)
-    assert 1 <= len(request.choices()) <= 16
+    assert 1 <= len(choices_of(request)) <= 16
     ids = [*request.prompt_tokens, *request.stop_token_ids, *request.allowed_token_ids]
     ids += [token for token, _ in request.logit_bias]
     assert all(type(token) is int and 0 <= token < VOCABULARY for token in ids)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, dtype_of, parse, parse_rows, refusal, tensor
-from llama_engine.api.parameters import PARAMETERS
-from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
+from llama_engine.request.parameters import PARAMETERS
+from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 
 MAX_PROMPT = MAX_MODEL_LEN - 1

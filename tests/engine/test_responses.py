@@ -13,13 +13,13 @@ import pytest
 from engine.backend_utils import Request, TritonError, decoding, text
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Chunk, Event
+from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled
-from llama_engine.events import Chunk, Event
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
-from llama_engine.optional_outputs import LogProbsWriter
-from llama_engine.sequence import Sequence
+from llama_engine.triton.outputs import LogProbsWriter
 from llama_engine.triton.request_decoder import FORWARDED, RequestDecoder
 from llama_engine.triton.response import Response
 from numpy.typing import NDArray

@@ -6,16 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
+from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of
 from engine.guided_texts import END, EngineOf
 from engine.parsing import MAX_MODEL_LEN, parse, parse_rows, refusal
 from engine.prompts import any_requests, request_of
 from engine.scheduling import client_of, running
 from engine.transcripts import build, transcripts
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import Checkpoint
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from notes import Note
 
@@ -137,6 +138,7 @@ def _refusal(engine: Engine, request: GenerationRequest) -> str:
 def test_ids_that_were_never_generated_harm_no_neighbour(
     int8: Checkpoint, engine_with_guides: EngineOf, count: int, note: Note
 ) -> None:
+    needs_compiled_kernels()
     short, randomness = replace(int8, max_model_len=128), random.Random(9)
     fuzzed = engine_with_guides(short, 8, kv_cache_tokens="256", prefill_tokens="16")
     tokens = range(len(short.tokenizer.vocabulary.token_bytes))

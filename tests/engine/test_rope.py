@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from llama_engine.checkpoint.architecture import read_architecture
+from llama_engine.checkpoint.rope import RopeTables, max_positions, rope_tables
 from llama_engine.errors import CheckpointError
-from llama_engine.model.architecture import read_architecture
-from llama_engine.model.rope import RopeTables, max_positions, rope_tables
 from transformers import Gemma3TextConfig, LlamaConfig, Olmo3Config, Phi3Config, PreTrainedConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

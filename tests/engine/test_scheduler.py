@@ -9,9 +9,9 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of
 from engine.scheduling import SECONDS, client_of, running
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, Unavailable
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Sequence, Status
 
 
 def _assert_unharmed(checkpoint: Checkpoint, *sequences: Sequence) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
-from llama_engine.engine import StepResult
+from llama_engine.engine.engine import StepResult
+from llama_engine.engine.events import FAILURE, Completion, Result
+from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
-from llama_engine.events import FAILURE, Completion, Result
-from llama_engine.model.activation_terms import TermCount
+from llama_engine.kernels.activation_terms import TermCount
 from llama_engine.observability.stats import Stats
-from llama_engine.page_manager import CacheCounts
 
 STOPPED = Completion("", "stop", 3, 4)
 IDLE = {
@@ -21,7 +21,6 @@ IDLE = {
     "llama_slots_in_use": 0,
     "llama_waiting_rows": 0,
     "llama_queue_limit_requests": 64,
-    "llama_server_restarts": 3,
     "llama_model_info": 1,
 }
 LAST_STEP = "llama_last_step_timestamp_seconds"
@@ -36,7 +35,7 @@ def registry() -> RecordingRegistry:
 
 @pytest.fixture
 def stats(registry: RecordingRegistry) -> Iterator[Stats]:
-    stats = Stats(registry, slots=8, queue_limit=64, restarts=3)
+    stats = Stats(registry, slots=8, queue_limit=64)
     assert registry.levels == IDLE, "the gauges have no values before the model is ready"
     yield stats
     stats.close(SECONDS)
@@ -179,7 +178,7 @@ def test_a_failed_update_costs_no_other_update(
             raise RuntimeError("Triton's metrics are off")
 
     monkeypatch.setattr(registry, method, refuse_once)
-    stats = Stats(registry, slots=8, queue_limit=64, restarts=3)
+    stats = Stats(registry, slots=8, queue_limit=64)
     stats.record_finished(finished_sequence(STOPPED))
     assert refused.wait(SECONDS)
     stats.record_finished(finished_sequence(STOPPED))

@@ -12,13 +12,13 @@ import pytest
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from engine.checkpoints import save_small
+from llama_engine.checkpoint import parallel_chunks as row_blocks
+from llama_engine.checkpoint.architecture import read_architecture
+from llama_engine.checkpoint.formats.detection import linear_format
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.errors import CheckpointError
-from llama_engine.model import row_blocks
-from llama_engine.model.architecture import read_architecture
-from llama_engine.model.formats.detection import linear_format
 from llama_engine.model.precision import quantization_config
-from llama_engine.model.saved_tensors import SavedTensors
-from llama_engine.model.weight_reader import WeightReader
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from engine.pages import assert_consistent
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sequence import Sequence, Status
 
 
 @dataclass

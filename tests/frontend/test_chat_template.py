@@ -81,11 +81,6 @@ def test_the_embedded_template_refuses_other_roles(turns: list[str]) -> None:
         template.render([{"role": role, "content": "x"} for role in turns])
 
 
-def test_the_embedded_template_is_the_one_that_training_writes() -> None:
-    written = EMBEDDED.parent / "train_pydoc_llama" / "chat_template.jinja"
-    assert (EMBEDDED / "chat_template.jinja").read_bytes() == written.read_bytes()
-
-
 @pytest.mark.parametrize(
     "source",
     [

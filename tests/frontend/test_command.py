@@ -98,7 +98,7 @@ def test_beside_a_local_server_it_serves_the_servers_checkpoint(
         file.write_text(json.dumps([{"served_name": "first", "tokenizer": str(EMBEDDED)}]))
         monkeypatch.setenv("TRITON_LLAMA_OPENAI_MODELS_FILE", str(file))
     with OpenAIEndpoint(HOST, 0, grace=5, model=str(checkpoint)) as endpoint:
-        endpoint.start(f"{HOST}:{triton.port}", print)
+        endpoint.start(f"{HOST}:{triton.port}")
         assert endpoint.served_name == ("first" if listed else "other")
         assert httpx.get(f"http://{endpoint.address}/health").status_code == 200
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, events_of
 from frontend.fake_triton import FakeTriton, ModelRequest
-from llama_engine.sampling.guide_matcher import GuideMatchers
+from llama_engine.grammar.matcher import GuideMatchers
 from model_families import BY_NAME
 from triton_llama.completion import Chunk
 from triton_llama_openai.output_parser import ContentPart, OutputParser, Reasoning

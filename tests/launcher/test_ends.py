@@ -91,7 +91,7 @@ def test_killing_the_launcher_ends_the_server_and_the_endpoint(launch: Launch) -
 
 
 def test_a_killed_tritonserver_ends_its_stub_and_the_endpoint(launch: Launch) -> None:
-    launcher = launch("--openai-port=0", TRITON_RESTARTS="0")
+    launcher = launch("--openai-port=0")
     pid, endpoint = int(launcher.facts()["pid"]), launcher.endpoint()
     os.kill(pid, signal.SIGKILL)
     code, _, errors = launcher.ends()

@@ -1,4 +1,4 @@
-"""`--openai-port`: the endpoint starts after the server, is kept running, and ends before it."""
+"""`--openai-port`: the endpoint starts after the server, and ends before it; its death ends both."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ def _events(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.splitlines() if line]
 
 
-def test_a_killed_endpoint_is_started_again_on_its_port(launch: Launch) -> None:
+def test_the_endpoints_death_ends_the_server_with_code_70(launch: Launch) -> None:
     launcher = launch(OPENAI)
     address = launcher.facts()["openai"]
-    first = launcher.endpoint()
     assert launcher.line("  openai  ").split()[-1] == f"http://{address}/v1"
     (model,) = HTTP.get(f"http://{address}/v1/models").json()["data"]
     assert model["id"] == "pydoc-llama"
-    os.kill(first, signal.SIGKILL)
-    assert "the OpenAI endpoint has ended with code -9; starting it again" in launcher.line("has ended")
-    until(lambda: _takes_connections(address))
-    assert HTTP.get(f"http://{address}/health").status_code == 200
-    second = launcher.endpoint()
-    assert second != first
+    os.kill(launcher.endpoint(), signal.SIGKILL)
+    code, _, errors = launcher.ends()
+    assert code == 70
+    assert errors.endswith("triton_local: the OpenAI endpoint has ended with code -9\n")
+
+
+def test_a_drain_ends_the_endpoint(launch: Launch) -> None:
+    launcher = launch(OPENAI)
+    launcher.facts()
+    endpoint = launcher.endpoint()
     launcher.process.send_signal(signal.SIGTERM)
-    code, output, _ = launcher.ends()
-    assert code == 0
-    assert not alive(second)
-    assert "has ended with code" not in output
+    assert launcher.ends()[0] == 0
+    assert not alive(endpoint)
 
 
 @pytest.mark.long
@@ -85,20 +86,6 @@ def test_by_default_every_way_to_ask_is_open_until_the_drain(launch: Launch, tmp
         rest = [line for line in lines if line]
     assert '"finish_reason":"length"' in rest[-2]
     assert rest[-1] == "data: [DONE]"
-    assert launcher.ends()[0] == 0
-
-
-@pytest.mark.long
-def test_triton_goes_on_without_an_endpoint_that_cannot_be_restarted(launch: Launch, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("a key\n")
-    launcher = launch(OPENAI, TRITON_LLAMA_OPENAI_API_KEYS_FILE=str(keys))
-    facts = launcher.facts()
-    keys.unlink()
-    os.kill(launcher.endpoint(), signal.SIGKILL)
-    assert "before it listened; Triton goes on serving without it" in launcher.line("ended with code 2")
-    assert HTTP.get(f"http://{facts['http']}/v2/health/ready").status_code == 200
-    launcher.process.send_signal(signal.SIGTERM)
     assert launcher.ends()[0] == 0
 
 

@@ -47,18 +47,32 @@ def test_a_refused_start_ends_with_its_reason(
             ["--openai-port={taken}"],
             "port {taken} (openai) on 127.0.0.1 is in use: choose another with --openai-port, 0 for any free one\n",
         ),
-        (["--http-port={taken}", "--openai-port={taken}"], "port {taken} is set twice: http and openai"),
     ],
 )
 def test_a_refusal_starts_nothing(launch: Launch, arguments: list[str], message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        if "twice" in message:
-            server.close()
         code, output, errors = launch(*(word.format(taken=taken) for word in arguments)).ends()
     assert (code, output) == (2, "")
     assert errors.startswith(f"triton_local: {message.format(taken=taken)}")
     assert len(errors.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_named(launch: Launch, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        other.close()
+        launcher = launch(f"--http-port={port}", LOAD_WHEN=str(loaded))
+        launcher.loading_tritonserver()
+        with socket.create_server(("127.0.0.1", port)):
+            loaded.touch()
+            code, _, errors = launcher.ends()
+    assert code == 1
+    message = errors[errors.index("triton_local: ") :]
+    assert f"127.0.0.1:{port}" in message
+    assert "already in use" in message
 
 
 @pytest.mark.long

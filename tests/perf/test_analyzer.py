@@ -9,7 +9,8 @@ import pytest
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
 
-from perf.analyzer.binary import AnalyzerError
+from perf.analyzer import run
+from perf.analyzer.binary import AnalyzerError, BadExportError
 from perf.analyzer.run import inputs, read_profile
 from perf.load.protocols import Request
 
@@ -41,25 +42,49 @@ def exported(request: Request, sent_s: float, ended_s: float, tokens: int | None
     }
 
 
-def written(folder: Path, *requests: dict[str, object]) -> Path:
+def profile(*requests: dict[str, object]) -> dict[str, object]:
     experiment = {"experiment": {"mode": "concurrency", "value": 2}, "requests": requests, "window_boundaries": []}
-    path = folder / "profile.json"
-    path.write_text(json.dumps({"experiments": [experiment], "version": "2.51.0", "service_kind": "triton"}))
-    return path
+    return {"experiments": [experiment], "version": "2.51.0", "service_kind": "triton"}
 
 
-def test_requests_are_read_in_the_order_of_sending(tmp_path: Path) -> None:
-    path = written(tmp_path, exported(B, 0.25, 1.0), exported(A, 0.0, 0.5), exported(A, 1.0, 2.0))
-    first, second, _ = read_profile(path, [A, B, A])
+def fake_analyzer(folder: Path, *exports: str) -> Path:
+    """Return a program that leaves the next of these exports at each run, and ends with code 0."""
+    for number, export in enumerate(exports):
+        (folder / f"export-{number}").write_text(export)
+    program = folder / "perf_analyzer"
+    program.write_text(
+        f"""#!/bin/sh
+number=$(ls {folder}/ran-* 2>/dev/null | wc -l)
+touch {folder}/ran-$number
+cp {folder}/export-$number profile.json
+echo "run $number of $*"
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_requests_are_read_in_the_order_of_sending() -> None:
+    export = profile(exported(B, 0.25, 1.0), exported(A, 0.0, 0.5), exported(A, 1.0, 2.0))
+    first, second, _ = read_profile(export, [A, B, A])
     assert (first.output_tokens, first.prompt_tokens, second.output_tokens) == (5, 20, 6)
     # Times are exact to less than a microsecond.
     assert (first.latency, second.latency) == pytest.approx((0.5, 0.75), abs=1e-6)
 
 
-def test_an_empty_export_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "profile.json").touch()
-    with pytest.raises(AnalyzerError, match="an empty profile export"):
-        read_profile(tmp_path / "profile.json", [A])
+def test_a_load_with_an_empty_export_is_run_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = fake_analyzer(tmp_path, "", json.dumps(profile(exported(A, 0.0, 0.5))))
+    monkeypatch.setattr(run, "fetched", lambda: program)
+    measured, _ = run.measure("127.0.0.1:1", [A], 1, 0, 30.0)
+    assert [record.output_tokens for record in measured.records] == [5]
+
+
+def test_a_second_empty_export_is_an_error_with_command_and_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "fetched", lambda: fake_analyzer(tmp_path, "", ""))
+    with pytest.raises(BadExportError, match=r"twice: perf_analyzer -m llama (?s:.*)\nrun 1 of -m llama"):
+        run.measure("127.0.0.1:1", [A], 1, 0, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +99,7 @@ def test_an_empty_export_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_of_other_requests_or_answers_is_no_measurement(
-    tmp_path: Path, planned: list[Request], other: dict[str, object], message: str
+    planned: list[Request], other: dict[str, object], message: str
 ) -> None:
-    path = written(tmp_path, exported(A, 0, 1), {**exported(B, 0, 1), **other})
     with pytest.raises(AnalyzerError, match=message):
-        read_profile(path, planned)
+        read_profile(profile(exported(A, 0, 1), {**exported(B, 0, 1), **other}), planned)

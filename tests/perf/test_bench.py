@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,27 +14,30 @@ import pytest
 from transformers import LlamaConfig
 from triton_local.server import LocalTriton
 
-from perf.bench.__main__ import chosen
-from perf.bench.loads import LARGE, SECTIONS, Bench, Load
-from perf.bench.measure import entry
+from perf.analyzer import run
+from perf.analyzer.binary import BadExportError
+from perf.bench import __main__ as cases
+from perf.bench import measure
+from perf.bench.__main__ import CASES, parse
+from perf.bench.loads import Load
+from perf.bench.measure import Bench
 from perf.checkpoint import EMBEDDED
 from perf.command import Budget
-from perf.load.protocols import Request, Target
+from perf.load.protocols import Target
 from perf.load.records import Record, Run
 from perf.results_file import Results
 from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
-from perf.servers.baselines import servers
 from perf.servers.running import NotRunError, Running, Server
 from perf.workload import PROMPT_TOKENS
 
 RATES = DeviceRates("cpu", 2, {1: 1e9}, {"fp32": 1e9})
-LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 8, 150, "perf_analyzer")]
+LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 8, 150, perf_analyzer=True)]
 
 
-def measured(folder: Path, server: Server, minutes: float = 10.0) -> dict[str, Any]:
+def measured(folder: Path, server: Server, minutes: float = 10.0, loads: Sequence[Load] = LOADS) -> dict[str, Any]:
     results = Results(folder / "bench.json", "bench", {}, "make bench")
-    Bench(results, Budget(minutes), RATES).measure([server], EMBEDDED, LOADS)
+    Bench(results, Budget(minutes), RATES).measure([server], EMBEDDED, loads)
     results.finish()
     entries: dict[str, Any] = json.loads((folder / "bench.json").read_text())["measurements"]
     return entries
@@ -46,14 +49,20 @@ def absent(checkpoint: Path, threads: int) -> Iterator[Running]:
     yield
 
 
-@pytest.fixture
-def ours(triton: LocalTriton) -> Server:
+def server_of(target: Target, triton: LocalTriton | None = None) -> Server:
+    """Return a server that runs already."""
+
     @contextmanager
     def start(checkpoint: Path, threads: int) -> Iterator[Running]:
-        target = Target("ours", "triton_generate", f"http://{triton.http_url}", "llama")
-        yield Running(target, "make serve", {}, triton.pid, 8.0, triton)
+        pid = os.getpid() if triton is None else triton.pid
+        yield Running(target, "make serve", {}, pid, 8.0, triton)
 
     return Server("ours", "Ours", "int8", start)
+
+
+@pytest.fixture
+def ours(triton: LocalTriton) -> Server:
+    return server_of(Target("ours", "triton_generate", f"http://{triton.http_url}", "llama"), triton)
 
 
 def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None:
@@ -77,14 +86,12 @@ def test_servers_take_turns_at_each_load(ours: Server, tmp_path: Path) -> None:
     assert list(entries) == ["first/a", "first/b", "second/a", "second/b"]
 
 
-def test_mean_length_and_limit_are_of_the_measured_requests() -> None:
+def test_mean_length_and_limit_are_of_the_measured_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The warm-up's requests are ten times as long."""
     lengths = [100, 100, 10, 10, 10, 10]
-    requests = [Request("a", length) for length in lengths]
     records = tuple(Record(number, number, number + 2.0, (), 100, length) for number, length in enumerate(lengths))
-    server = Server("ours", "Ours", "int8", absent)
-    running = Running(Target("ours", "triton_generate", "", "llama"), "make serve", {}, os.getpid(), 8.0)
-    made: Any = entry(server, running, EMBEDDED, "uniform", Run(2, records, 2), requests, RATES, {})
+    monkeypatch.setattr(measure, "drive", lambda *_: Run(2, records, 2))
+    made = measured(tmp_path, server_of(Target("ours", "triton_generate", "", "llama")), loads=LOADS[:1])["ours/ours"]
     assert (made["load"]["requests"], made["load"]["mean_output_tokens"]) == (4, 10)
     config = LlamaConfig.from_pretrained(EMBEDDED)
     limit = roofline(config, "int8", RATES, 2, [10] * 4, PROMPT_TOKENS, steady=True)
@@ -102,8 +109,29 @@ def test_no_server_is_started_when_the_time_is_over(tmp_path: Path) -> None:
     assert {entry["not_run"] for entry in entries.values()} == {"6 s are left of --budget"}
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "large"])
-def test_every_measurement_has_a_key_of_its_own(section: str) -> None:
-    loads = SECTIONS.get(section, LARGE)
-    keys = [f"{load.key}/{server.key}" for server in chosen(section, servers()) for load in loads]
+def test_an_export_that_is_empty_twice_ends_the_bench(
+    ours: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BadExportError("twice")
+
+    monkeypatch.setattr(run, "measure", fail)
+    with pytest.raises(BadExportError):
+        measured(tmp_path, ours, loads=LOADS[1:])
+    assert not (tmp_path / "bench.json").exists()
+
+
+def test_every_measurement_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("default_checkpoint", "random_checkpoint", "words_checkpoint"):
+        monkeypatch.setattr(cases, name, lambda *_: EMBEDDED)
+    runs = [run for case in CASES.values() for run in case(None)]
+    keys = [f"{load.key}/{server.key}" for run in runs for server in run.servers for load in run.loads]
     assert len(keys) == len(set(keys)) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [([], "bench.json"), (["--only", "formats"], "bench-formats.json"), (["--only", "users", "large"], "bench.json")],
+)
+def test_a_case_by_choice_has_a_file_of_its_own(arguments: list[str], file: str) -> None:
+    assert parse(arguments).output.name == file

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise, quantize
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings

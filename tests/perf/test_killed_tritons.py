@@ -5,7 +5,7 @@ Real tritonservers under their supervisors, and the endpoint's own process. `mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -13,14 +13,13 @@ import pytest
 from server.metrics import level
 from server.servers import EMBEDDED, until
 from triton_local.openai_endpoint import OpenAIEndpoint
-from triton_local.server import LocalTriton
 
-from perf.resumption.__main__ import resumptions
-from perf.resumption.answers import Answer, drive
-from perf.resumption.mix import Request, mixed
-from perf.resumption.tritons import Tritons, processes
+from perf.resumption.__main__ import Answers, Requests, compared, load, resumptions
+from perf.resumption.tritons import RestartedTriton, Tritons
+from perf.resumption.workload import mixed
 
-COUNT = 24
+COUNT = 12
+"""Requests of each protocol."""
 RUNNING = 4
 """Sequences that a server decodes at least when it dies."""
 
@@ -32,76 +31,78 @@ def tritons() -> Iterator[Tritons]:
 
 
 @pytest.fixture(scope="module")
-def url(tritons: Tritons) -> Iterator[str]:
+def endpoint(tritons: Tritons) -> Iterator[OpenAIEndpoint]:
     with OpenAIEndpoint("127.0.0.1", 0, 30, str(EMBEDDED)) as endpoint:
-        endpoint.start(tritons.addresses, print)
-        yield f"http://{endpoint.address}"
+        endpoint.start(tritons.addresses)
+        yield endpoint
 
 
 @pytest.fixture(scope="module")
-def quiet(url: str) -> list[Answer]:
-    return _drive(url, lambda: False)
+def quiet(endpoint: OpenAIEndpoint) -> Answers:
+    return _load(endpoint, lambda: False)
 
 
 @cache
-def _requests() -> list[Request]:
-    return mixed(EMBEDDED.name, EMBEDDED, COUNT)
+def _requests() -> Requests:
+    return mixed(EMBEDDED, COUNT)
 
 
-def _drive(url: str, goes_on: Callable[[], bool]) -> list[Answer]:
-    answers = drive(url, _requests(), COUNT, goes_on)
-    assert [answer.error for answer in answers if answer.error] == []
-    return answers
+def _load(endpoint: OpenAIEndpoint, goes_on: Callable[[], bool]) -> Answers:
+    return load(f"http://{endpoint.address}", endpoint.served_name, _requests(), goes_on)
 
 
-def _check_while(url: str, quiet: Sequence[Answer], disturb: Callable[[], None]) -> int:
+def _check_while(endpoint: OpenAIEndpoint, quiet: Answers, disturb: Callable[[], None]) -> int:
     """Send requests until `disturb` returns, and check the answers; return how many have been resumed."""
+    url = f"http://{endpoint.address}"
     before = resumptions(url)
     with ThreadPoolExecutor() as threads:
         disturbing = threads.submit(disturb)
-        answers = _drive(url, lambda: not disturbing.done())
+        answers = _load(endpoint, lambda: not disturbing.done())
         disturbing.result()
-    for answer in answers:
-        assert answer.content == quiet[answer.number % COUNT].content, _requests()[answer.number % COUNT]
+    assert compared(quiet, answers) == ([], [])
     grown = resumptions(url) - before
     assert grown["given_up"] == 0
     return grown.total()
 
 
-def _wait_until_it_decodes(server: LocalTriton) -> None:
-    until(lambda: level(server, "llama_slots_in_use") >= RUNNING, lambda: f"{server.grpc_url} runs {RUNNING} sequences")
+def _wait_until_it_decodes(server: RestartedTriton) -> None:
+    def decodes() -> bool:
+        return level(server.local, "llama_slots_in_use") >= RUNNING
+
+    until(decodes, lambda: f"{server.local.grpc_url} runs {RUNNING} sequences")
 
 
-def _kill_in_mid_answer(server: LocalTriton, name: str) -> None:
+def _kill_in_mid_answer(server: RestartedTriton, name: str) -> None:
     _wait_until_it_decodes(server)
-    processes(server)[name].kill()
+    server.processes()[name].kill()
 
 
 def test_answers_survive_the_death_of_tritonserver_and_of_a_model_process(
-    tritons: Tritons, url: str, quiet: Sequence[Answer]
+    tritons: Tritons, endpoint: OpenAIEndpoint, quiet: Answers
 ) -> None:
     def kill() -> None:
         _kill_in_mid_answer(tritons.servers[0], "tritonserver")
         _kill_in_mid_answer(tritons.servers[1], "llama")
 
-    assert _check_while(url, quiet, kill) >= 2 * RUNNING
+    assert _check_while(endpoint, quiet, kill) >= 2 * RUNNING
 
 
-def test_no_request_fails_while_a_triton_drains(tritons: Tritons, url: str, quiet: Sequence[Answer]) -> None:
+def test_no_request_fails_while_a_triton_drains_and_is_replaced(
+    tritons: Tritons, endpoint: OpenAIEndpoint, quiet: Answers
+) -> None:
     first, second = tritons.servers
-    until(lambda: first.serves and second.serves, lambda: "both serve again")
+    until(lambda: first.is_ready() and second.is_ready(), lambda: "both serve again")
 
     def drain() -> None:
         _wait_until_it_decodes(first)
-        first.terminate()
-        until(lambda: "llama: model unloaded" in first.log_text(), lambda: "it has drained")
+        first.restart()
 
-    _check_while(url, quiet, drain)
+    _check_while(endpoint, quiet, drain)
 
 
 def test_answers_wait_for_the_only_triton_until_it_is_started_again(
-    tritons: Tritons, url: str, quiet: Sequence[Answer]
+    tritons: Tritons, endpoint: OpenAIEndpoint, quiet: Answers
 ) -> None:
     first, second = tritons.servers
-    assert not first.serves
-    assert _check_while(url, quiet, lambda: _kill_in_mid_answer(second, "tritonserver")) >= RUNNING
+    first.stop()
+    assert _check_while(endpoint, quiet, lambda: _kill_in_mid_answer(second, "tritonserver")) >= RUNNING

@@ -33,11 +33,17 @@ def usage(completion: int, prompt: int = 7, cached: int | None = None) -> dict[s
 CHUNKS = sse(chunk("é", 1), chunk(" b c", 3), chunk("", 1, "length", prompt=7))
 # vLLM: the last token comes with the finish_reason, then the usage alone, then an event that is not JSON.
 VLLM = sse(choice("é"), choice(""), choice("c", "length"), {"choices": [], **usage(3)}) + b"data: [DONE]\n\n"
-# transformers serve: no null in the JSON, and an end without a token, with its usage.
-SERVE = sse(
+# Without null in the JSON, and an end without a token, with its usage.
+COMPACT = sse(
     {"choices": [{"index": 0, "text": "é"}]},
     {"choices": [{"index": 0, "text": "b"}]},
     {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], **usage(2)},
+)
+# A chat begins with its role.
+CHAT = sse(
+    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}], **usage(2)},
 )
 UNARY = json.dumps(chunk("all of it", 5, "length", prompt=7)).encode()
 
@@ -45,7 +51,8 @@ UNARY = json.dumps(chunk("all of it", 5, "length", prompt=7)).encode()
 def read(protocol: Protocol, *parts: bytes) -> Record:
     """Read an answer whose part number n arrived at time n, and its end one later."""
     record = Record(0.0, ended=float(len(parts)))
-    read_answer(protocol, [(float(number), part) for number, part in enumerate(parts)], True, record)
+    chunks = [(float(number), part) for number, part in enumerate(parts)]
+    read_answer(Target("t", protocol, "", "m", keep_answers=True), Request("é", 9), chunks, True, record)
     return record
 
 
@@ -55,7 +62,8 @@ def read(protocol: Protocol, *parts: bytes) -> Record:
         ("triton_stream", CHUNKS, 3, 5, 7),
         ("triton_stream", CHUNKS.replace(b"\n", b"\r\n"), 3, 5, 7),
         ("openai_completions", VLLM, 3, 3, 7),
-        ("openai_completions", SERVE, 2, 2, 7),
+        ("openai_completions", COMPACT, 2, 2, 7),
+        ("openai_chat", CHAT, 3, 2, 7),
         ("triton_generate", UNARY, 0, 5, 7),
         ("fastapi", b'{"text": "all", "tokens": 5}', 0, 5, None),
     ],
@@ -120,6 +128,7 @@ def test_a_bad_answer_is_an_error(protocol: Protocol, content: bytes, message: s
         ("triton_stream", "/v2/models/m/generate_stream", {"max_tokens": 9, "min_tokens": 9, "stream": True}),
         ("openai_completions", "/v1/completions", {"max_tokens": 9, "stream": True, "temperature": 0.0}),
         ("fastapi", "/generate", {"prompt": "é", "max_tokens": 9}),
+        ("openai_chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "é"}], "max_tokens": 9}),
     ],
 )
 def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str, expected: dict[str, object]) -> None:
@@ -128,3 +137,20 @@ def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str,
     assert path(target) == where
     assert expected.items() <= fields.items()
     assert fields["extra"] == 1
+
+
+def test_a_requests_own_fields_come_last() -> None:
+    target = Target("t", "openai_completions", "http://127.0.0.1:1", "m", {"temperature": 0.5, "seed": 1})
+    fields = json.loads(body(target, Request("é", 0, fields={"max_tokens": 7, "seed": 2, "stream": False})))
+    assert (fields["max_tokens"], fields["temperature"], fields["seed"]) == (7, 0.5, 2)
+    # OpenAI's protocol refuses the options of a stream without one.
+    assert "stream_options" not in fields
+
+
+def test_an_answer_without_a_stream_is_counted_by_its_usage() -> None:
+    content = json.dumps({"choices": [{"index": 0, "text": "ab"}], **usage(2, cached=5)}).encode()
+    target = Target("t", "openai_completions", "", "m", keep_answers=True)
+    record = Record(0.0, ended=1.0)
+    read_answer(target, Request("é", 0, fields={"stream": False}), [(0.5, content)], True, record)
+    assert (record.output_tokens, record.prompt_tokens, record.cached_tokens, record.error) == (2, 7, 5, "")
+    assert record.answer == [json.loads(content)]

@@ -1,4 +1,4 @@
-"""Loads whose prompts share prefixes, their checkpoint and their tables."""
+"""Loads whose prompts share prefixes, their checkpoint and their table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from perf import checkpoint
 from perf.bench import prefixes as loads
 from perf.bench.prefixes import PrefixLoad
 from perf.load.protocols import Request
-from perf.report.prefixes import context, prefixes
-from perf.report.results import RESULTS, Result, read
+from perf.report import Result, prefixes, read
+from perf.results_file import RESULTS
 
 VOCABULARY = 3072
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    LlamaConfig(vocab_size=VOCABULARY).save_pretrained(folder)
+    return folder
 
 
 def tokens(text: str) -> int:
@@ -38,39 +45,30 @@ def test_text_of_words_becomes_the_same_tokens_again(tmp_path: Path) -> None:
     assert LlamaConfig.from_pretrained(folder).max_position_embeddings == 64
 
 
-def test_chats_have_eight_turns_and_one_system_prompt() -> None:
-    requests, warmup = PrefixLoad("small", "chat", 8, 2).requests(VOCABULARY)
+def test_chats_have_eight_turns_and_one_system_prompt(words: Path) -> None:
+    requests, warmup = PrefixLoad("small", "chat", 8, 2).requests(words)
     assert [request.turn for request in requests[warmup:]] == [*range(1, 9)] * 2
     firsts = [request.prompt for request in requests if request.turn == 1]
     assert len({prompt[: 5 * loads.SYSTEM_TOKENS] for prompt in firsts}) == 1
     assert len(set(firsts)) == len(firsts) == 10
 
 
-def test_chats_of_the_warm_up_end_at_different_times() -> None:
-    requests, warmup = PrefixLoad("small", "chat", 8, 2).requests(VOCABULARY)
+def test_chats_of_the_warm_up_end_at_different_times(words: Path) -> None:
+    requests, warmup = PrefixLoad("small", "chat", 8, 2).requests(words)
     turns = [request.turn for request in requests[:warmup]]
     assert turns == [turn for last in range(1, 9) for turn in range(1, last + 1)]
 
 
-def test_retrieval_shares_its_document() -> None:
-    requests, _ = PrefixLoad("small", "retrieval", 1, 4).requests(VOCABULARY)
+def test_retrieval_shares_its_document(words: Path) -> None:
+    requests, _ = PrefixLoad("small", "retrieval", 1, 4).requests(words)
     assert len({request.prompt[: 5 * loads.DOCUMENT_TOKENS] for request in requests}) == 1
     assert all(20 <= tokens(request.prompt) - loads.DOCUMENT_TOKENS <= 40 for request in requests)
 
 
-def test_unshared_prompts_share_nothing_from_the_first_word_on() -> None:
-    rounds = [PrefixLoad("small", "unshared", 1, 4, number).requests(VOCABULARY)[0] for number in (1, 2)]
+def test_unshared_prompts_share_nothing_from_the_first_word_on(words: Path) -> None:
+    rounds = [PrefixLoad("small", "unshared", 1, 4, number).requests(words)[0] for number in (1, 2)]
     requests: list[Request] = list(itertools.chain(*rounds))
     assert len({request.prompt[:5] for request in requests}) == len(requests)
-
-
-def test_the_sequences_of_the_context_fit_the_cache() -> None:
-    (load,) = loads.CONTEXT_LOADS
-    requests, warmup = load.requests(VOCABULARY)
-    # Each has a BOS.
-    lengths = [1 + tokens(request.prompt) + request.output_tokens for request in requests]
-    assert (lengths[0], warmup) == (16_000, 0)
-    assert sum(lengths[: load.users]) <= loads.KV_CACHE_TOKENS
 
 
 @pytest.mark.parametrize("chosen", [loads.SMALL_LOADS, loads.LARGE_LOADS])
@@ -103,14 +101,5 @@ def test_a_table_row_has_the_median_of_its_rounds() -> None:
 def test_first_turns_of_a_chat_have_a_row_of_their_own() -> None:
     later = {"p50": 1.0, "p95": 2.0}
     text = prefixes(of(row("vllm_prefix_cache", "chat", 1, 3.0, weights="BF16", later_turns_ttft_ms=later)))
-    assert "tokens/s: vLLM BF16" in text
-    assert "| chat, turn 1 | 8 | 30.0 / 60.0 | – | – |" in text
-    assert "| chat, turns 2 to 8 | 8 | 1.00 / 2.00 | 3.00 | 50 % |" in text
-
-
-def test_the_long_sequence_is_in_seconds() -> None:
-    long = {"tokens": 16000, "time_to_first_token_ms": 4500.0, "latency_ms": 6500.0}
-    result = of(row("ours", "context", 1, 3.0, requests=125, long_sequence=long))
-    (entry,) = result.content["measurements"].values()
-    moved = Result("x.json", dict(result.content) | {"measurements": {"prefixes/context/context": entry}})
-    assert "| 16,000 | 4.50 | 6.50 |" in context(moved)
+    assert "| first turns of a chat | 8 | 30.0 / 60.0 | – | – |" in text
+    assert "| later turns | 8 | 1.00 / 2.00 | 3.00 | 50 % |" in text

@@ -17,13 +17,10 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
-from perf.quality import candidates, divergence
-from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
+from perf.quality import divergence
+from perf.quality.__main__ import BY_ROW, CANDIDATES, Candidate, compared, load, weights_only
 from perf.quality.divergence import Forward, Tokens, distances, joined, perplexity, summary
-from perf.quality.planted import plant
-from perf.quality.text import from_text
-
-ROOT = Path(__file__).resolve().parents[2]
+from perf.quality.text import from_text, held_out
 
 
 @pytest.fixture(scope="module")
@@ -34,33 +31,25 @@ def rows(fp32: Checkpoint) -> list[list[int]]:
     return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
 
 
-def test_the_perplexity_is_the_model_cards(
-    fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The training code is no installed package: it is imported from the repository's root.
-    monkeypatch.syspath_prepend(str(ROOT))
-    from models.train_pydoc_llama.perplexity import perplexity as of_the_card
-
+def test_the_perplexity_is_the_one_by_transformers(fp32: Checkpoint, rows: list[list[int]]) -> None:
     (tokens,) = distances([Forward(fp32)], Forward(fp32), rows)
-    assert perplexity(tokens.loss) == pytest.approx(of_the_card(oracle(fp32), rows, pad=3), rel=1e-5)
+    with torch.inference_mode():
+        inputs = [torch.tensor([row]) for row in rows]
+        loss = sum(float(oracle(fp32)(ids, labels=ids).loss) * (ids.numel() - 1) for ids in inputs)
+    predicted = sum(ids.numel() - 1 for ids in inputs)
+    assert perplexity(tokens.loss) == pytest.approx(math.exp(loss / predicted), rel=1e-5)
 
 
-def test_the_cards_perplexity_by_position_parts_that_of_whole_rows(
-    fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from models.train_pydoc_llama.perplexity import perplexity, perplexity_by_position
-
-    model, of_20 = oracle(fp32), [row[:20] for row in rows]
-    first, second = perplexity_by_position(model, of_20, (0, 8, 20))
-    # Nothing predicts the token at position 0.
-    assert first == pytest.approx(perplexity(model, [row[:8] for row in rows], pad=3), rel=1e-5)
-    assert first**7 * second**12 == pytest.approx(perplexity(model, of_20, pad=3) ** 19, rel=1e-4)
+def test_every_held_out_document_is_cut_into_rows() -> None:
+    rows, _ = held_out(512)
+    # The card's figure.
+    assert sum(len(row) - 1 for row in rows) == 34_368
+    assert max(map(len, rows)) == 512
 
 
 @pytest.fixture(scope="module")
 def same_weights(fp32: Checkpoint) -> Checkpoint:
-    return weights_only(fp32, head=True)
+    return weights_only(fp32)
 
 
 def test_weights_alone_are_what_bitsandbytes_quantizes(
@@ -79,26 +68,39 @@ def test_weights_alone_are_what_bitsandbytes_quantizes(
         assert torch.allclose(forward.logits(forward.hidden(rows[0])), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.key)
-def test_int8_is_close_to_the_reference_but_not_equal(
-    fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]], candidate: Candidate
-) -> None:
-    if candidate.weights_only:
-        loaded = weights_only(fp32, head=candidate == WEIGHTS_ONLY)
-    else:
-        loaded = candidates.load(Settings(), torch.device("cpu"), candidate)
-    entries: dict[str, Any] = measured(candidate, fp32, same_weights, loaded, rows)
+def _compared(
+    candidate: Candidate, fp32: Checkpoint, loaded: Checkpoint, same_weights: Checkpoint, rows: list[list[int]]
+) -> Any:  # noqa: ANN401 - JSON
+    """Return the candidate's measurement, which is close to the reference but not equal."""
+    entries: dict[str, Any] = compared(candidate, fp32, loaded, same_weights, rows)
     entry = entries[candidate.key]
-    assert entry["threshold"] == candidate.threshold
     assert abs(entry["perplexity"] / entries["fp32"]["perplexity"] - 1) < 0.02
     assert 0 < entry["kl_nats"]["mean"] < entry["kl_nats"]["p99"] <= entry["kl_nats"]["max"]
     assert entry["kl_nats"]["mean"] < 0.01
     assert 0.9 < entry["top1_agreement"] < 1
+    return entry
+
+
+@pytest.mark.parametrize("candidate", [*BY_ROW, *CANDIDATES], ids=lambda candidate: candidate.key)
+def test_int8_is_close_to_the_reference_but_not_equal(
+    fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]], candidate: Candidate
+) -> None:
+    assert not isinstance(candidate.settings, Path)
+    loaded = load(Settings(), torch.device("cpu"), candidate)
+    entry = _compared(candidate, fp32, loaded, same_weights, rows)
+    assert entry["threshold"] == candidate.settings.get("int8_threshold", 0.0)
     # From its own weights in floats, exact INT8 differs by much less than by its rounding, except with one term.
     ours = entry["kl_from_weights_only_nats"]["mean"]
-    assert (ours == 0) == (candidate == WEIGHTS_ONLY)
-    if candidate.terms in ("auto", "2"):
-        assert ours < {"auto": 0.6, "2": 0.5}[candidate.terms] * entry["kl_nats"]["mean"]
+    assert ours > 0
+    if candidate.key != "int8_threshold_6" and candidate.key != "int8_1_terms":
+        assert ours < (0.5 if candidate.key == "int8_2_terms" else 0.6) * entry["kl_nats"]["mean"]
+
+
+def test_weights_alone_do_not_differ_from_themselves(
+    fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]]
+) -> None:
+    entry = _compared(Candidate("int8_head", "", {}), fp32, same_weights, same_weights, rows)
+    assert (entry["threshold"], entry["kl_from_weights_only_nats"]["mean"]) == (0.0, 0.0)
 
 
 def test_every_token_of_a_text_is_predicted_once_after_a_bos(tokenizer: Tokenizer) -> None:
@@ -122,26 +124,3 @@ def test_the_summary_equals_the_one_by_hand() -> None:
         "top1_agreement": 0.666667,
         "loss_difference": {"mean": 0.5, "standard_error": 0.28868},
     }
-
-
-def test_planted_outliers_change_activations_and_no_prediction(
-    fp32: Checkpoint, rows: list[list[int]], tmp_path: Path
-) -> None:
-    plant(fp32, Path(fp32.name), tmp_path, 64.0, rows[-1])
-    planted = candidates.load(Settings(model=str(tmp_path)), torch.device("cpu"))
-    (tokens,) = distances([Forward(fp32)], Forward(planted), rows)
-    # The factor is a power of two: only the order of sums could change a bit.
-    assert tokens.divergence.max() < 1e-6
-
-    def products(model: str) -> float:
-        auto = candidates.load(
-            Settings(model=model), torch.device("cpu"), next(c for c in CANDIDATES if c.terms == "auto")
-        )
-        forward = Forward(auto, "float32")
-        forward.hidden(rows[-1])
-        shared = forward.relative_products()
-        assert shared is not None
-        return shared
-
-    assert products(fp32.name) < 1.3
-    assert products(str(tmp_path)) > 1.7

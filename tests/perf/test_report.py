@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from perf.report import tables
-from perf.report.__main__ import main
-from perf.report.results import RESULTS, Result, read
-from perf.report.text import figure
+from perf.report import Result, article, figure, main, read, summary
+from perf.results_file import RESULTS
 
 NAIVE = "article/equal/naive_fp16"
 
@@ -33,22 +31,22 @@ def test_figures_have_three_significant_digits(value: float, text: str) -> None:
 
 
 def test_errors_stand_beside_the_name_of_the_server() -> None:
-    assert "| naive FP16 (64 errors) |" in tables.article(changed(errors=64))
+    assert "| naive FP16 (64 errors) |" in article(changed(errors=64))
 
 
 def test_a_server_without_an_answer_has_a_note_instead_of_a_row() -> None:
-    table = tables.article(changed(errors=64, latency_ms=None))
+    table = article(changed(errors=64, latency_ms=None))
     assert "| naive FP16" not in table
     assert "naive FP16 (all 64 requests failed)" in table
 
 
 def test_a_measurement_that_did_not_run_has_its_reason() -> None:
-    (note,) = [line for line in tables.article(changed(not_run="no time left")).splitlines() if "Not run: " in line]
+    (note,) = [line for line in article(changed(not_run="no time left")).splitlines() if "Not run: " in line]
     assert "naive FP16 (no time left)" in note
 
 
 def test_the_speed_up_is_over_naive_fp32() -> None:
-    (line,) = [line for line in tables.article(changed()).splitlines() if line.startswith("| in-flight INT8")]
+    (line,) = [line for line in article(changed()).splitlines() if line.startswith("| in-flight INT8")]
     rows = read(RESULTS / "bench.json").content["measurements"]
     ratio = (
         rows["article/equal/inflight_int8"]["tokens_per_second"] / rows["article/equal/naive_fp32"]["tokens_per_second"]
@@ -57,7 +55,7 @@ def test_the_speed_up_is_over_naive_fp32() -> None:
 
 
 def test_the_run_ends_with_every_table_it_measured() -> None:
-    assert tables.summary(changed()).count("writes `x.json`.") == 5
+    assert summary(changed()).count("writes `x.json`.") == 3
 
 
 def test_the_committed_report_is_current(capsys: pytest.CaptureFixture[str]) -> None:

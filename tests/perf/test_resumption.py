@@ -3,68 +3,83 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import pytest
 
 from perf.checkpoint import EMBEDDED
-from perf.resumption.__main__ import compare
-from perf.resumption.answers import Answer, read_answer
-from perf.resumption.mix import FEATURES, SAMPLINGS, mixed
+from perf.load.protocols import Protocol
+from perf.load.records import Record
+from perf.resumption.__main__ import longest_pause
+from perf.resumption.answers import compare, content
+from perf.resumption.workload import FEATURES, SAMPLINGS, mixed
+
+USAGE: Mapping[str, Any] = {
+    "choices": [],
+    "usage": {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}},
+}
 
 
-def _stream(*events: object) -> bytes:
-    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events) + b"data: [DONE]\n\n"
+def _record(*objects: Mapping[str, Any], error: str = "") -> Record:
+    return Record(0.0, error=error, answer=objects)
 
 
-def _event(text: str, index: int = 0, reason: str | None = None) -> object:
+def _event(text: str, index: int = 0, reason: str | None = None) -> Mapping[str, Any]:
     choice = {"index": index, "delta": {"content": text}, "logprobs": {"content": [{"token": text}]}}
-    return {"id": text, "choices": [{**choice, "finish_reason": reason}], "usage": None}
+    return {"id": text, "created": 5, "choices": [{**choice, "finish_reason": reason}], "usage": None}
 
 
 def test_a_stream_is_read_the_same_however_its_text_is_cut() -> None:
-    whole = _stream(_event("ab", 1), _event("c", 1, "stop"), _event("d", 0, "length"))
-    answer = read_answer(whole, 200, streamed=True)
-    assert [choice["delta"]["content"] for choice in answer["choices"]] == ["d", "abc"]
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "stop"]
-    assert answer["choices"][1]["logprobs"]["content"] == [{"token": "ab"}, {"token": "c"}]
-    cut = _stream(_event("d", 0, "length"), _event("ab", 1), _event("c", 1), _event("", 1, "stop"))
-    assert read_answer(cut, 200, streamed=True)["choices"][1]["delta"] == answer["choices"][1]["delta"]
+    whole = json.loads(content(_record(_event("ab", 1), _event("c", 1, "stop"), _event("d", 0, "length"), USAGE)))
+    assert [choice["delta"]["content"] for choice in whole["choices"]] == ["d", "abc"]
+    assert [choice["finish_reason"] for choice in whole["choices"]] == ["length", "stop"]
+    assert whole["choices"][1]["logprobs"]["content"] == [{"token": "ab"}, {"token": "c"}]
+    cut = _record(_event("d", 0, "length"), _event("ab", 1), _event("c", 1), _event("", 1, "stop"), USAGE)
+    assert json.loads(content(cut))["choices"][1]["delta"] == whole["choices"][1]["delta"]
+
+
+@pytest.mark.parametrize("token", ["index", "id", "text"])
+def test_a_token_among_the_best_is_no_field(token: str) -> None:
+    events = [{"choices": [{"index": 0, "logprobs": {"top_logprobs": [{token: value}]}}]} for value in (-1.0, -2.0)]
+    (choice,) = json.loads(content(_record(*events, USAGE)))["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{token: -1.0}, {token: -2.0}]
+
+
+def test_the_pieces_of_a_calls_arguments_are_joined() -> None:
+    deltas = [{"tool_calls": [{"index": 0, "id": "x", "function": {"name": "make", "arguments": "{"}}]}]
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}]
+    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    (choice,) = json.loads(content(_record(*events, USAGE)))["choices"]
+    assert choice["delta"]["tool_calls"] == [{"index": 0, "function": {"name": "make", "arguments": "{}"}}]
 
 
 def test_an_answer_is_read_without_what_its_run_determines() -> None:
-    usage = {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}}
-    body = json.dumps({"id": "a", "created": 1, "model": "m", "usage": usage}).encode()
-    assert read_answer(body, 200, streamed=False) == {"model": "m", "usage": {"completion_tokens": 3}}
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"{}", 503),
-        (_stream(_event("a"), {"error": {"message": "gone"}}), 200),
-        (_stream(_event("a")).removesuffix(b"data: [DONE]\n\n"), 200),
-    ],
-)
-def test_a_failed_or_unfinished_answer_is_an_error(body: bytes, status: int) -> None:
-    with pytest.raises(ValueError, match=r"status 503|gone|ended early"):
-        read_answer(body, status, streamed=True)
+    body = {"id": "a", "created": 1, "model": "m", **USAGE}
+    body["choices"] = [{"index": 0, "message": {"tool_calls": [{"id": "b", "function": {"arguments": "{}"}}]}}]
+    whole = json.loads(content(_record(body)))
+    assert (whole.keys(), whole["usage"]) == ({"model", "choices", "usage"}, {"completion_tokens": 3})
+    assert "id" not in whole["choices"][0]["message"]["tool_calls"][0]
 
 
 def test_answers_that_fail_or_differ_are_counted() -> None:
-    reference = [Answer(0, "a", "", 1, 0.0), Answer(1, "b", "", 1, 0.0)]
-    answers = [Answer(0, "a", "", 1, 0.0), Answer(1, "c", "", 1, 0.0), Answer(2, "", "gone", 0, 0.0)]
-    assert compare(reference, answers) == {
-        "errors": 1,
-        "different": 1,
-        "examples": ["2: gone", "1: at 0: c instead of b"],
-    }
+    one, other = (_record(_event(text), USAGE) for text in "ab")
+    errors, different = compare([one, one], [one, other, _record(error="gone"), one])
+    assert errors == ["2: gone"]
+    assert [line[:6] for line in different] == ["1: at "]
 
 
-def test_the_load_has_every_feature_with_every_sampling_streamed_and_not() -> None:
-    features = len(FEATURES["/v1/completions"])
+def test_the_longest_pause_includes_that_before_the_first_token() -> None:
+    assert longest_pause(Record(0.0, 1.0, 9.0, (5.0, 6.0, 8.0))) == 4.0
+    assert longest_pause(Record(0.0, 1.0, 9.0)) == 0.0
+
+
+@pytest.mark.parametrize("protocol", FEATURES)
+def test_the_load_has_every_feature_with_every_sampling_streamed_and_not(protocol: Protocol) -> None:
+    features = len(FEATURES[protocol])
     combinations = {
-        (request.path, request.streamed, number % features, number % len(SAMPLINGS))
-        for number, request in enumerate(mixed("a", EMBEDDED, 4 * features * len(SAMPLINGS)))
+        (request.fields["stream"], number % features, number % len(SAMPLINGS))
+        for number, request in enumerate(mixed(EMBEDDED, 2 * features * len(SAMPLINGS))[protocol])
     }
-    assert combinations == set(product(FEATURES, (False, True), range(features), range(len(SAMPLINGS))))
+    assert combinations == set(product((False, True), range(features), range(len(SAMPLINGS))))

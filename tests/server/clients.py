@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
-from llama_engine.api.parameters import NAMES, PARAMETERS
+from llama_engine.request.parameters import NAMES, PARAMETERS
 from numpy.typing import NDArray
 from server.servers import HTTP, ROOT, TIMEOUT_S
 from triton_local.server import LocalTriton

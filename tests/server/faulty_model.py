@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
-from llama_engine.api.raw_rows import RawInputs, RequestValues
-from llama_engine.api.request_parser import RequestParser
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk
-from llama_engine.sequence import Sequence
+from llama_engine.request.parser import RequestParser
+from llama_engine.request.raw_values import RawInputs, RequestValues
 from llama_engine.settings import Settings
 
 SECRET = "cuda:0 is on fire at 10.0.0.1"

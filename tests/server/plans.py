@@ -70,10 +70,8 @@ PLANS = {
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
     "failing": Plan("streaming", _LATE, "faulty_model"),
-    # Triton shares mutexes with the model's process: a SIGSTOP can abort it later (boost's lock_exception).
-    "stuck": Plan(shim="slow_model"),
-    # For tests that kill it, and go on with the one that follows.
-    "healing": Plan("streaming", {**_TWO_SLOTS, **_LATE, "TRITON_RESTARTS": "5"}, "slow_model"),
+    # For a test that kills it.
+    "mortal": Plan("streaming", {**_TWO_SLOTS, **_LATE}, "slow_model"),
 }
 
 

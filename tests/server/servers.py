@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from triton_local.ports import SERVICES, Service
 from triton_local.server import LocalTriton
 from triton_supervisor.process import model_processes
 
@@ -24,8 +23,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # Tests count requests, and the supervisor's liveness probe would send some.
     "TRITON_STUCK_SECONDS": "0",
-    # A server that dies fails its tests.
-    "TRITON_RESTARTS": "0",
     "TRITON_GRACE_SECONDS": "30",
 }
 
@@ -52,21 +49,15 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
-    ports: Mapping[Service, int] | None = None,
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint, not started.
 
-    environment: added to the tests' own. repository: None is the project's. options: for tritonserver. ports: None are
-    free ones.
+    environment: added to the tests' own. repository: None is the project's. options: for tritonserver.
     """
-    chosen = ports or dict.fromkeys(SERVICES, 0)
     return LocalTriton(
         variant=variant,
         model_repository=repository,
         environment={**ENVIRONMENT, **(environment or {})},
-        http_port=chosen["http"],
-        grpc_port=chosen["grpc"],
-        metrics_port=chosen["metrics"],
         ready_timeout=240.0,
         extra_args=options,
     )

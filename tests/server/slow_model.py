@@ -1,17 +1,13 @@
-"""The model with slow steps: a test can act while a request runs, and hold the steps by a file."""
+"""The model with slow steps: a test can act while a request runs."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
-from llama_engine.engine import Engine, StepResult
+from llama_engine.engine.engine import Engine, StepResult
 
 STEP_SECONDS = 0.01
-
-HELD = Path(__file__).with_name("held")
-"""No step begins while this file exists."""
 
 
 class SlowEngine(Engine):
@@ -19,8 +15,6 @@ class SlowEngine(Engine):
 
     def step(self) -> StepResult:
         time.sleep(STEP_SECONDS)
-        while HELD.exists():
-            time.sleep(STEP_SECONDS)
         return super().step()
 
 

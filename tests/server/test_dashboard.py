@@ -21,7 +21,7 @@ from frontend.endpoints import Endpoint
 from server.clients import Refusal, generate
 from server.openai_endpoint import in_front_of
 from server.servers import HTTP, until
-from triton_local.ports import SERVICES, HeldPorts
+from triton_local.ports import choose_ports
 from triton_local.server import LocalTriton
 
 PAUSE = "500ms"
@@ -50,8 +50,7 @@ def prometheus(triton: LocalTriton, openai: Endpoint, tmp_path_factory: pytest.T
     data.
     """
     program, folder = prometheus_or_skip(), tmp_path_factory.mktemp("prometheus")
-    with HeldPorts("127.0.0.1", dict.fromkeys(SERVICES, 0)) as free:
-        address = f"127.0.0.1:{free.numbers['http']}"
+    address = f"127.0.0.1:{choose_ports('127.0.0.1', {'http': 0})['http']}"
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump(_config(triton.metrics_url, f"127.0.0.1:{openai.port}")))
     options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}")

@@ -20,7 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from llama_engine.api.parameters import GUIDE_TYPES, SAMPLING_PARAMETERS
+from llama_engine.request.parameters import GUIDE_TYPES, SAMPLING_PARAMETERS
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,

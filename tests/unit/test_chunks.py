@@ -1,9 +1,9 @@
 """A sequence's chunks: their counts add up, and the prompt comes first on request."""
 
 import pytest
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.events import Chunk, Completion
-from llama_engine.sequence import Sequence
+from llama_engine.engine.events import Chunk, Completion
+from llama_engine.engine.sequence import Sequence
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.stop_checker import StopChecker
 
 PROMPT = "Return é"
@@ -78,7 +78,7 @@ def test_tokens_within_the_requests_interval_share_a_chunk(
     milliseconds: int, chunks: list[Chunk | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("llama_engine.sequence.time.monotonic", lambda: now)
+    monkeypatch.setattr("llama_engine.engine.sequence.time.monotonic", lambda: now)
     request = GenerationRequest(PROMPT, (1, 5, 6), max_tokens=6, stream_interval_ms=milliseconds)
     sequence = Sequence(request, StopChecker(min_tokens=0, max_tokens=6, stop_words=[], end_tokens=(2,)))
     made = []

@@ -5,9 +5,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from llama_engine.sampling import cpu_draw
-from llama_engine.sampling.cpu_draw import draw_on_cpu
-from llama_engine.sampling.logits_processors import apply_temperature, draw, keep_min_p, keep_top_k_top_p
+from llama_engine.sampling import cpu_sampling as cpu_draw
+from llama_engine.sampling.cpu_sampling import draw_on_cpu
+from llama_engine.sampling.filters import apply_temperature, draw, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.philox import step_keys
 from torch import Tensor
 

@@ -7,12 +7,12 @@ from typing import cast
 
 import numpy as np
 import pytest
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
+from llama_engine.engine.sequence import Sequence
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sequence import Sequence
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
+from llama_engine.triton.outputs import LogProbsWriter, Span, optional_outputs
 from transformers import PreTrainedTokenizerBase
 
 

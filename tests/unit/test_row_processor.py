@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.errors import InvalidRequest
-from llama_engine.sampling.guide_matcher import GuideState
-from llama_engine.sampling.logits_processors import forbidden
-from llama_engine.sampling.row_processor import RowProcessor, row_processor
+from llama_engine.grammar.matcher import GuideState
+from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.sampling.filters import forbidden
+from llama_engine.sampling.logits_processor import RowProcessor, row_processor
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.tokenizer import Vocabulary
 from numpy.typing import NDArray

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.page_manager import PageManager
-from llama_engine.sampling.logits_processors import draw, penalize_output
+from llama_engine.engine.page_manager import PageManager
+from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.slot_batch import SlotBatch
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.sampling.filters import draw, penalize_output
+from llama_engine.sampling.logits_processor import RowProcessor, row_processor
 from llama_engine.sampling.philox import step_keys
-from llama_engine.sampling.row_processor import RowProcessor, row_processor
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.sequence import Sequence
-from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary

@@ -38,10 +38,9 @@ def _command(repository: Path, *arguments: str, settings: Settings = DEFAULTS) -
 
 
 def test_missing_settings_are_the_defaults() -> None:
-    seconds = ("GRACE_SECONDS", "NOTICE_SECONDS", "STUCK_SECONDS")
-    names = (*seconds, "RESTARTS", "RESTART_MINUTES", "STATE_FILE", "READY_PORT", "MODEL_CONFIG")
+    names = ("GRACE_SECONDS", "STUCK_SECONDS", "MODEL_CONFIG")
     assert Settings.of({f"TRITON_{name}": "" for name in names}) == DEFAULTS
-    assert Settings("streaming", 120, 0, 120, 5, 10, None, None) == DEFAULTS
+    assert Settings("streaming", 120, 120) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -49,11 +48,9 @@ def test_missing_settings_are_the_defaults() -> None:
     [
         ("TRITON_GRACE_SECONDS", "0", "1 ... 3600"),
         ("TRITON_GRACE_SECONDS", "1_0", "1 ... 3600"),
-        ("TRITON_NOTICE_SECONDS", "-1", "0 ... 3600"),
         ("TRITON_STUCK_SECONDS", "5", "0 (never) or 10 ... 3600"),
-        ("TRITON_RESTARTS", "1001", "0 ... 1000"),
-        ("TRITON_RESTART_MINUTES", "0", "1 ... 1440"),
-        ("TRITON_READY_PORT", "9" * 5000, "0 ... 65535"),
+        ("TRITON_STUCK_SECONDS", "-1", "0 ... 3600"),
+        ("TRITON_STUCK_SECONDS", "9" * 5000, "0 ... 3600"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_with_its_bound(name: str, value: str, bound: str) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from triton_supervisor.triton import Address
@@ -22,36 +21,28 @@ DEAD = (
     "Failed to process the request(s) for model 'llama_0_0', message: Stub process 'llama_0_0' is not healthy.",
 )
 FULL = (503, "[request id: health] Exceeds maximum queue size")
-NOT_LOADED = (400, "Request for unknown model: 'llama' has no available versions")
 
 Answer = tuple[int, dict[str, object]]
 
 
 @dataclass
 class Instance:
-    """What the metrics say of one process. last_step: seconds since 1970, 0 before the first one. rows: in slots."""
+    """What the metrics say of one process. last_step: seconds since 1970, 0 before the first one."""
 
     last_step: float = 0.0
-    rows: int = 0
 
 
 @dataclass
 class FakeTriton:
     """The state of a server, and what has come to it.
 
-    generate: what becomes of a request for text. ready: the status of each readiness endpoint. model: its name on the
-    metrics page, queued: requests in Triton's queue, clock: the page's Date; None sends none, as Triton does. asked:
-    the bodies of the requests for text.
+    generate: what becomes of a request for text. asked: the bodies of the requests for text.
     """
 
     endpoint: Address
     metrics: Address
     instances: dict[str, Instance] = field(default_factory=lambda: {"llama_0_0": Instance()})
     generate: Callable[[FakeTriton], Answer] = field(default=lambda triton: triton.token())
-    ready: dict[str, int] = field(default_factory=lambda: {"/v2/health/ready": 200, "/v2/models/llama/ready": 200})
-    model: str = "llama"
-    queued: int = 0
-    clock: float | None = None
     asked: list[dict[str, object]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -73,13 +64,13 @@ class FakeTriton:
     def page(self) -> str:
         """The metrics page, with something of Triton's own around what is the model's."""
         lines = ["# HELP nv_inference_count Number of inferences performed", 'nv_inference_count{model="llama"} 7']
-        for model, queued in ((self.model, self.queued), ("another", 9)):
-            lines.append(f'nv_inference_pending_request_count{{model="{model}",version="1"}} {queued}')
-        for name, unit in (("llama_last_step_timestamp_seconds", "last_step"), ("llama_slots_in_use", "rows")):
-            lines += [f"# HELP {name} Something.", f"# TYPE {name} gauge"]
-            for instance, state in self.instances.items():
-                labels = f'model="{self.model}",model_instance="{instance}",version="1"'
-                lines.append(f"{name}{{{labels}}} {getattr(state, unit):.16g}")
+        lines += [
+            "# HELP llama_last_step_timestamp_seconds Something.",
+            "# TYPE llama_last_step_timestamp_seconds gauge",
+        ]
+        for name, instance in self.instances.items():
+            labels = f'model="llama",model_instance="{name}",version="1"'
+            lines.append(f"llama_last_step_timestamp_seconds{{{labels}}} {instance.last_step:.16g}")
         return "\n".join([*lines, 'llama_steps_total{model="llama",version="1"} 12', ""])
 
 
@@ -134,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/metrics" and self.server.server_port == triton.metrics.port:
             self._send(200, triton.page().encode())
         else:
-            self._send(triton.ready.get(self.path, 404), b"")
+            self._send(404, b"")
 
     def do_POST(self) -> None:
         triton = self.server.triton
@@ -147,8 +138,6 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             # Triton sends no Date.
             self.send_response_only(status)
-            if self.server.triton.clock is not None:
-                self.send_header("Date", formatdate(self.server.triton.clock, usegmt=True))
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -17,9 +17,8 @@ from types import FrameType
 import click
 from triton_supervisor.settings import RefusedError, whole_number
 
-from triton_local.errors import InterruptedStartError, InvalidSettingError, LauncherError
+from triton_local.errors import EndpointEndedError, InterruptedStartError, InvalidSettingError, LauncherError
 from triton_local.openai_endpoint import OpenAIEndpoint
-from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.server import LocalTriton
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -64,12 +63,11 @@ def main(
 ) -> None:
     """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
 
-    SIGTERM or Ctrl-C drains accepted requests and ends, SIGQUIT kills. A server that dies is started again on the same
-    ports. The environment has the supervisor's settings, as in the container: TRITON_GRACE_SECONDS, TRITON_RESTARTS,
-    TRITON_RESTART_MINUTES, TRITON_STUCK_SECONDS. Exit codes: 0 drained, 70 the model died too often, 1 not ready in
-    time or not drained in time, 2 refused before the start; else tritonserver's own.
+    SIGTERM or Ctrl-C drains accepted requests and ends, SIGQUIT kills. The environment has the supervisor's settings,
+    as in the container: TRITON_GRACE_SECONDS, TRITON_STUCK_SECONDS. Exit codes: 0 drained, 70 the model, tritonserver
+    or the endpoint died, 1 not ready in time or not drained in time, 2 refused before the start; else tritonserver's
+    own.
     """
-    ports: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     try:
         server = LocalTriton(
             variant=variant,
@@ -83,18 +81,11 @@ def main(
             ready_timeout=ready_timeout,
             on_log_line=_show,
         )
-        endpoint = None if openai_port is None else _endpoint(server, host, ports | {"openai": openai_port}, model)
+        endpoint = None if openai_port is None else OpenAIEndpoint(host, openai_port, server.grace, model)
         sys.exit(_serve(server, endpoint, host, ready_file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)
         sys.exit(error.exit_code)
-
-
-def _endpoint(server: LocalTriton, host: str, ports: dict[Service, int], model: str | None) -> OpenAIEndpoint:
-    """Return the server's endpoint. Raises InvalidSettingError if a port is taken, or two are the same."""
-    with HeldPorts(resolve_host(host), ports):
-        pass
-    return OpenAIEndpoint(host, ports["openai"], server.grace, model)
 
 
 def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, ready_file: Path | None) -> int:
@@ -105,7 +96,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
     try:
         with server, endpoint or contextlib.nullcontext():
             if endpoint is not None:
-                endpoint.start(server.grpc_url, _say)
+                endpoint.start(server.grpc_url)
             stopper.server_is_ready()
             urls = {str(service): url for service, url in server.urls.items()}
             if endpoint is not None:
@@ -116,16 +107,18 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
             if endpoint is not None:
                 _say(f"  openai  {endpoint.url}")
                 _say(f"try: {_example(endpoint)}")
-            shown = None
-            while server.exit_code is None:
-                # Absent while it drains, or has died and is started again.
-                facts = {**urls, "pid": server.pid, "variant": server.variant} if server.serves else None
-                if facts != shown:
-                    _write_ready_file(ready_file, facts)
-                    shown = facts
+            _write_ready_file(ready_file, {**urls, "pid": server.pid, "variant": server.variant})
+            while server.exit_code is None and not stopper.told_to_end:
+                if endpoint is not None and endpoint.exit_code is not None:
+                    raise EndpointEndedError(f"the OpenAI endpoint has ended with code {endpoint.exit_code}")
                 time.sleep(_POLL_S)
+            _write_ready_file(ready_file, None)
+            if endpoint is not None:
+                # First, because its requests are the server's: a dead one answers none.
+                endpoint.stop() if stopper.told_to_end else endpoint.kill()
+            server.terminate()
             code = server.wait()
-            if server.drained:
+            if code == 0:
                 _say("ended: Triton has answered every request that it accepted")
             return code
     finally:
@@ -155,47 +148,39 @@ def _example(endpoint: OpenAIEndpoint) -> str:
 
 
 class _Stopper:
-    """Signal handling: before the server is ready a signal aborts the start, later it drains the server.
+    """Signal handling: before the server is ready a signal aborts the start, later it requests the drain.
 
-    The OpenAI endpoint drains first: its requests are the server's.
+    told_to_end: whether the drain is requested.
     """
 
     def __init__(self, server: LocalTriton, endpoint: OpenAIEndpoint | None) -> None:
         self._server = server
         self._endpoint = endpoint
         self._ready = False
-        self._draining = False
+        self.told_to_end = False
         for signum in _STOP_SIGNALS:
             signal.signal(signum, self._handle)
         signal.signal(signal.SIGQUIT, self._kill)
 
     def server_is_ready(self) -> None:
-        """From now on signals drain the endpoint, if there is one, and the server."""
+        """From now on signals request the drain."""
         self._ready = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         """Repeated signals change nothing: make and a terminal send several."""
-        if self._draining:
+        if self.told_to_end:
             return
-        self._draining = True
+        self.told_to_end = True
         if not self._ready:
             raise InterruptedStartError(signum)
         # The endpoint's requests have as long as those that the server has after them.
         name, limit = signal.Signals(signum).name, self._server.grace * (1 if self._endpoint is None else 2)
         _say(f"{name}: ending when the running requests are answered, in {limit:g} s at most; SIGQUIT: at once")
-        if self._endpoint is None:
-            self._terminate()
-        else:
-            self._endpoint.end_then(self._terminate)
-
-    def _terminate(self) -> None:
-        # The server may have ended while the endpoint did.
-        with contextlib.suppress(RuntimeError):
-            self._server.terminate()
 
     def _kill(self, signum: int, frame: FrameType | None) -> None:
         if self._endpoint is not None:
             self._endpoint.kill()
+        # The server may not be started yet.
         with contextlib.suppress(RuntimeError):
             self._server.kill()
 

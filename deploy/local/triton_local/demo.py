@@ -104,7 +104,7 @@ async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
 def _chat(grpc_url: str) -> str:
     """Return a chat answer over OpenAI's protocol, from an endpoint in front of this server."""
     with OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint:
-        endpoint.start(grpc_url, print)
+        endpoint.start(grpc_url)
         messages = [{"role": "user", "content": QUESTION}]
         body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
         request = urllib.request.Request(f"{endpoint.url}/chat/completions", json.dumps(body).encode())

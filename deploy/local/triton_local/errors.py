@@ -1,9 +1,10 @@
 """The launcher's errors, each with a message for the user.
 
 LauncherError
-├── MissingPartError        the wheel, its stub for this Python, or a shared libpython: exit code 2
+├── MissingPartError        the wheel, its stub for this Python, a shared libpython, or NumPy below 2: exit code 2
 ├── InvalidSettingError     a port, host, variant, model or option that can't be used: exit code 2
 ├── StartFailedError        tritonserver ended before it was ready, or wasn't ready in time: exit code 1
+├── EndpointEndedError      the OpenAI endpoint ended by itself: exit code 70
 └── InterruptedStartError   a signal came before it was ready: exit code 128 + signal
 """
 
@@ -15,7 +16,7 @@ class LauncherError(Exception):
 
 
 class MissingPartError(LauncherError):
-    """nvidia-pytriton isn't installed as a whole, has no stub for this Python, or that has no shared libpython."""
+    """nvidia-pytriton, its stub for this Python, a shared libpython, or a NumPy that the stub works with is missing."""
 
 
 class InvalidSettingError(LauncherError):
@@ -26,6 +27,12 @@ class StartFailedError(LauncherError):
     """tritonserver ended before it was ready, or wasn't ready in time; the message has the reason from its log."""
 
     exit_code = 1
+
+
+class EndpointEndedError(LauncherError):
+    """The OpenAI endpoint's process ended by itself; the server is ended, too."""
+
+    exit_code = 70
 
 
 class InterruptedStartError(LauncherError):

@@ -120,6 +120,18 @@ def find_wheel(search_path: Sequence[Path]) -> TritonWheel:
     return wheel
 
 
+def refuse_numpy_2(interpreter: Interpreter, wheel: TritonWheel) -> None:
+    """Raise MissingPartError if the environment has NumPy 2 or newer: the wheel's stub crashes at the first request."""
+    path = [str(folder) for folder in interpreter.site_packages]
+    installed = next(iter(metadata.distributions(name="numpy", path=path)), None)
+    if installed is not None and int(installed.version.partition(".")[0]) >= 2:
+        raise MissingPartError(
+            f"numpy {installed.version} is installed for {interpreter.executable}, and the Python backend stub of "
+            f"{DISTRIBUTION} {wheel.version} crashes with numpy 2 or newer: "
+            f"{interpreter.executable} -m pip install 'numpy<2'"
+        )
+
+
 def link_runtime(folder: Path, wheel: TritonWheel, interpreter: Interpreter) -> None:
     """Link what tritonserver needs into an empty folder. Raises MissingPartError.
 

@@ -20,19 +20,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 from triton_supervisor.command import Options, refuse_reserved, served_models
 from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
-from triton_supervisor.state import ANSWERED, State, read_state
-from triton_supervisor.triton import MODEL
+from triton_supervisor.triton import MODEL, Address, RepositoryApi
 
 from triton_local.errors import InvalidSettingError, StartFailedError
-from triton_local.installation import Interpreter, find_wheel, link_runtime, runtime_environment
+from triton_local.installation import Interpreter, find_wheel, link_runtime, refuse_numpy_2, runtime_environment
 from triton_local.log import MAX_LINES, failure_reason
-from triton_local.ports import SERVICES, HeldPorts, Service, reachable_host, resolve_host
+from triton_local.ports import SERVICES, Service, choose_ports, reachable_host, resolve_host
 
 # Options for tritonserver that the launcher sets, and what to use instead; the supervisor refuses others.
 _RESERVED = {
@@ -54,7 +54,7 @@ class LocalTriton:
 
     Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
     folder or a hub id for LLAMA_MODEL. environment: overrides the current one, which has the supervisor's settings
-    too (TRITON_RESTARTS, TRITON_GRACE_SECONDS, ...). extra_args: for tritonserver. on_log_line: takes each line of the
+    too (TRITON_GRACE_SECONDS, TRITON_STUCK_SECONDS). extra_args: for tritonserver. on_log_line: takes each line of the
     log, in another thread. Methods raise errors of the LauncherError tree.
     """
 
@@ -87,25 +87,24 @@ class LocalTriton:
         self._extra = tuple(extra_args)
         try:
             refuse_reserved(self._extra, _RESERVED)
-            served_models(self._repository, self.variant)
+            self._models = served_models(self._repository, self.variant)
             self._settings = Settings.of(self._environment)
             has_metrics = Options.parse(self._extra).metrics is not None
         except RefusedError as error:
             raise InvalidSettingError(str(error)) from error
         self._services = tuple(service for service in SERVICES if service != "metrics" or has_metrics)
         self._address = resolve_host(host)
-        self._requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
-        with HeldPorts(self._address, self._requested):  # a taken port is reported first
-            pass
+        self._ports = choose_ports(self._address, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
         self._interpreter = Interpreter.current()
         self._wheel = find_wheel(self._interpreter.site_packages)
+        refuse_numpy_2(self._interpreter, self._wheel)
         self._on_log_line = on_log_line
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._resources = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._pump = threading.Thread(target=self._pump_output, name="tritonserver-log", daemon=True)
-        self._state_file = Path()
-        self._ports: dict[Service, int] = {}
+        self.pid = 0
+        """tritonserver's process id, once it is started."""
 
     def __enter__(self) -> LocalTriton:
         self.start()
@@ -137,26 +136,11 @@ class LocalTriton:
         return {service: self._url(service) for service in self._services}
 
     @property
-    def pid(self) -> int:
-        """tritonserver's process id; a restart changes it."""
-        state = self._state()
-        return 0 if state is None else state.pid
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is ready; not while it drains, or is started again."""
-        state = self._state()
-        return state is not None and state.state == "serving"
-
-    @property
-    def drained(self) -> bool:
-        """Whether it has ended after a drain in which Triton answered every request that it had accepted."""
-        state = self._state()
-        return self.exit_code == 0 and state is not None and state.reason == ANSWERED
-
-    @property
     def exit_code(self) -> int | None:
-        """0 drained, 1 not drained in time, 70 died too often, else tritonserver's own; None while it runs."""
+        """0 drained, 1 not drained in time, 70 the model or tritonserver died; None while it runs.
+
+        Before it was ready: tritonserver's own.
+        """
         code = self._running().poll()
         return 128 - code if code is not None and code < 0 else code
 
@@ -198,7 +182,7 @@ class LocalTriton:
         if self._process is not None:
             self.terminate()
             try:
-                self._process.wait(self._settings.notice + self._settings.grace + STOP_MARGIN_S + _SLACK_S)
+                self._process.wait(self._settings.grace + STOP_MARGIN_S + _SLACK_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()  # and the kernel kills the server with it
             self.wait()
@@ -208,29 +192,27 @@ class LocalTriton:
         folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="triton-local-")))
         link_runtime(folder, self._wheel, self._interpreter)
         environment = runtime_environment(folder, self._wheel, self._interpreter, self._environment)
-        self._state_file = Path(environment.setdefault("TRITON_STATE_FILE", str(folder / "state.json")))
-        with HeldPorts(self._address, self._requested) as held:
-            self._ports = held.numbers
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "triton_supervisor", *self._options(folder), *self._extra],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C at the terminal is the launcher's, which ends the OpenAI endpoint first.
-                start_new_session=True,
-            )
-            self._pump.start()
-            deadline = time.monotonic() + self._ready_timeout
-            while self.exit_code is None:
-                if self.serves and all(self._listens(service) for service in self._services):
-                    return
-                if time.monotonic() > deadline:
-                    raise StartFailedError(
-                        f"not ready within {self._ready_timeout:g} s (--ready-timeout); the log ends with: "
-                        f"{failure_reason([*self._lines])}"
-                    )
-                time.sleep(_POLL_S)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "triton_supervisor", *self._options(folder), *self._extra],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C at the terminal is the launcher's, which ends the OpenAI endpoint first.
+            start_new_session=True,
+        )
+        self._pump.start()
+        deadline = time.monotonic() + self._ready_timeout
+        while self.exit_code is None:
+            self._find_tritonserver()
+            if self._is_ready():
+                return
+            if time.monotonic() > deadline:
+                raise StartFailedError(
+                    f"not ready within {self._ready_timeout:g} s (--ready-timeout); the log ends with: "
+                    f"{failure_reason([*self._lines])}"
+                )
+            time.sleep(_POLL_S)
         code = self.wait()
         reason = failure_reason([*self._lines])
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {reason}")
@@ -259,9 +241,16 @@ class LocalTriton:
                 if self._on_log_line is not None:
                     self._on_log_line(text)
 
-    def _state(self) -> State | None:
-        self._running()
-        return read_state(self._state_file)
+    def _find_tritonserver(self) -> None:
+        """Set `pid`: the supervisor's child is tritonserver, or for a moment its --help."""
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._running().pid).children():
+                self.pid = int(child.pid)
+
+    def _is_ready(self) -> bool:
+        api = RepositoryApi(Address.parse(self.http_url), {})
+        listens = all(self._listens(service) for service in self._services)
+        return listens and all(api.is_ready(model) for model in self._models)
 
     def _listens(self, service: Service) -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

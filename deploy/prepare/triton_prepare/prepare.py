@@ -1,132 +1,139 @@
-"""One run: nothing to do, or fetch, quantize, save, verify and rename into place.
+"""Quantize a checkpoint in floats to INT8 once, as a server does at every start; copy one that is quantized already.
 
-OUT            the finished checkpoint, complete or absent
-OUT.part       the one in progress; the next run deletes what a killed run leaves
-OUT.replaced   the previous one, while `force` replaces it
-OUT.lock       held by the run in progress
+The result is complete or absent: it is written into a folder beside OUT, loaded once, and renamed.
 """
 
+import json
 import os
+import secrets
 import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import version
+from fnmatch import fnmatch
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-from llama_engine.errors import CheckpointError
-from llama_engine.model.manifest import MANIFEST, Manifest, PreparedFile, Source, sha256_of
+import llama_engine.libraries  # noqa: F401 - before anything that imports torch
+import torch
+from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
+from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
+from llama_engine.checkpoint.hub import SMALL_FILES, resolve_folder
+from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
+from llama_engine.checkpoint.per_channel import quantize_rows
+from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.checkpoint.weight_reader import WeightReader
+from llama_engine.errors import CheckpointError, one_line
+from llama_engine.model.loader import load_checkpoint, loading, resolve_name
+from llama_engine.model.precision import quantization_config
+from llama_engine.settings import Settings
+from llama_engine.text.tokenizer import read_tokenizer
+from safetensors.torch import save_file
 
-from triton_prepare.progress import PrepareError, say, stage
-from triton_prepare.source import choose_files, fetch, find_source, is_quantized, is_same, saved_threshold
+SHARD_BYTES = 4 << 30
+"""Maximum bytes of the saved tensors whose quantized ones are in one file; as much is in memory at once."""
+
+_QUANTIZATION = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 0.0}
 
 
-def prepare(model: str, revision: str | None, out: Path, device: str = "auto", force: bool = False) -> Manifest:
-    """Prepare a checkpoint unless it is prepared already; return its manifest. The arguments are the command line's.
+def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Prepare a checkpoint, a folder or a hub id. Raises CheckpointError, as the server does or if OUT exists.
 
-    Raises PrepareError, EngineError where the server would refuse to load the source, or OSError for a file of it.
+    Tensors that aren't quantized keep their saved dtype, and the server converts them.
     """
-    request = find_source(model, revision)
-    out = out.expanduser().resolve()  # Without links: the rename must stay on one volume.
-    if (done := _finished(out, request, force)) is not None:  # Without the lock: the volume may be read-only.
-        return done
-    with _locked(out):
-        return _finished(out, request, force) or _make(model, request, out, device)
-
-
-def _finished(out: Path, request: Source, force: bool) -> Manifest | None:
-    """Return the manifest of an existing result if it is intact and from this source; None if there is no result."""
-    manifest = Manifest.read(out)
-    if manifest is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PrepareError(f"{out} is there and was not prepared by this program: name another folder")
-    if manifest is None or force:
-        return None
-    if not is_same(request, manifest.source):
-        sources = f"{out} was prepared from {manifest.source.describe()}, not from {request.describe()}"
-        raise PrepareError(f"{sources}: name another folder, or have it replaced with --force")
+    out = out.expanduser().resolve()
+    if out.exists():
+        raise CheckpointError(f"{out} exists; remove it, or name another folder")
+    name = resolve_name(model)
+    with loading(name):
+        headers = read_checkpoint_headers(resolve_folder(name, revision, sys.stderr.isatty()), name)
+        if headers.gguf is not None:
+            raise CheckpointError(f"{name} is a GGUF file, which servers read as it is")
+        quantized = quantization_config(headers.config) is not None
+        if not quantized:
+            # Checks shapes and dtypes before anything is written.
+            WeightReader(headers.saved, headers.architecture, torch.float32, int8=True)
+        read_tokenizer(headers.folder, headers.config)
+    part = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
+    part.mkdir(parents=True)
     try:
-        manifest.check_sizes(out)
-        with stage("checking the files", manifest.bytes) as add:
-            manifest.check_hashes(out, add)
-    except CheckpointError as error:
-        raise PrepareError(f"{error}; --force prepares it anew") from error
-    say(f"nothing to do: {out} is the {manifest.describe()}")
-    return manifest
-
-
-def _make(model: str, request: Source, out: Path, device: str) -> Manifest:
-    folder, source = fetch(model, request)
-    loaded, copied = choose_files(model, folder)
-    from triton_prepare.quantize import copy, quantize, saved_dtype  # Here, as importing PyTorch takes seconds.
-
-    quantized = is_quantized(model, folder)
-    dtype = "checkpoint" if quantized else saved_dtype(model, folder)
-    part, replaced = Path(f"{out}.part"), Path(f"{out}.replaced")
-    with _writing(out):
-        for leftover in filter(Path.exists, (part, replaced)):  # Of a killed run.
-            shutil.rmtree(leftover)
-        part.mkdir()
-    if quantized:
-        used = copy(folder, [*loaded, *copied], part, device)
-    else:
-        used = quantize(folder, copied, dtype, part, device)
-    sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
-    with stage("hashing", sum(sizes.values())) as add:
-        files = {name: PreparedFile(count, sha256_of(part / name, add)) for name, count in sizes.items()}
-    quantization = "checkpoint" if quantized else "int8"
-    settings = dict[str, str | float](quantization=quantization, dtype=dtype, device=used.type)
-    # The server's default threshold: the weights don't depend on it, and they can be served at any other.
-    threshold = saved_threshold(model, folder) if quantized else 0.0
-    if threshold is not None:
-        settings["int8_threshold"] = threshold
-    versions = {name: version(name) for name in ("torch", "transformers", "bitsandbytes", "safetensors")}
-    manifest = Manifest(source, settings, versions, datetime.now(UTC).isoformat(timespec="seconds"), files)
-    with _writing(out):
-        (part / MANIFEST).write_text(manifest.to_json())
-        for path in part.iterdir():  # safetensors creates files that only their owner, maybe not the server, can read.
-            path.chmod((part / MANIFEST).stat().st_mode)
-            _flush(path)
+        print(f"prepare: {'copying' if quantized else 'quantizing'} {headers.folder}", flush=True)
+        _copy(headers.folder, part, with_weights=quantized)
+        if not quantized:
+            _quantize(headers, part, shard_bytes)
+        print("prepare: loading the result", flush=True)
+        load_checkpoint(Settings(model=str(part), quantization="checkpoint"), torch.device("cpu"))
         _flush(part)
-        if out.exists():
-            out.rename(replaced)
         part.rename(out)
-        _flush(out.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    say(f"{out}: {manifest.bytes / 1e9:.2f} GB, {manifest.describe()}")
-    return manifest
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Hold OUT's lock while the block runs, after any other run has ended."""
-    if out.is_mount():
-        raise PrepareError(f"{out} is a mount point and can't be the target of a rename: name a folder below it")
-    lock, replaced = FileLock(f"{out}.lock", fallback_to_soft=False), Path(f"{out}.replaced")  # flock ends with us.
-    with _writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            say(f"another run is preparing {out}: waiting for it to end")
-            lock.acquire()
-        if replaced.exists() and not out.exists():
-            replaced.rename(out)  # A run was killed between its last two renames.
-    try:
-        yield
     finally:
-        lock.release()
+        shutil.rmtree(part, ignore_errors=True)
+    print(f"prepare: {out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e9:.2f} GB", flush=True)
 
 
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PrepareError(f"{error.filename or out} can't be written: {error.strerror}") from error
+def _copy(folder: Path, out: Path, with_weights: bool) -> None:
+    """Copy configs, tokenizer and licence, and the weights with their index."""
+    weights = {path.name for path in weight_files(folder)}
+    for path in folder.iterdir():
+        small = any(fnmatch(path.name, pattern) for pattern in SMALL_FILES)
+        if path.is_file() and (path.name in weights or small if with_weights else small and path.name != INDEX):
+            shutil.copyfile(path, out / path.name)
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int) -> None:
+    """Write the weights in files, their index if there are several, and the config."""
+    saved, linears = headers.saved, {f"{linear.name}.weight": linear for linear in all_linears(headers.architecture)}
+    shards = list(_shards(saved, shard_bytes))
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors: dict[str, torch.Tensor] = {}
+        for name in names:
+            tensors |= _int8_rows(saved, linears[name]) if name in linears else {name: saved.read(name)}
+        try:
+            save_file(tensors, out / file, {"format": "pt"})
+        except Exception as error:
+            # safetensors reports a full disk in an error class of its own.
+            raise CheckpointError(f"{out / file} can't be written: {one_line(error)}") from error
+        weight_map |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1))
+    config = json.loads((out / "config.json").read_bytes())
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": _QUANTIZATION}, indent=2) + "\n")
+
+
+def _shards(saved: SavedTensors, shard_bytes: int) -> Iterator[list[str]]:
+    """Yield the tensors' names in the order of the files, of at most `shard_bytes` or one tensor."""
+    names: list[str] = []
+    size = 0
+    for name, tensor in saved.items():
+        count = tensor.end - tensor.begin
+        if names and size + count > shard_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += count
+    yield names
+
+
+def _int8_rows(saved: SavedTensors, linear: SavedLinear) -> dict[str, torch.Tensor]:
+    """Return a linear layer in bitsandbytes' format: INT8 rows, the largest magnitude of each, and their layout."""
+    name = f"{linear.name}.weight"
+    weight, largest = torch.empty(linear.shape, dtype=torch.int8), torch.empty(linear.shape[0])
+
+    def quantize(rows: slice) -> None:
+        # By way of float16, as `WeightReader` does for a server.
+        block = saved.read(name, rows).float().half()
+        weight[rows], _ = quantize_rows(block)
+        largest[rows] = block.abs().amax(dim=1).float()
+
+    for_each_block(row_blocks(*linear.shape), quantize)
+    layout = torch.tensor(0, dtype=torch.uint8)
+    return {name: weight, f"{linear.name}.SCB": largest, f"{linear.name}.weight_format": layout}
+
+
+def _flush(folder: Path) -> None:
+    """Write the files through to the volume, readable as the umask allows: safetensors creates them for their owner."""
+    mode = (folder / "config.json").stat().st_mode
+    for path in folder.iterdir():
+        path.chmod(mode)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,8 +1,4 @@
-"""The supervisor of one tritonserver: starts it, watches its model, starts it again when it has died, and drains it.
-
-    STARTING ── SERVING ──(signal)── NOTICE ── UNLOADING ── ENDING ── the end
-        │  ▲       └──(dead)── PAUSED ──▶ STARTING, or the end with code 70 after too many deaths
-        └──┴───(signal)── ENDING: no request was accepted yet
+"""The supervisor of one tritonserver: starts it, watches its model, and drains it. Both end together.
 
 When the model dies, tritonserver is killed at once: that closes its clients' connections, which Triton itself would
 leave open for ever.
@@ -16,25 +12,23 @@ import secrets
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
-from enum import Enum, auto
+
+import psutil
 
 from triton_supervisor.command import KEY_HEADER, Options, served_models, server_command
 from triton_supervisor.process import (
-    ServerProcess,
-    adopt_orphans,
-    kill_children,
+    exit_code,
+    kill_server,
+    model_processes,
     remove_shared_memory,
     set_stack_limit,
-    shared_memory_prefix,
     start_server,
 )
 from triton_supervisor.settings import UNLOAD_S, RefusedError, Settings
 from triton_supervisor.signals import END, KILL, wait_for_signal
-from triton_supervisor.state import ANSWERED, StateFile
-from triton_supervisor.triton import ApiError, RepositoryApi, read_load
-from triton_supervisor.watch import Watch, live_probe
+from triton_supervisor.triton import ApiError, RepositoryApi, is_idle
+from triton_supervisor.watch import Watch, health_probe
 
 # Exit codes.
 DRAINED = 0
@@ -42,7 +36,8 @@ CUT_OFF = 1
 """The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
 REFUSED = 2
 DEAD = 70
-"""The model died (EX_SOFTWARE of sysexits.h), and the server isn't started again, or not any more."""
+"""The model or tritonserver died (EX_SOFTWARE of sysexits.h)."""
+KILLED = 128 + signal.SIGKILL
 
 IDLE_S = 2.0
 """Seconds without waiting or running requests after which a model that Triton still holds counts as unloaded. Not 0: a
@@ -53,22 +48,15 @@ END_S = 2.0
 """Seconds for tritonserver to end by itself; it waits for idle connections and writes its traces."""
 UNLOADS_WITHOUT_PROCESS_S = 3.0
 """Seconds after the end of a model's process within which Triton notices it while it unloads the model."""
-FIRST_PAUSE_S = 1.0
-MAX_PAUSE_S = 30.0
-"""Maximum pause before a restart."""
-
-_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-_KILLED = 128 + signal.SIGKILL
 
 
 def main(arguments: Sequence[str]) -> int:
     """Supervise a tritonserver with these options; return the exit code. `block_signals` must have been called."""
     try:
-        supervisor = Supervisor(arguments, Settings.of(os.environ))
+        return Supervisor(arguments, Settings.of(os.environ)).run()
     except RefusedError as error:
         say(str(error))
         return REFUSED
-    return supervisor.run()
 
 
 def say(message: str) -> None:
@@ -77,48 +65,12 @@ def say(message: str) -> None:
         os.write(sys.stderr.fileno(), f"triton_supervisor: {message}\n".encode())
 
 
-class Phase(Enum):
-    """The supervisor's current phase."""
+class _EndError(Exception):
+    """The server's end before the drain is complete: the exit code, and the reason for the last line."""
 
-    STARTING = auto()
-    """tritonserver loads the models."""
-    SERVING = auto()
-    NOTICE = auto()
-    """The shutdown has been requested; it serves on, so that load balancers notice."""
-    UNLOADING = auto()
-    """New requests are refused, accepted ones are answered."""
-    ENDING = auto()
-    """tritonserver is told to end, and killed a moment later."""
-    PAUSED = auto()
-    """tritonserver has died, and is started again after a pause."""
-
-
-class Restarts:
-    """Bounds the restarts within a time.
-
-    The first follows at once, the second after FIRST_PAUSE_S, each further one after twice the pause before.
-
-    total: since the supervisor's own start.
-    """
-
-    def __init__(self, limit: int, minutes: float) -> None:
-        """limit: restarts within `minutes`; 0 restarts nothing."""
-        self._limit = limit
-        self._seconds = minutes * 60
-        self._times: deque[float] = deque()
-        self.total = 0
-
-    def after_death(self, now: float) -> tuple[float, str] | None:
-        """Count a restart. Return its pause in seconds and its number as text ("2 of 5"); None beyond the limit."""
-        while self._times and now - self._times[0] >= self._seconds:
-            self._times.popleft()
-        earlier = len(self._times)
-        if earlier >= self._limit:
-            return None
-        self._times.append(now)
-        self.total += 1
-        pause = min(FIRST_PAUSE_S * 2 ** (earlier - 1), MAX_PAUSE_S) if earlier else 0.0
-        return pause, f"{earlier + 1} of {self._limit}"
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Supervisor:
@@ -129,239 +81,126 @@ class Supervisor:
         self._settings = settings
         self._options = Options.parse(arguments)
         self._models = served_models(self._options.repository, settings.config)
-        self._shm_prefix = shared_memory_prefix()
-        # Each supervisor has a key of its own.
+        # Names and key are this start's own.
+        self._shm_prefix = f"triton_python_backend_shm_region_{secrets.token_hex(8)}_"
         key = secrets.token_urlsafe(32)
         self._command = server_command(arguments, self._options, self._models, settings, key, self._shm_prefix)
         self._api = RepositoryApi(self._options.http, {KEY_HEADER: key})
-        self._state = StateFile(settings.state_file, settings.ready_port, say)
-        self._restarts = Restarts(settings.restarts, settings.restart_minutes)
         # The launcher; its end requests the shutdown. In a container there is none.
         self._parent = os.getppid()
-        self._phase = Phase.STARTING
-        self._code: int | None = None
-        self._served = False
-        self._start_crashed = False
-        self._server: ServerProcess | None = None
-        self._watch: Watch | None = None
-        self._death: str | None = None
-        # When the phase ends or goes on, on the monotonic clock.
-        self._until = 0.0
-        self._deadline = 0.0
-        self._idle_since: float | None = None
-        self._gone_since: float | None = None
-        # Models that are left, each before those that call it; the last one is being unloaded.
-        self._to_unload: list[str] = []
-        self._end_code = DRAINED
-        self._interrupted = False
+        self._told_to_end = False
+        self._processes: set[psutil.Process] = set()
 
     def run(self) -> int:
-        """Supervise until the end; return the exit code."""
-        adopt_orphans()
+        """Supervise until the end; return the exit code. Raises RefusedError if tritonserver can't be started."""
         set_stack_limit()
         try:
-            self._start()
-            while self._code is None:
-                number = wait_for_signal()
-                if number == KILL:
-                    self._code = _KILLED
-                elif number in END or os.getppid() != self._parent:
-                    self._request_end()
-                if self._code is None:
-                    self._advance()
-            return self._code
-        finally:
-            self._clean_up()
-
-    def _request_end(self) -> None:
-        """Begin the shutdown; no effect a second time."""
-        if self._phase is Phase.PAUSED:
-            self._code = DRAINED
-        elif self._phase is Phase.STARTING:
-            self._state.enter("draining", "told to end")
-            # Before it listens, Triton has accepted no request.
-            self._end_server(DRAINED, flush=0.0, wait=END_S)
-        elif self._phase is Phase.SERVING:
-            self._state.enter("draining", "told to end")
-            self._phase = Phase.NOTICE
-            self._until = time.monotonic() + self._settings.notice
-
-    def _advance(self) -> None:
-        """Take the next step without blocking for long."""
-        if self._phase is Phase.PAUSED:
-            if time.monotonic() >= self._until:
-                self._start()
-        elif self._server is not None and (code := self._server.exit_code()) is not None:
-            self._server_has_ended(code)
-        elif self._phase is Phase.STARTING:
-            if all(self._api.is_ready(model) for model in self._models):
-                self._begin_to_serve()
-        elif self._phase is Phase.SERVING:
-            self._kill_if_dead()
-        elif self._phase is Phase.NOTICE:
-            if not self._kill_if_dead() and time.monotonic() >= self._until:
-                self._begin_to_unload()
-        elif self._phase is Phase.UNLOADING:
-            self._unload()
-        else:
-            self._end()
-
-    # --- The start, and serving
-
-    def _start(self) -> None:
-        # The model shows the number in its metric llama_server_restarts.
-        environment = self._settings.for_model(os.environ) | {"TRITON_SERVER_RESTARTS": str(self._restarts.total)}
-        self._phase = Phase.STARTING
-        self._death = None
-        remove_shared_memory(self._shm_prefix)
-        try:
-            self._server = start_server(self._command, environment)
+            self._server = start_server(self._command, self._settings.for_model(os.environ))
         except OSError as error:  # no memory or no process left
-            self._after_death(f"tritonserver can't be started: {error}")
-        else:
-            self._state.enter("starting", "the model is being loaded", self._server.pid)
+            raise RefusedError(f"tritonserver can't be started: {error}") from error
+        try:
+            if not self._load():
+                # Before it listens, Triton has accepted no request.
+                return self._end(wait=END_S)
+            watch = self._serve()
+            return self._drain(watch)
+        except _EndError as end:
+            if str(end):
+                say(f"{end}; the server ends with code {end.code}")
+            return end.code
+        finally:
+            kill_server(self._server, self._processes)
+            remove_shared_memory(self._shm_prefix)
 
-    def _begin_to_serve(self) -> None:
-        assert self._server is not None
-        stuck = self._settings.stuck
-        probe, pause = live_probe(self._options.http, self._options.metrics, stuck)
-        self._watch = Watch(self._server.pid, probe if stuck else None, pause)
-        self._served = True
-        self._phase = Phase.SERVING
-        self._state.enter("serving", "the model is loaded")
+    def _wait(self) -> int | None:
+        """Wait for a moment; return tritonserver's exit code once it has ended. Raises _EndError for SIGQUIT."""
+        number = wait_for_signal()
+        if number == KILL:
+            raise _EndError(KILLED)
+        if number in END or os.getppid() != self._parent:
+            self._told_to_end = True
+        return exit_code(self._server)
 
-    def _kill_if_dead(self) -> bool:
-        """Kill tritonserver if the model is dead; return whether it is."""
-        assert self._watch is not None
-        death = self._watch.death()
-        if death is not None:
-            self._kill_dead(death)
-        return death is not None
+    def _load(self) -> bool:
+        """Return True once the models are loaded, False if the shutdown is requested before."""
+        while True:
+            earlier, self._processes = self._processes, set(model_processes(self._server.pid))
+            # Asked first: what was ready before the signal may have accepted requests.
+            if all(self._api.is_ready(model) for model in self._models):
+                # With those of a moment ago: one that has died since the model became ready is gone from the list.
+                self._processes.update(earlier, model_processes(self._server.pid))
+                return True
+            if self._told_to_end:
+                return False
+            if (code := self._wait()) is not None:
+                # tritonserver's own last error has the reason.
+                raise _EndError(code, _describe_end(code))
 
-    def _kill_dead(self, reason: str) -> None:
-        assert self._server is not None
-        self._death = reason
-        self._server.kill()
-
-    # --- A death, and what follows
-
-    def _server_has_ended(self, code: int) -> None:
-        """Go on after tritonserver has ended; code: 128 + N for signal N."""
-        self._clean_up()
-        self._server = None
-        death = self._death or _describe_end(code)
-        if self._phase is Phase.ENDING:
-            self._code = self._end_code
-        elif self._phase in (Phase.NOTICE, Phase.UNLOADING):
-            self._fail(f"{death} before the last request was answered", DEAD)
-        elif self._served:
-            self._after_death(death)
-        elif code - 128 in _CRASHES and not self._start_crashed:
-            # It can lose a race of its own there (triton-inference-server/server issue 8882).
-            self._start_crashed = True
-            say(f"{death} before it was ready; it is started again once")
-            self._start()
-        else:
-            # tritonserver's own last error has the reason.
-            self._fail(death, code)
-
-    def _after_death(self, death: str) -> None:
-        restart = self._restarts.after_death(time.monotonic())
-        if restart is None:
-            restarts = f"; restarts so far: {self._restarts.total}" if self._restarts.total else ""
-            self._fail(f"{death}{restarts}", DEAD)
-            return
-        pause, count = restart
-        when = f"in {pause:g} s" if pause else "at once"
-        reason = f"{death}; tritonserver is started again {when} ({count})"
-        say(reason)
-        self._state.enter("starting", reason)
-        self._phase = Phase.PAUSED
-        self._until = time.monotonic() + pause
-
-    def _fail(self, reason: str, code: int) -> None:
-        self._state.enter("failed", reason)
-        say(f"{reason}; the server ends with code {code}")
-        self._code = code
-
-    def _clean_up(self) -> None:
-        """Remove what a server has left, however it has ended."""
-        if self._watch is not None:
-            self._watch.end()
-        kill_children()
-        remove_shared_memory(self._shm_prefix)
+    def _serve(self) -> Watch:
+        """Watch the model until the shutdown is requested; return the watch, which has ended."""
+        probe = health_probe(self._options.http, self._options.metrics)
+        watch = Watch(self._processes, probe, self._settings.stuck)
+        while not self._told_to_end:
+            if (death := watch.death()) is not None:
+                raise _EndError(DEAD, death)
+            if (code := self._wait()) is not None:
+                raise _EndError(DEAD, _describe_end(code))
+        watch.end()
+        return watch
 
     # --- The drain
 
-    def _begin_to_unload(self) -> None:
-        assert self._watch is not None
-        self._watch.end()
-        self._deadline = time.monotonic() + self._settings.grace + UNLOAD_S
-        self._to_unload = list(self._models)
-        self._phase = Phase.UNLOADING
-        try:
-            self._api.unload(self._to_unload[-1])
-        except ApiError as error:
-            # On a signal Triton also finishes requests, though it waits for idle connections first.
-            say(f"the model can't be unloaded ({error}); tritonserver gets SIGINT instead")
-            self._end_server(DRAINED, flush=0.0, wait=self._settings.grace + UNLOAD_S)
+    def _drain(self, watch: Watch) -> int:
+        """Unload the models, each before those that it calls, then end tritonserver; return the exit code."""
+        bound = self._settings.grace + UNLOAD_S
+        deadline = time.monotonic() + bound
+        for model in reversed(self._models):
+            try:
+                self._api.unload(model)
+            except ApiError as error:
+                # On a signal Triton also finishes requests, though it waits for idle connections first.
+                say(f"the model can't be unloaded ({error}); tritonserver gets SIGINT instead")
+                return self._end(wait=deadline - time.monotonic(), code_if_killed=CUT_OFF)
+            if not self._wait_until_unloaded(model, watch, deadline):
+                say(f"the model isn't unloaded within {bound:g} s; requests that still ran are cut off")
+                return CUT_OFF
+        flushed = time.monotonic() + FLUSH_S
+        while time.monotonic() < flushed and self._wait() is None:
+            pass
+        return self._end(wait=END_S)
 
-    def _unload(self) -> None:
-        """Wait until the model is unloaded, or everything is answered; then unload the next one, or end."""
-        now = time.monotonic()
-        try:
-            loaded = self._api.is_loaded(self._to_unload[-1])
-            if not loaded or self._has_been_idle(now):
-                if loaded:
-                    # A gRPC stream that its client has left open.
-                    say(f"everything is answered, and Triton still holds {self._to_unload[-1]}")
-                self._to_unload.pop()
-                self._idle_since = None
-                if not self._to_unload:
-                    self._state.enter("draining", ANSWERED)
-                    self._end_server(DRAINED, flush=FLUSH_S, wait=END_S)
-                    return
-                self._api.unload(self._to_unload[-1])
-        except ApiError as error:
-            say(f"unloading: {error}")
-        self._stop_unloading(now)
+    def _wait_until_unloaded(self, model: str, watch: Watch, deadline: float) -> bool:
+        """Wait until a model is unloaded, or everything is answered; return False once the deadline is over."""
+        idle_since = gone_since = None
+        while (now := time.monotonic()) <= deadline:
+            try:
+                if not self._api.is_loaded(model):
+                    return True
+            except ApiError as error:
+                say(f"unloading: {error}")
+            idle = self._options.metrics is not None and is_idle(self._options.metrics)
+            idle_since = (idle_since or now) if idle else None
+            if idle_since is not None and now - idle_since >= IDLE_S:
+                # A gRPC stream that its client has left open.
+                say(f"everything is answered, and Triton still holds {model}")
+                return True
+            gone_since = (gone_since or now) if watch.all_gone() else None
+            if gone_since is not None and now - gone_since > UNLOADS_WITHOUT_PROCESS_S:
+                reason = f"the model process {watch.gone()[0]} ended"
+                raise _EndError(DEAD, f"{reason} before the last request was answered")
+            if (code := self._wait()) is not None:
+                raise _EndError(DEAD, f"{_describe_end(code)} before the last request was answered")
+        return False
 
-    def _has_been_idle(self, now: float) -> bool:
-        """Return whether for IDLE_S nothing waits or runs, as Triton's and the model's metrics say."""
-        load = None if self._options.metrics is None else read_load(self._options.metrics)
-        if load is None or not load.idle:
-            self._idle_since = None
-            return False
-        self._idle_since = self._idle_since or now
-        return now - self._idle_since >= IDLE_S
-
-    def _stop_unloading(self, now: float) -> None:
-        """End the drain where it can't succeed any more, or the grace period is over."""
-        assert self._watch is not None
-        self._gone_since = (self._gone_since or now) if self._watch.all_gone() else None
-        if self._gone_since is not None and now - self._gone_since > UNLOADS_WITHOUT_PROCESS_S:
-            self._kill_dead(f"the model process {self._watch.gone()[0]} ended")
-        elif now > self._deadline:
-            bound = self._settings.grace + UNLOAD_S
-            say(f"the model isn't unloaded within {bound:g} s; requests that still ran are cut off")
-            self._end_server(CUT_OFF, flush=0.0, wait=0.0)
-
-    def _end_server(self, code: int, *, flush: float, wait: float) -> None:
-        """Tell tritonserver to end after `flush` seconds, and kill it `wait` seconds later. code: the supervisor's."""
-        self._end_code = code
-        self._phase = Phase.ENDING
-        self._until = time.monotonic() + flush
-        self._deadline = self._until + wait
-        self._interrupted = False
-
-    def _end(self) -> None:
-        assert self._server is not None
-        now = time.monotonic()
-        if not self._interrupted and now >= self._until:
-            self._interrupted = True
-            self._server.terminate()
-        if now >= self._deadline:
-            self._server.kill()
+    def _end(self, *, wait: float, code_if_killed: int = DRAINED) -> int:
+        """Interrupt tritonserver, and wait so many seconds for its end; return the exit code."""
+        # tritonserver takes SIGINT as SIGTERM, which is blocked.
+        self._server.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            if self._wait() is not None:
+                return DRAINED
+        return code_if_killed
 
 
 def _describe_end(code: int) -> str:

@@ -29,8 +29,8 @@ _ANSWER_S = 2.0
 _UNLOAD_ANSWER_S = 5.0
 _MIN_TIMEOUT_S = 0.05
 """A socket timeout of 0 would make the socket non-blocking."""
-_CLOCK_SKEW_S = 1.0
 _SERIES = re.compile(r"^(\w+)\{(.*)\} ([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)$", re.MULTILINE)
+_LABEL = f'model="{MODEL}"'
 _LOADED = ("READY", "LOADING", "UNLOADING")
 
 
@@ -103,93 +103,30 @@ def exchange(
         connection.close()
 
 
-class Load(NamedTuple):
-    """Requests that a page shows. queued: in Triton's queues. running: sequences with a slot. waiting: without one."""
+def last_steps(metrics: Address) -> list[float]:
+    """Return when each instance of the model made its last step, in seconds since 1970, 0 before the first one.
 
-    queued: float
-    running: float
-    waiting: float
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits or runs."""
-        return not any(self)
-
-
-class Steps(NamedTuple):
-    """The last step of each instance of the model at one moment.
-
-    A process that died leaves its last values on the page, so a step is evidence only while it is recent or if it came
-    since an earlier look.
-
-    instances: seconds since 1970 by the instance's labels, 0 before the first step; empty if the page has none, and
-    `trouble` then says why. load: None without a page.
+    A process that died leaves its last value on the page. Raises ApiError if the page can't be read, or isn't the
+    model's.
     """
-
-    instances: Mapping[str, float]
-    load: Load | None = None
-    trouble: str = ""
-
-    def requests_wait(self) -> bool:
-        """Return whether requests are in Triton's queue or in slots: a model that works makes a step for them."""
-        return self.load is not None and not self.load.idle
-
-    def recent(self, step_age: float) -> bool:
-        """Return whether every instance made a step in the last `step_age` seconds."""
-        ages = [time.time() - last_step for last_step in self.instances.values()]
-        return bool(ages) and all(-_CLOCK_SKEW_S <= age <= step_age for age in ages)
-
-    def advanced(self, before: Steps) -> bool:
-        """Return whether any instance made a step since an earlier look; independent of clocks."""
-        return any(last > before.instances.get(label, last) for label, last in self.instances.items())
-
-    def describe_oldest(self) -> str:
-        """Return the age of the last step, of the instance where it is oldest."""
-        if not self.instances:
-            return f"no metrics ({self.trouble})"
-        oldest = min(self.instances.values())
-        return f"the last step was {_age(oldest)} ago" if oldest > 0 else "no step yet"
-
-    def describe_youngest(self) -> str:
-        """Return the age of the most recent step of any instance."""
-        return f"a step {_age(max(self.instances.values()))} ago"
+    steps = [value for name, labels, value in _series(metrics) if name == LAST_STEP and _LABEL in labels.split(",")]
+    if not steps:
+        raise ApiError(f"{metrics} has no {LAST_STEP} of the model {MODEL}")
+    return steps
 
 
-def _age(last_step: float) -> str:
-    age = max(time.time() - last_step, 0.0)
-    return f"{age:.1f} s" if age < 10 else f"{age:.0f} s"
-
-
-def _series(address: Address) -> list[tuple[str, str, float]]:
-    """Return metric, labels and value of each series of a metrics page. Raises ApiError."""
-    page = exchange(address, "GET", "/metrics", METRICS_S).body
-    return [(metric, labels, float(value)) for metric, labels, value in _SERIES.findall(page)]
-
-
-def read_steps(address: Address | None) -> Steps:
-    """Read the metrics page; without one (None), or if it isn't this model's, the result has no instances."""
-    if address is None:
-        return Steps({}, trouble="switched off")
+def is_idle(metrics: Address) -> bool:
+    """Return whether nothing waits or runs in any model; False also if the page can't be read."""
     try:
-        series = [row for row in _series(address) if f'model="{MODEL}"' in row[1].split(",")]
-    except ApiError as error:
-        return Steps({}, trouble=str(error))
-    instances = {labels: value for metric, labels, value in series if metric == LAST_STEP}
-    if not instances:
-        return Steps({}, trouble=f"{address} has no {LAST_STEP} of the model {MODEL}")
-    return Steps(instances, _load(series))
-
-
-def read_load(address: Address) -> Load | None:
-    """Return what waits and runs in all models; None if the page can't be read."""
-    try:
-        return _load(_series(address))
+        return not any(value for name, _, value in _series(metrics) if name in (PENDING, SLOTS_IN_USE, WAITING))
     except ApiError:
-        return None
+        return False
 
 
-def _load(series: list[tuple[str, str, float]]) -> Load:
-    return Load(*(sum(row[2] for row in series if row[0] == metric) for metric in (PENDING, SLOTS_IN_USE, WAITING)))
+def _series(metrics: Address) -> list[tuple[str, str, float]]:
+    """Return name, labels and value of each series of a metrics page. Raises ApiError."""
+    page = exchange(metrics, "GET", "/metrics", METRICS_S).body
+    return [(name, labels, float(value)) for name, labels, value in _SERIES.findall(page)]
 
 
 class RepositoryApi:

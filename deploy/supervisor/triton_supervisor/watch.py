@@ -6,37 +6,34 @@ Probes run in a thread of their own, because one may take as long as its timeout
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 
-from triton_supervisor.health import Limits, Verdict, live
-from triton_supervisor.process import model_processes, runs
+import psutil
+
+from triton_supervisor.health import Limits, Verdict, healthy
+from triton_supervisor.process import runs
 from triton_supervisor.triton import Address
-
-MAX_FAILURES = 3
-"""Consecutive probe failures before the model is declared dead."""
 
 _MAX_PAUSE_S = 5.0
 
-Probe = Callable[[], Verdict]
-
-
-def live_probe(http: Address, metrics: Address | None, stuck: float) -> tuple[Probe, float]:
-    """Return a probe that declares a model dead `stuck` seconds after its last step, and the pause between two."""
-    limits = Limits(timeout=stuck / 6, step_age=stuck / 4)
-    return lambda: live(http, metrics, limits), min(_MAX_PAUSE_S, stuck / 24)
+Probe = Callable[[Limits], Verdict]
 
 
 class Watch:
-    """Watches the model of one tritonserver from the moment it is ready."""
+    """Watches the model's processes, and probes the model.
 
-    def __init__(self, server: int, probe: Probe | None, pause: float = _MAX_PAUSE_S) -> None:
-        """server: tritonserver's pid. probe: None watches the processes alone. pause: seconds before each probe."""
-        self._processes = model_processes(server)
-        self._pause = pause
+    stuck: maximum of seconds from the last step until a model that makes none when asked counts as dead; 0: no probes.
+    """
+
+    def __init__(self, processes: Collection[psutil.Process], probe: Probe, stuck: float) -> None:
+        self.processes = processes
+        self._probe = probe
+        self._stuck = stuck
         self._ended = threading.Event()
         self._failure: str | None = None
-        if probe is not None:
-            threading.Thread(target=self._probe, args=(probe,), name="probes", daemon=True).start()
+        if stuck:
+            threading.Thread(target=self._probe_repeatedly, name="probes", daemon=True).start()
 
     def end(self) -> None:
         """Stop probing, without waiting: the model is about to be unloaded."""
@@ -44,11 +41,11 @@ class Watch:
 
     def gone(self) -> list[int]:
         """Return the process ids of the model's processes that have ended."""
-        return [process.pid for process in self._processes if not runs(process)]
+        return [process.pid for process in self.processes if not runs(process)]
 
     def all_gone(self) -> bool:
         """Return whether all of the model's processes, at least one, have ended."""
-        return bool(self._processes) and len(self.gone()) == len(self._processes)
+        return bool(self.processes) and len(self.gone()) == len(self.processes)
 
     def death(self) -> str | None:
         """Return why the model is dead, in one line; None if it isn't."""
@@ -56,11 +53,21 @@ class Watch:
             return f"the model process {gone[0]} is gone: it crashed, or was killed"
         return None if self._failure is None else f"the model is dead: {self._failure}"
 
-    def _probe(self, probe: Probe) -> None:
-        failures = 0
-        while not self._ended.wait(self._pause):
-            verdict = probe()
-            failures = 0 if verdict.ok else failures + 1
-            if failures >= MAX_FAILURES:
+    def _probe_repeatedly(self) -> None:
+        limits = Limits(timeout=self._stuck / 6, step_age=self._stuck / 4)
+        pause = min(_MAX_PAUSE_S, self._stuck / 24)
+        # After this, the probe that fails next may end more than `stuck` seconds after the last step.
+        patience = self._stuck - limits.step_age - limits.timeout - pause
+        succeeded = time.monotonic()
+        while not self._ended.wait(pause):
+            verdict = self._probe(limits)
+            if verdict.ok:
+                succeeded = time.monotonic()
+            elif time.monotonic() - succeeded >= patience:
                 self._failure = verdict.reason
                 return
+
+
+def health_probe(http: Address, metrics: Address | None) -> Probe:
+    """Return the health probe of a server."""
+    return lambda limits: healthy(http, metrics, limits)

@@ -13,23 +13,22 @@ from typing import Any
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports transformers
 import triton_python_backend_utils as pb_utils
-from llama_engine.api.request_parser import RequestParser
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import EngineError, InvalidSettings
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.model.precision import choose_device
 from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
 from llama_engine.observability.stats import Stats
-from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.scheduler import Scheduler
+from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
 from llama_engine.triton.config import (
     QueuePolicy,
     gpu_of,
     instance_name,
     is_decoupled,
-    server_restarts,
     settings_parameters,
 )
 from llama_engine.triton.metrics import TritonMetrics
@@ -101,7 +100,7 @@ class TritonPythonModel:
         queue_policy = QueuePolicy.of(model_config)
         labels = {"model": args["model_name"], "version": args["model_version"]}
         metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args), engine.info_labels())
-        self._stats = Stats(metrics, engine.slots, queue_policy.size, server_restarts(os.environ))
+        self._stats = Stats(metrics, engine.slots, queue_policy.size)
         self._dispatcher = ResponseDispatcher()
         self._scheduler = Scheduler(engine, self._dispatcher, self._stats, settings.stuck_seconds)
         self._readiness = Readiness(engine, self._scheduler)
@@ -125,14 +124,7 @@ class TritonPythonModel:
 def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> Engine:
     """Load the checkpoint and warm the engine up; log the model, the memory plan and the defaults."""
     checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu))
-    if checkpoint.prepared is not None:
-        _log.info("%s", checkpoint.prepared.describe())
     _log.info("%s", checkpoint.info.describe())
-    if checkpoint.info.threshold:
-        _log.warning(
-            "outlier threshold %g: a row's result depends on its batch; LLAMA_INT8_THRESHOLD=0 avoids that",
-            checkpoint.info.threshold,
-        )
     engine = Engine(checkpoint, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
     _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())

@@ -17,6 +17,11 @@ from typing import Any
 import pytest
 import torch
 from engine.int8_layers import AUTO
+from llama_engine.checkpoint.architecture import ROPE, Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.kernels.activation_terms import ActivationTerms
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import (
     COMMON_FLAGS,
@@ -28,25 +33,9 @@ from llama_engine.kernels.cpu.build import (
     object_path,
 )
 from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
-from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, request_amx
+from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
-from llama_engine.model.activation_terms import ActivationTerms
-from llama_engine.model.architecture import ROPE, Architecture
-from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.weights import LayerWeights, LinearWeight
-
-
-def _runnable() -> list[str]:
-    """Return the instruction sets of this machine; AMX only where the kernel grants its registers."""
-    names = allowed_instruction_sets()
-    if "avx512-amx" in names:
-        try:
-            request_amx()
-        except OSError:
-            names.remove("avx512-amx")
-    return names
 
 
 def compiles(compiler: list[str], name: str) -> bool:
@@ -55,7 +44,7 @@ def compiles(compiler: list[str], name: str) -> bool:
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-RUNNABLE = _runnable()
+RUNNABLE = runnable_instruction_sets()
 if not RUNNABLE:
     pytest.skip("this CPU has no AVX2", allow_module_level=True)
 

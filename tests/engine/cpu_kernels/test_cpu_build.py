@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from llama_engine.kernels.cpu import build
 from llama_engine.kernels.cpu.build import SCRIPT, compile_object, find_compiler, object_path
+from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets
 
 compiler = find_compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
@@ -44,7 +45,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_compiler_the_build_says_so_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], status: int
 ) -> None:
-    missing = "CPU kernels not built: no C++ compiler (no-such-compiler); the model runs on PyTorch's kernels\n"
+    missing = (
+        "CPU kernels not built: no C++ compiler (no-such-compiler); install one (Debian's package g++), or INT8 is "
+        "slower and its bits depend on the batch\n"
+    )
     assert run_script(tmp_path, "no-such-compiler", *arguments) == (status, "", missing)
 
 
@@ -75,6 +79,16 @@ def test_a_damaged_object_is_compiled_again(sources: Path) -> None:
     object_path("avx2", sources).write_text("damaged")
     assert compile_object(compiler, "avx2", sources) is None
     assert build.is_whole(object_path("avx2", sources))
+
+
+@needs_compiler
+@pytest.mark.skipif("avx2" not in allowed_instruction_sets(), reason="this CPU has no AVX2")
+def test_a_new_object_that_fails_the_self_test_is_deleted(sources: Path) -> None:
+    assert compile_object(compiler, "avx2", sources) is None
+    message = build.self_test_error("avx2", sources)
+    assert message is not None
+    assert message.startswith("the self-test fails: AttributeError: ")
+    assert not object_path("avx2", sources).exists()
 
 
 def test_the_objects_name_changes_with_sources_and_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

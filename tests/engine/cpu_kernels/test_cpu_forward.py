@@ -15,10 +15,10 @@ from engine.cpu_kernels.models import (
     small_llama,
 )
 from engine.int8_layers import AUTO, each_terms, threads
+from llama_engine.checkpoint.architecture import ROPE, Architecture
+from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
-from llama_engine.model.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
-from llama_engine.model.architecture import ROPE, Architecture
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)

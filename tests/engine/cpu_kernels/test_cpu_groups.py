@@ -6,12 +6,12 @@ import pytest
 import torch
 from engine.cpu_kernels.models import kernels, llama_of, random_groups, random_tokens, runner, small_llama
 from engine.int8_layers import AUTO, each_terms, random_rows, relative_error, rows_with_outliers, threads
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import pack_layer, pack_linear
-from llama_engine.kernels.cpu.trial import run_linear
-from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms
-from llama_engine.model.weights import LinearWeight
+from llama_engine.kernels.cpu.self_test import run_linear
 
 each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)
 each_bits = pytest.mark.parametrize("bits", [4, 8])

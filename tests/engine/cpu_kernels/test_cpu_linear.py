@@ -4,12 +4,12 @@ import pytest
 import torch
 from engine.cpu_kernels.models import kernels
 from engine.int8_layers import AUTO, each_terms, random_rows, random_weight, rows_with_outliers, threads
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import MAX_INPUTS, pack_linear
-from llama_engine.kernels.cpu.trial import run_linear
-from llama_engine.model.activation_terms import ActivationTerms
-from llama_engine.model.weights import LinearWeight
+from llama_engine.kernels.cpu.self_test import run_linear
 
 
 @each_terms

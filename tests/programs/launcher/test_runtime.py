@@ -7,17 +7,33 @@ from pathlib import Path
 
 import pytest
 from triton_local.errors import MissingPartError
-from triton_local.installation import Interpreter, TritonWheel, find_wheel, link_runtime, runtime_environment
+from triton_local.installation import (
+    Interpreter,
+    TritonWheel,
+    find_wheel,
+    link_runtime,
+    refuse_numpy_2,
+    runtime_environment,
+)
 
 INTERPRETER = Interpreter.current()
 WHEEL = find_wheel(INTERPRETER.site_packages)
 
 
-def _half_installed(folder: Path) -> TritonWheel:
-    metadata = folder / f"nvidia_pytriton-{WHEEL.version}.dist-info"
+def _install(folder: Path, name: str, version: str) -> None:
+    metadata = folder / f"{name}-{version}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Name: nvidia-pytriton\nVersion: {WHEEL.version}\n")
+    (metadata / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+
+def _half_installed(folder: Path) -> TritonWheel:
+    _install(folder, "nvidia_pytriton", WHEEL.version)
     return find_wheel([folder])
+
+
+def _with_numpy(folder: Path, version: str) -> None:
+    _install(folder, "numpy", version)
+    refuse_numpy_2(replace(INTERPRETER, site_packages=(folder,)), WHEEL)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +46,19 @@ def _half_installed(folder: Path) -> TritonWheel:
         (lambda folder: find_wheel([folder]), r"package nvidia-pytriton.* isn't installed in .*pip install"),
         (_half_installed, "is installed without .*tritonserver"),
         (lambda _: WHEEL.stub("3.7"), r"Python 3\.7 has no .*3\.11"),
+        (
+            lambda folder: _with_numpy(folder, "2.3.1"),
+            rf"^numpy 2\.3\.1 is .* with numpy 2 or newer: {INTERPRETER.executable} -m pip install 'numpy<2'$",
+        ),
     ],
 )
 def test_a_missing_part_is_refused_by_name(tmp_path: Path, refused: Callable[[Path], object], message: str) -> None:
     with pytest.raises(MissingPartError, match=message):
         refused(tmp_path)
+
+
+def test_an_older_numpy_is_accepted(tmp_path: Path) -> None:
+    _with_numpy(tmp_path, "1.26.4")
 
 
 def test_the_stub_links_this_interpreters_libpython(tmp_path: Path) -> None:

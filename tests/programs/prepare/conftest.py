@@ -33,7 +33,7 @@ def original(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
 def finished(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared checkpoint, not to be changed."""
     folder = tmp_path_factory.mktemp("finished") / "small-int8"
-    prepare(str(original), None, folder, "cpu")
+    prepare(str(original), None, folder)
     return folder
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import snapshot_download
+from llama_engine.checkpoint.hub import resolve_folder
 from llama_engine.errors import CheckpointError
-from llama_engine.model.hub import resolve_folder, resolve_headers
-from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub
+from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
 from safetensors.torch import load_file, save_file
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -52,15 +51,6 @@ def _shard(repository: Path) -> None:
     save_file({"other": torch.zeros(1)}, repository / "model-00003-of-00002.safetensors")
 
 
-def test_headers_beside_a_cached_shard_leave_it_alone(hub: Hub, repository: Path, tmp_path: Path) -> None:
-    _shard(repository)
-    folder = Path(snapshot_download(MODEL, allow_patterns=[SHARDS[0]]))
-    (tmp_path / "scratch").mkdir()
-    headers = resolve_headers(MODEL, None, tmp_path / "scratch")
-    assert all((headers / shard).is_file() for shard in SHARDS)
-    assert (folder / SHARDS[0]).read_bytes() == (repository / SHARDS[0]).read_bytes()
-
-
 def test_the_files_of_an_index_are_downloaded(hub: Hub, repository: Path) -> None:
     _shard(repository)
     folder = resolve_folder(MODEL, None)
@@ -98,3 +88,20 @@ def test_what_the_hub_does_not_have_is_refused_in_one_line(
         resolve_folder(model, revision)
     assert str(refused.value).startswith(f"can't load {model}: {reason}")
     assert "\n" not in str(refused.value)
+
+
+def test_a_download_that_does_not_fit_is_one_line(hub: Hub) -> None:
+    with files_of_at_most(1 << 18), pytest.raises(CheckpointError, match="File too large") as refused:
+        resolve_folder(MODEL, None)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_gated_model_is_refused_until_the_token_has_access(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_right"
+    for token in ("", "hf_wrong"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(CheckpointError) as refused:
+            resolve_folder(MODEL, None)
+        assert "\n" not in str(refused.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert (resolve_folder(MODEL, None) / WEIGHTS).is_file()

@@ -2,7 +2,8 @@
 
 Run as a program, with tritonserver's options. The environment sets its behaviour:
 
-    FAKE_LOADS      file: if it exists at the start, the model is loading forever, and the port is closed
+    FAKE_EVENTS     file: gets a line for each event: loading, asked, ready MODEL, unloading MODEL, unloaded MODEL
+    FAKE_LOADS      the model is loading forever, and the port is closed
     FAKE_BUSY       file: while it exists, a request is running that unloading waits for
     FAKE_REFUSES    unloading is refused with this message
     FAKE_WAITS      it doesn't end on SIGINT, as with an idle connection that Triton waits for
@@ -10,10 +11,10 @@ Run as a program, with tritonserver's options. The environment sets its behaviou
     FAKE_FINALIZES  seconds that each of them takes to end (0)
     FAKE_HOLDS      a model is never unloaded
     FAKE_METRICS_BUSY  file: while it exists, the metrics show a running request; default FAKE_BUSY
-    FAKE_UNLOADED   file: gets a line with the name of each model when it is unloaded
-    FAKE_STARTS     file: gets a line with the supervisor's count of restarts at each start
-    FAKE_CRASHES    number of starts in FAKE_STARTS that die of SIGABRT before they listen (0)
-    FAKE_FAILS      every start in FAKE_STARTS after this many ends with code 1 before it listens
+    FAKE_FAILS      it ends with this code before it listens
+    FAKE_CRASHES    it dies of SIGABRT before it listens
+
+As a real one, it has its model's processes some time before it says that the model is ready.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def model_process(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "600"], executable=program)
 
 
+def note(event: str) -> None:
+    """Write an event's line."""
+    with Path(os.environ["FAKE_EVENTS"]).open("a") as events:
+        print(event, file=events)
+
+
 class FakeTriton(ThreadingHTTPServer):
     """The server, its models' states and the processes of `llama`."""
 
@@ -47,10 +54,12 @@ class FakeTriton(ThreadingHTTPServer):
         instances = int(os.environ.get("FAKE_INSTANCES", "1"))
         folder = Path(os.environ["PATH"].partition(":")[0])
         self.processes = [model_process(folder) for _ in range(instances)]
+        self.asked = 0
 
     def unload(self, model: str) -> None:
         """Unload a model once no request is running; end the processes of `llama`."""
         self.states[model] = "UNLOADING"
+        note(f"unloading {model}")
         while Path(os.environ.get("FAKE_BUSY", "/nowhere")).exists():
             time.sleep(0.02)
         if "FAKE_HOLDS" in os.environ:
@@ -59,9 +68,7 @@ class FakeTriton(ThreadingHTTPServer):
             time.sleep(float(os.environ.get("FAKE_FINALIZES", "0")))
             process.kill()
             process.wait()
-        if "FAKE_UNLOADED" in os.environ:
-            with Path(os.environ["FAKE_UNLOADED"]).open("a") as unloaded:
-                print(model, file=unloaded)
+        note(f"unloaded {model}")
         self.states[model] = "UNAVAILABLE"
 
 
@@ -75,7 +82,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         *_, models, model, ready = self.path.split("/")
         assert (models, ready) == ("models", "ready")
-        self._answer(200 if self.server.states[model] == "READY" else 400)
+        self.server.asked += 1
+        is_ready = self.server.states[model] == "READY" and self.server.asked > 1
+        self._answer(200 if is_ready else 400)
+        note(f"ready {model}" if is_ready else "asked")
 
     def do_POST(self) -> None:
         if self.headers[self.server.header] != self.server.key:
@@ -102,24 +112,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def fail_as_told() -> None:
-    """Count this start; end it if FAKE_CRASHES or FAKE_FAILS covers it."""
-    if "FAKE_STARTS" not in os.environ:
-        return
-    with Path(os.environ["FAKE_STARTS"]).open("a+") as starts:
-        print(os.environ["TRITON_SERVER_RESTARTS"], file=starts, flush=True)
-        starts.seek(0)
-        number = len(starts.readlines())
-    if number <= int(os.environ.get("FAKE_CRASHES", "0")):
-        os.abort()
-    if number > int(os.environ.get("FAKE_FAILS", "1000")):
-        sys.exit(1)
-
-
 def main() -> None:
     options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
-    fail_as_told()
-    if Path(os.environ.get("FAKE_LOADS", "/nowhere")).exists():
+    note("loading")
+    if "FAKE_CRASHES" in os.environ:
+        os.abort()
+    if "FAKE_FAILS" in os.environ:
+        sys.exit(int(os.environ["FAKE_FAILS"]))
+    if "FAKE_LOADS" in os.environ:
         time.sleep(600)
     models = [word.partition("=")[2] for word in sys.argv if word.startswith("--load-model=")]
     triton = FakeTriton(int(options["--http-port"]), options["--http-restricted-api"], models)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -30,7 +28,6 @@ exec "{sys.executable}" -I -S "{_FAKE}" "$@"
 """
 _CONSTANTS = {
     "signals.POLL_S": 0.05,
-    "supervisor.FIRST_PAUSE_S": 0.05,
     "supervisor.FLUSH_S": 0.1,
     "supervisor.END_S": 0.2,
     "supervisor.IDLE_S": 0.3,
@@ -61,23 +58,19 @@ def alive(pid: int) -> bool:
 class Supervisor:
     """A running supervisor."""
 
-    def __init__(self, process: subprocess.Popen[str], state_file: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], events: Path) -> None:
         self.process = process
-        self.state_file = state_file
+        self._events = events
         self.send = process.send_signal
 
-    def condition(self) -> dict[str, str]:
-        """Return the content of the state file."""
-        condition: dict[str, str] = json.loads(self.state_file.read_text())
-        return condition
+    def events(self) -> list[str]:
+        """Return what has happened to tritonserver."""
+        return self._events.read_text().splitlines() if self._events.exists() else []
 
-    def wait_for(self, state: str) -> None:
-        """Wait until the state file has this state; fail if the supervisor ends before."""
-        until(lambda: self._state() == state or self.process.poll() is not None)
-        assert self._state() == state, self.process.communicate()
-
-    def _state(self) -> str:
-        return self.condition()["state"] if self.state_file.exists() else ""
+    def wait_for(self, event: str) -> None:
+        """Wait for an event of tritonserver; fail if the supervisor ends before."""
+        until(lambda: event in self.events() or self.process.poll() is not None)
+        assert event in self.events(), self.process.communicate()
 
     def tritonserver(self) -> int:
         """Return the process id of its tritonserver, once it is started."""
@@ -92,8 +85,8 @@ class Supervisor:
 
     def region(self) -> Path:
         """Leave a region of shared memory as a model does; return its path."""
-        host = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())
-        region = SHARED_MEMORY / f"triton_python_backend_shm_region_{host}-{self.process.pid}_1"
+        (option,) = (word for word in psutil.Process(self.tritonserver()).cmdline() if "shm-region-prefix-name" in word)
+        region = SHARED_MEMORY / f"{option.rpartition('=')[2]}1"
         region.touch()
         return region
 
@@ -121,13 +114,11 @@ def supervisor(
     fake.parent.mkdir()
     fake.write_text(_TRITONSERVER)
     fake.chmod(0o755)
-    state_file = folder / "state" / "state.json"
+    events = folder / "events"
     own: dict[str, str | Path] = {
         "PATH": f"{fake.parent}:{os.environ['PATH']}",
-        "TRITON_STATE_FILE": state_file,
+        "FAKE_EVENTS": events,
         "TRITON_MODEL_CONFIG": "default",
-        # A death ends it, unless a test is about what follows.
-        "TRITON_RESTARTS": "0",
         "TRITON_STUCK_SECONDS": "0",
     }
     values = [f"{name}={value}" for name, value in {**_CONSTANTS, **(constants or {})}.items()]
@@ -144,7 +135,7 @@ def supervisor(
         start_new_session=True,
     )
     try:
-        yield Supervisor(process, state_file)
+        yield Supervisor(process, events)
     finally:
         # tritonserver and the model, in a group of their own, would hold the pipe open.
         groups = psutil.Process(process.pid).children() if process.poll() is None else []

@@ -49,12 +49,11 @@ class Settings:
         "(docs/checkpoints.md#formats) or of floats that are quantized at load; nf4; none: floats; checkpoint: as "
         "saved, floats included",
     )
-    int8_threshold: float | None = _setting(
-        None, Real(low=0.0, high=1000.0),
-        "bitsandbytes' outlier threshold. At 0 the 8-bit products are exact and batch-invariant "
-        "(docs/exact-int8.md). 6, LLM.int8()'s own value, computes the outlier columns of the whole batch in 16 "
-        "bits and loses that",
-        "0, or the value saved with an 8-bit checkpoint",
+    int8_threshold: float = _setting(
+        0.0, Real(low=0.0, high=1000.0),
+        "at 0 the 8-bit products are exact and batch-invariant (docs/exact-int8.md). Above, bitsandbytes' LLM.int8() "
+        "with this outlier threshold: 6, its own default, computes the outlier columns of the whole batch in 16 bits "
+        "and loses that. The threshold that a checkpoint was saved with is ignored",
     )
     int8_terms: str = _setting(
         "auto", Choice(("auto", "1", "2")),
@@ -85,9 +84,9 @@ class Settings:
         "auto", Choice(("auto", "stock")),
         "auto: for INT8 weights on a CPU the kernels compiled from C++ (docs/exact-int8.md); on a GPU (Ampere and "
         "newer, FP16 or BF16) PyTorch's FlashAttention over each sequence's own positions, and elementwise "
-        "operations fused by `torch.compile`, which needs a C compiler. stock: PyTorch's own alone, on a GPU "
-        "attention with masks. The kernels are compared with their references at load; one that fails is replaced "
-        "by the stock one, with a log line",
+        "operations fused by `torch.compile`, which needs a C compiler. stock: PyTorch's own alone, on a CPU "
+        "products of dequantized weights, on a GPU attention with masks. The kernels are tested at load; one that "
+        "fails, or isn't compiled, is replaced by the stock one, with a log line",
     )
     cuda_graphs: str = _setting(
         "auto", Choice(("auto", "off", "on")),

@@ -1,4 +1,4 @@
-"""Builds a `Llama`: layer by layer from a checkpoint's weights, or around the modules that transformers has loaded.
+"""Builds a `Llama` layer by layer from a checkpoint's weights.
 
 Each layer is packed before the next one is read, so that peak memory exceeds the finished model by one layer only.
 """
@@ -9,19 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch.nn import functional
 
-from llama_engine.model.architecture import Architecture
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.model.llama import Layer, Linear, Llama
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
-from llama_engine.model.weights import LayerWeights, LinearWeight
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _Packed = TypeVar("_Packed")
 
@@ -43,6 +39,36 @@ class Reader(Protocol):
 
     def head(self) -> LinearWeight:
         """Return the output projection."""
+
+
+class ConvertingReader:
+    """Reads what another reader does, and converts each linear weight."""
+
+    def __init__(self, reader: Reader, convert: Callable[[LinearWeight], LinearWeight]) -> None:
+        self._reader, self._convert = reader, convert
+
+    def embedding(self) -> torch.Tensor:
+        """Return [vocabulary, hidden]."""
+        return self._reader.embedding()
+
+    def norm(self) -> torch.Tensor:
+        """Return the gain of the final norm, [hidden]."""
+        return self._reader.norm()
+
+    def head(self) -> LinearWeight:
+        """Return the output projection."""
+        return self._convert(self._reader.head())
+
+    def layer(self, index: int) -> LayerWeights:
+        """Return the weights of one layer."""
+        layer = self._reader.layer(index)
+        return replace(
+            layer,
+            query_key_value=self._convert(layer.query_key_value),
+            attention_output=self._convert(layer.attention_output),
+            gate_up=self._convert(layer.gate_up),
+            down=self._convert(layer.down),
+        )
 
 
 @dataclass
@@ -121,7 +147,7 @@ def build_llama(
     embedding = read.keep(reader.embedding())
     layers = read.layers(reader, architecture.layers, pack_layer)
     norm = read.tensor(reader.norm())
-    return _llama(architecture, tables, embedding, layers, norm, pack(read.linear(reader.head())))
+    return assemble_llama(architecture, tables, embedding, layers, norm, pack(read.linear(reader.head())))
 
 
 def float_linear(weight: LinearWeight) -> Linear:
@@ -129,37 +155,7 @@ def float_linear(weight: LinearWeight) -> Linear:
     return partial(functional.linear, weight=weight.weight, bias=weight.bias)
 
 
-def llama_around(model: PreTrainedModel, architecture: Architecture, tables: RopeTables) -> Llama:
-    """Return a Llama around the modules that transformers loaded, with their linear layers of any kind."""
-
-    def gain(name: str) -> torch.Tensor:
-        weight = model.get_submodule(name).weight
-        assert isinstance(weight, torch.Tensor)
-        return weight.float() + architecture.gain_offset if architecture.gain_offset else weight
-
-    def layer(index: int) -> Layer:
-        prefix = layer_prefix(index)
-        norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
-        norms |= {field: gain(prefix + name) for field, (name, _) in layer_norms(architecture).items()}
-        linears = {
-            field: _side_by_side([model.get_submodule(prefix + part.name) for part in parts])
-            for field, parts in layer_linears(architecture).items()
-        }
-        return Layer(**norms, **linears)  # type: ignore[arg-type]  # the names are the fields
-
-    embedding = model.get_submodule(EMBEDDING).weight
-    assert isinstance(embedding, torch.Tensor)
-    layers = [layer(index) for index in range(architecture.layers)]
-    return _llama(architecture, tables, embedding, layers, gain(NORM), model.get_submodule(HEAD))
-
-
-def _side_by_side(linears: Sequence[Linear]) -> Linear:
-    if len(linears) == 1:
-        return linears[0]
-    return lambda activations: torch.cat([linear(activations) for linear in linears], dim=-1)
-
-
-def _llama(
+def assemble_llama(
     architecture: Architecture,
     tables: RopeTables,
     embedding: torch.Tensor,
@@ -167,6 +163,7 @@ def _llama(
     norm: torch.Tensor,
     head: Linear,
 ) -> Llama:
+    """Return a Llama of these layers and tensors. tables: in any dtype."""
     # As in transformers' Gemma, which rounds this factor to the embedding's dtype.
     scale = torch.tensor(architecture.embedding_scale).to(embedding.dtype).item()
     converted = {kind: (cosine.to(embedding), sine.to(embedding)) for kind, (cosine, sine) in tables.items()}

@@ -12,16 +12,16 @@ from functools import partial
 
 import torch
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
+from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
-from llama_engine.kernels.cpu.trial import choose_cpu_kernels
-from llama_engine.model.activation_terms import ActivationTerms, TermCounts
-from llama_engine.model.architecture import Architecture
 from llama_engine.model.builder import Reader, ReadWeights
-from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.model_runner import PromptChunk
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.weights import LinearWeight
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,13 @@ def build_compiled_llama(
     architecture: Architecture,
     tables: RopeTables,
     terms: ActivationTerms,
-    cache_dtype: torch.dtype,
+    kernels: CpuKernels,
     read: ReadWeights,
-) -> CompiledLlama | None:
-    """Read an INT8 checkpoint and pack it for the compiled kernels; log why and return None if they can't be used.
+) -> CompiledLlama:
+    """Read an INT8 checkpoint and pack it for the compiled kernels.
 
-    terms: which activation rows have two 8-bit terms. cache_dtype: dtype of the KV cache with which the kernels are
-    verified.
+    terms: which activation rows have two 8-bit terms.
     """
-    kernels = choose_cpu_kernels(architecture, cache_dtype)
-    if kernels is None:
-        return None
     embedding = read.keep(reader.embedding())
     layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
     norm = read.tensor(reader.norm())
@@ -70,12 +66,9 @@ def build_compiled_llama(
 
 
 def compiled_without_weights(
-    architecture: Architecture, tables: RopeTables, terms: ActivationTerms, cache_dtype: torch.dtype
-) -> CompiledLlama | None:
+    architecture: Architecture, tables: RopeTables, terms: ActivationTerms, kernels: CpuKernels
+) -> CompiledLlama:
     """Return what `build_compiled_llama` would, to describe it and for its sizes: it has no layers."""
-    kernels = choose_cpu_kernels(architecture, cache_dtype)
-    if kernels is None:
-        return None
     head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
     return CompiledLlama(CpuLlama(kernels, architecture, [], torch.empty(0), head, tables, terms), torch.empty(0))
 

@@ -1,4 +1,4 @@
-"""The KV cache: its shape, and the cache of the PyTorch runner: one pool of pages, allocated once.
+"""The KV cache of the PyTorch runner: one pool of pages, allocated once.
 
 A page holds the keys and values of `page_size` consecutive positions of one sequence, in all layers. `PageManager`
 decides which sequence has which pages, several sequences can share a page. A sequence in the engine has a slot: a row
@@ -14,68 +14,11 @@ In INT8, each key and each value has a scale per position and head: x ≈ scale 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from llama_engine.kernels.cache_shape import SCALE, KVCacheShape
 from llama_engine.transfer import to_device
-
-CPU_PAGE_SIZE = 16
-"""Positions per page on a CPU, a constant in the compiled kernels."""
-
-GPU_PAGE_SIZE = 256
-"""Positions per page on a GPU: FlashAttention 2 takes multiples of 256."""
-
-_SCALE = torch.float32
-
-
-@dataclass(frozen=True)
-class KVCacheShape:
-    """Dimensions of a KV cache.
-
-    slots: rows of the page table. page_size: positions per page. pages: number of pages, besides the null page.
-    """
-
-    layers: int
-    slots: int
-    key_value_heads: int
-    max_model_len: int
-    head_dim: int
-    dtype: torch.dtype
-    page_size: int
-    pages: int
-
-    @property
-    def columns(self) -> int:
-        """Entries per row of the page table: for max_model_len positions and one that padding rows write to."""
-        return self.max_model_len // self.page_size + 1
-
-    @property
-    def tokens(self) -> int:
-        """Number of positions in all pages."""
-        return self.pages * self.page_size
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes per position: keys and values of all layers, and their scales."""
-        scale = _SCALE.itemsize if self.dtype == torch.int8 else 0
-        return 2 * self.layers * self.key_value_heads * (self.head_dim * self.dtype.itemsize + scale)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all pages, the null page included."""
-        return (self.pages + 1) * self.page_size * self.bytes_per_token
-
-    def pages_of(self, tokens: int) -> int:
-        """Return the number of pages that hold `tokens` positions."""
-        return -(-tokens // self.page_size)
-
-
-def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype, rows: int) -> int:
-    """Return the peak bytes of copies that attention reads, for sequences in `rows` slots. dtype: of activations."""
-    positions = rows * shape.pages_of(shape.max_model_len) * shape.page_size
-    itemsize = dtype.itemsize if shape.dtype == dtype else dtype.itemsize + shape.dtype.itemsize
-    return 2 * positions * shape.key_value_heads * shape.head_dim * itemsize
 
 
 class KVCache:
@@ -91,7 +34,7 @@ class KVCache:
         self.values = torch.zeros_like(self.keys)
         self._quantized = shape.dtype == torch.int8
         scales = size if self._quantized else (shape.layers, 0)
-        self.key_scales = torch.zeros(scales, dtype=_SCALE, device=device)
+        self.key_scales = torch.zeros(scales, dtype=SCALE, device=device)
         self.value_scales = torch.zeros_like(self.key_scales)
         self._tensors = [self.keys, self.values]
         if self._quantized:
@@ -130,19 +73,17 @@ class KVCache:
             tensor[:, target] = tensor[:, source]
 
     def read(
-        self, layer: int, slot: int, length: int, end: int, dtype: torch.dtype, begin: int = 0
+        self, layer: int, slot: int, end: int, dtype: torch.dtype, begin: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of keys and values of a slot's positions [begin, end), [KV heads, end - begin, head dim] each.
 
-        Positions from `length` on are zeros. The copies are valid until the next call.
+        They are valid until the next call.
         """
         page = begin // self.shape.page_size
         first = page * self.shape.page_size
         pages = self.page_table[slot, page : self.shape.pages_of(end)]
         out = (None, None) if self._copies is None else self._copies[:, : len(pages)]
         keys, values = (states[begin - first : end - first] for states in self._pages(layer, pages, dtype, out))
-        if length < end:
-            keys[length - begin :], values[length - begin :] = 0, 0
         return keys.transpose(0, 1), values.transpose(0, 1)
 
     def gather(

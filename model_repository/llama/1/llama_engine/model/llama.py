@@ -15,17 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.rope import RopeTables
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.kernels.gpu.elementwise import Rotate, rotate
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """A linear layer: [..., in] → [..., out]."""
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; RoPE is already applied."""
-
-Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(heads [n, heads, dim], cosine, sine [n, 1, rotary / 2]) → [n, heads, dim]."""
 
 
 def gelu_tanh(values: torch.Tensor) -> torch.Tensor:
@@ -38,19 +36,6 @@ def gelu_tanh(values: torch.Tensor) -> torch.Tensor:
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": functional.silu, "gelu_tanh": gelu_tanh}
 """The activations of the gate by `Architecture.activation`."""
-
-
-def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, rotary / 2].
-
-    Pairs are (i, i + rotary / 2); dimensions from `rotary` on stay as they are.
-    """
-    rotary, dim = 2 * cosine.shape[-1], heads.shape[-1]
-    if rotary < dim:
-        rotated, others = torch.split(heads, [rotary, dim - rotary], dim=-1)
-        return torch.cat((rotate(rotated, cosine, sine), others), dim=-1)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 def softcap(values: torch.Tensor, cap: float | None) -> torch.Tensor:

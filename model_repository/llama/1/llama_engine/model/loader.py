@@ -16,22 +16,21 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.gguf.tokenizer import read_gguf_tokenizer
+from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
+from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.checkpoint_headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
-from llama_engine.model.description import describe_model
-from llama_engine.model.gguf.tokenizer import read_gguf_tokenizer
-from llama_engine.model.hub import resolve_folder
-from llama_engine.model.kv_cache import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
+from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
-from llama_engine.model.manifest import Manifest, verified_manifest
+from llama_engine.model.load_plan import Loaded, load_model
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
-from llama_engine.model.products import Loaded, load_model
-from llama_engine.model.rope import max_positions
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.settings import MAX_MODEL_LEN, Settings
 from llama_engine.text.tokenizer import read_tokenizer
@@ -49,9 +48,9 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 class Checkpoint:
     """A loaded checkpoint; several engines may share one.
 
-    name: path or hub id. max_model_len: maximum tokens of prompt + completion. prepared: the manifest of a prepared
-    checkpoint, else None. attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU.
-    is_loaded: whether the model has its weights; without them, only its sizes are known.
+    name: path or hub id. max_model_len: maximum tokens of prompt + completion. attention: FlashAttention on a GPU; None
+    uses PyTorch's attention, with masks on a GPU. is_loaded: whether the model has its weights; without them, only its
+    sizes are known.
     """
 
     name: str
@@ -62,18 +61,8 @@ class Checkpoint:
     generation_config: GenerationConfig
     max_model_len: int
     info: ModelInfo
-    prepared: Manifest | None
     attention: VarlenAttention | None = None
     is_loaded: bool = True
-
-    @property
-    def output_can_be_prefix(self) -> bool:
-        """Whether the KV cache of generated tokens can serve as a prompt's prefix.
-
-        In PyTorch a decode step's keys and values differ from a prefill's in the last bits; so with oneDNN's exact
-        product they can't.
-        """
-        return isinstance(self.model, CompiledLlama) or bool(self.info.bits_depend_on)
 
     def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", tokens: int | None = None) -> KVCacheShape:
         """Return the shape of a KV cache with `slots` slots. kv_cache_dtype: the setting.
@@ -118,13 +107,12 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
     show_progress: show the progress bars of transformers and downloads.
     """
     name = resolve_name(settings.model)
-    manifest = verified_manifest(Path(name), settings.revision)
     if device.type == "cuda":
         # Otherwise every instance creates a CUDA context on the first GPU, which no memory plan includes.
         torch.cuda.set_device(device)
     with loading(name, show_progress):
         folder = resolve_folder(name, settings.revision, show_progress)
-        return _load_files(name, read_checkpoint_headers(folder, name), settings, device, manifest)
+        return _load_files(name, read_checkpoint_headers(folder, name), settings, device)
 
 
 def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device) -> Checkpoint:
@@ -132,9 +120,8 @@ def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Setting
 
     Raises CheckpointError where that would, except for invalid contents of the weights.
     """
-    manifest = verified_manifest(Path(name), settings.revision)
     with loading(name):
-        return _load_files(name, headers, settings, device, manifest, describe_model)
+        return _load_files(name, headers, settings, device, describe_model)
 
 
 @contextmanager
@@ -178,7 +165,6 @@ def _load_files(
     headers: CheckpointHeaders,
     settings: Settings,
     device: torch.device,
-    manifest: Manifest | None,
     load: Callable[[str, CheckpointHeaders, Settings, torch.device, int], Loaded] = load_model,
 ) -> Checkpoint:
     """Load config, tokenizer and model from their files. Raises CheckpointError and exceptions of the libraries."""
@@ -197,7 +183,6 @@ def _load_files(
         generation_config=_generation_config(folder, config),
         max_model_len=max_model_len,
         info=info,
-        prepared=manifest,
         attention=attention,
         is_loaded=load is load_model,
     )

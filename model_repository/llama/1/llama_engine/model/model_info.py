@@ -14,8 +14,8 @@ BATCH = "the batch"
 class ModelInfo:
     """Precision and size of a loaded model.
 
-    linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: bitsandbytes' outlier
-    threshold; None without INT8 layers. product: description of the exact INT8 product; empty for other layers.
+    linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: outlier threshold of
+    LLM.int8(); 0: its layers aren't used. product: description of the product of INT8 weights; empty for others.
     bits_depend_on: what the bits of a row's logits depend on besides its request, in words; empty if nothing.
     """
 
@@ -23,7 +23,7 @@ class ModelInfo:
     weight_bytes: int
     dtype: torch.dtype
     device: torch.device
-    threshold: float | None
+    threshold: float = 0.0
     product: str = ""
     bits_depend_on: str = BATCH
 
@@ -36,10 +36,9 @@ class ModelInfo:
     def describe(self) -> str:
         """Return the info as one line, for the log."""
         linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
-        threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
-        if self.product:
-            threshold += f", {self.product}"
+        threshold = f", outlier threshold {self.threshold:g}" if self.threshold else ""
+        product = f", {self.product}" if self.product else ""
         return (
-            f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
+            f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}{product}; "
             f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"
         )

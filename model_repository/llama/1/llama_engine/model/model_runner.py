@@ -7,20 +7,15 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from llama_engine.model.activation_terms import TermCounts
+from llama_engine.kernels.activation_terms import TermCounts
 
 
 class PromptChunk(NamedTuple):
-    """Consecutive tokens of one sequence. slot: its row of the page table. start: position of the first token.
-
-    generated: number of last tokens that are output, computed again after a preemption. On a CPU their keys and values
-    get the bits of decode steps.
-    """
+    """Consecutive tokens of one sequence. slot: its row of the page table. start: position of the first token."""
 
     slot: int
     start: int
     tokens: Sequence[int]
-    generated: int = 0
 
 
 class ModelRunner(Protocol):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llama_engine.bounds import show
+from llama_engine.checkpoint.formats.detection import FORMATS
 from llama_engine.errors import CheckpointError
-from llama_engine.model.formats.detection import FORMATS
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ _UNIFORM = ("none", "int8", "nf4")
 _BEYOND_FLOAT16 = ("gemma2", "gemma3_text")
 """Model types whose hidden states exceed float16's range."""
 
-_THRESHOLD = 6.0
-"""bitsandbytes' default outlier threshold."""
-
 
 def quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:
     """Return the quantization config of a quantized checkpoint, else None."""
@@ -31,18 +28,14 @@ def quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:
     return saved if saved is None or isinstance(saved, dict) else vars(saved)
 
 
-def saved_quantization(config: PreTrainedConfig) -> tuple[str, float]:
-    """Return the saved quantization (none, int8, nf4 or another method's name) and bitsandbytes' outlier threshold.
-
-    The threshold is 0 unless the weights are saved in INT8.
-    """
+def saved_quantization(config: PreTrainedConfig) -> str:
+    """Return the saved quantization: none, int8, nf4 or another method's name."""
     values = quantization_config(config)
     if values is None:
-        return "none", 0.0
+        return "none"
     if values.get("load_in_8bit"):
-        return "int8", float(values.get("llm_int8_threshold", _THRESHOLD))
-    kind = values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method")
-    return str(kind), 0.0
+        return "int8"
+    return str(values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method"))
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:
@@ -59,13 +52,14 @@ def choose_device(setting: str, gpu: int | None) -> torch.device:
     return torch.device("cuda", gpu or 0)
 
 
-def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings) -> tuple[str, float | None]:
-    """Return the quantization to serve (none, int8 or nf4) and LLM.int8()'s outlier threshold.
+def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings) -> tuple[str, float]:
+    """Return the quantization to serve (none, int8 or nf4) and the outlier threshold of LLM.int8().
 
-    int8 are exact INT8 products, of weights in any format that `formats` reads. Raises CheckpointError for another
-    format, and if the checkpoint is saved in another quantization than the setting's.
+    The threshold is the setting's, whatever the checkpoint was saved with. int8 are the weights of any format that
+    `formats` reads. Raises CheckpointError for another format, and if the checkpoint is saved in another quantization
+    than the setting's.
     """
-    method, saved_threshold = saved_quantization(config)
+    method = saved_quantization(config)
     if method not in (*_UNIFORM, *FORMATS):
         raise CheckpointError(f"{name} is quantized with {show(method)}; this engine reads {', '.join(FORMATS)}")
     if method in FORMATS and settings.int8_threshold:
@@ -80,9 +74,7 @@ def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings)
             f"'checkpoint' to serve it as it is"
         )
     served = saved if settings.quantization == "checkpoint" else settings.quantization
-    if served != "int8":
-        return served, None
-    return served, saved_threshold if settings.int8_threshold is None else settings.int8_threshold
+    return served, settings.int8_threshold if served == "int8" else 0.0
 
 
 def choose_dtype(name: str, model_type: str, setting: str, device: torch.device) -> torch.dtype:

@@ -1,14 +1,13 @@
 """The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for CPUs and GPUs.
 
-On a CPU, attention is computed per block of prompt positions and per row of a decode step, over a copy of the
-sequence's pages. So a row's result depends neither on other rows nor on the chunking of its prompt. On a GPU, one call
-per row would be launch-bound. With FlashAttention a pass takes one call, which reads the pages where they are; without,
-each prompt chunk takes one call, and all rows of a decode step take one call with a mask over the longest row.
+Each prompt chunk takes one call, over a copy of the sequence's pages. On a CPU so does each row of a decode step; on a
+GPU that would be launch-bound, and all rows take one call with a mask over the longest row. With FlashAttention a pass
+takes one call, which reads the pages where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,30 +15,26 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from llama_engine.kernels.activation_terms import TermCounts
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
-from llama_engine.model.activation_terms import TermCounts
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama, softcap
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.transfer import lists_to_device
 
-ATTENTION_BLOCK = 64
-"""Prompt positions per attention call on a CPU. The size is fixed because PyTorch's results depend on the shapes."""
-
 
 class Extent(NamedTuple):
-    """Consecutive positions of a slot: a prompt chunk, the part of one in a block, or a single token.
+    """Consecutive positions of a slot: a prompt chunk or a single token.
 
     masks: by a layer's window, which positions the tokens of a chunk attend to, [length, start + length], bool; without
-    one it is causal attention within the chunk, or that of a single token. generated: whether it is a token of the
-    output.
+    one it is causal attention within the chunk, or that of a single token.
     """
 
     slot: int
     start: int
     length: int
     masks: Mapping[int | None, torch.Tensor] = {}
-    generated: bool = False
 
 
 class TorchRunner:
@@ -75,9 +70,6 @@ class TorchRunner:
             ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
             layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.kv_cache.page_table)
             attend = partial(self._attend_layout, layout)
-        elif self._attends_alone:
-            extents = [block for chunk in chunks for block in self._blocks(chunk)]
-            attend = partial(self._attend_each, self._attend_block, extents)
         else:
             extents = [self._extent(chunk) for chunk in chunks]
             attend = partial(self._attend_each, self._attend_chunk, extents)
@@ -145,26 +137,16 @@ class TorchRunner:
         if length == 1:
             return Extent(slot, start, length)
         masked = [window for window in set(self._windows) if start > 0 or (window or length) < length]
-        return Extent(slot, start, length, {window: self._mask(0, start, start + length, window) for window in masked})
+        return Extent(slot, start, length, {window: self._mask(start, start + length, window) for window in masked})
 
-    def _mask(self, begin: int, start: int, end: int, window: int | None) -> torch.Tensor:
-        """Return which of the positions [begin, end) the positions [start, end) attend to, [end - start, end - begin].
+    def _mask(self, start: int, end: int, window: int | None) -> torch.Tensor:
+        """Return which of the positions [0, end) the positions [start, end) attend to, [end - start, end].
 
         window: number of positions that each attends to; None is all.
         """
-        keys, queries = self._positions[begin:end], self._positions[start:end, None]
+        keys, queries = self._positions[:end], self._positions[start:end, None]
         causal = keys <= queries
         return causal if window is None else causal & (keys > queries - window)
-
-    def _blocks(self, chunk: PromptChunk) -> Iterator[Extent]:
-        """Split a chunk at multiples of ATTENTION_BLOCK positions, and its generated tokens singly."""
-        start, end = chunk.start, chunk.start + len(chunk.tokens) - chunk.generated
-        while start < end:
-            length = min(end - start, ATTENTION_BLOCK - start % ATTENTION_BLOCK)
-            yield Extent(chunk.slot, start, length)
-            start += length
-        for position in range(start, start + chunk.generated):
-            yield Extent(chunk.slot, position, 1, generated=True)
 
     def _run(
         self,
@@ -208,54 +190,22 @@ class TorchRunner:
 
     def _attend_token(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [1, heads, dim] of one token over its slot's positions up to its own."""
-        length = extent.start + 1
-        begin = self._begin(layer, extent.start)
-        keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype, begin)
+        length, window = extent.start + 1, self._windows[layer]
+        begin = 0 if window is None else max(0, length - window)
+        keys, values = self.kv_cache.read(layer, extent.slot, length, query.dtype, begin)
         # Treat the query heads of a KV head as tokens without a mask, so that keys and values are read once.
         grouped = query.view(len(keys), -1, query.shape[-1])
-        if query.dtype != torch.float32:
-            attended = self._attend(grouped[None], keys[None], values[None])
-        else:
-            # SDPA splits a row among threads, so its result depends on their number; these products don't.
-            scores = softcap(torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling), self._softcap)
-            attended = torch.bmm(scores.softmax(-1), values)
-        return attended.reshape(query.shape)
-
-    def _attend_block(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Return the attention [length, heads, dim] of an extent that lies in one block.
-
-        Shapes are always those of the whole block: the block's other tokens are padding. Generated tokens attend as in
-        a decode step.
-        """
-        if extent.generated:
-            return self._attend_token(layer, extent, query)
-        first = extent.start - extent.start % ATTENTION_BLOCK
-        end = min(first + ATTENTION_BLOCK, len(self._positions))
-        before, behind = extent.start - first, end - extent.start - extent.length
-        begin = self._begin(layer, first)
-        keys, values = self.kv_cache.read(layer, extent.slot, end - behind, end, query.dtype, begin)
-        padded = functional.pad(query, (0, 0, 0, 0, before, behind))
-        # [KV heads, query heads of the group · tokens, dim], so that keys and values are read once.
-        grouped = padded.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
-        mask = self._mask(begin, first, end, self._windows[layer]).repeat(query.shape[1] // len(keys), 1)
-        attended = self._attend(grouped[None], keys[None], values[None], mask)
-        whole = attended.reshape(-1, end - first, query.shape[-1]).transpose(0, 1)
-        return whole[before : before + extent.length]
-
-    def _begin(self, layer: int, position: int) -> int:
-        """Return the first position that a token at `position` attends to."""
-        window = self._windows[layer]
-        return 0 if window is None else max(0, position - window + 1)
+        return self._attend(grouped[None], keys[None], values[None]).reshape(query.shape)
 
     def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Return the attention [length, heads, dim] of one prompt chunk, on a GPU."""
+        """Return the attention [length, heads, dim] of one prompt chunk."""
         if extent.length == 1:
             return self._attend_token(layer, extent, query)
         length = extent.start + extent.length
-        keys, values = self.kv_cache.read(layer, extent.slot, length, length, query.dtype)
+        keys, values = self.kv_cache.read(layer, extent.slot, length, query.dtype)
         mask, group = extent.masks.get(self._windows[layer]), query.shape[1] // len(keys)
         if self._softcap is not None:
-            mask = self._mask(0, extent.start, length, None) if mask is None else mask
+            mask = self._mask(extent.start, length, None) if mask is None else mask
         if mask is not None and group > 1:
             # With a mask and grouped heads, SDPA falls back to a kernel that stores all scores.
             keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1

@@ -1,4 +1,4 @@
-"""Loads a checkpoint with transformers' modules: 4-bit weights, and LLM.int8() with an outlier threshold.
+"""Loads a checkpoint with transformers' modules: nf4, and LLM.int8() where the setting `int8_threshold` is above 0.
 
 `WeightReader` reads all other checkpoints. Import this module only when needed: importing bitsandbytes and
 transformers' modelling code takes seconds.
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.errors import CheckpointError
+from llama_engine.model.builder import assemble_llama
+from llama_engine.model.llama import Layer, Linear, Llama
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
-from llama_engine.model.tensor_names import EMBEDDING
 from llama_engine.settings import Settings
 
 # Drop a warning at every 8-bit product of a model that isn't in float16.
@@ -52,14 +57,43 @@ def load_with_transformers(
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
     _convert_parameters(model, dtype, quantized_now=quantization is not None)
-    if settings.int8_threshold is not None:
-        # INT8 weights do not depend on the threshold, so it may differ from that of the saved checkpoint.
-        for module in model.modules():
-            if isinstance(module, Linear8bitLt):
-                module.state.threshold = settings.int8_threshold
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            # INT8 weights do not depend on the threshold, so it may differ from that of the saved checkpoint.
+            module.state.threshold = settings.int8_threshold
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     return model
+
+
+def llama_around(model: PreTrainedModel, architecture: Architecture, tables: RopeTables) -> Llama:
+    """Return a Llama around the modules that transformers loaded, with their linear layers of any kind."""
+
+    def gain(name: str) -> torch.Tensor:
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.float() + architecture.gain_offset if architecture.gain_offset else weight
+
+    def layer(index: int) -> Layer:
+        prefix = layer_prefix(index)
+        norms = dict[str, torch.Tensor | None](attention_norm=None, mlp_norm=None)
+        norms |= {field: gain(prefix + name) for field, (name, _) in layer_norms(architecture).items()}
+        linears = {
+            field: _side_by_side([model.get_submodule(prefix + part.name) for part in parts])
+            for field, parts in layer_linears(architecture).items()
+        }
+        return Layer(**norms, **linears)  # type: ignore[arg-type]  # the names are the fields
+
+    embedding = model.get_submodule(EMBEDDING).weight
+    assert isinstance(embedding, torch.Tensor)
+    layers = [layer(index) for index in range(architecture.layers)]
+    return assemble_llama(architecture, tables, embedding, layers, gain(NORM), model.get_submodule(HEAD))
+
+
+def _side_by_side(linears: Sequence[Linear]) -> Linear:
+    if len(linears) == 1:
+        return linears[0]
+    return lambda activations: torch.cat([linear(activations) for linear in linears], dim=-1)
 
 
 def read_model_info(model: PreTrainedModel) -> ModelInfo:
@@ -82,15 +116,15 @@ def read_model_info(model: PreTrainedModel) -> ModelInfo:
     size += sum(tensor.nbytes for tensor in tensors.values())
     embedding = model.get_submodule(EMBEDDING).weight
     assert isinstance(embedding, torch.Tensor)
-    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None))
+    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=0.0))
 
 
 def _quantization_now(settings: Settings, config: PreTrainedConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """Return the config for quantization while loading; None keeps the saved precision."""
-    if settings.quantization in ("checkpoint", saved_quantization(config)[0]):
+    if settings.quantization in ("checkpoint", saved_quantization(config)):
         return None
     if settings.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 

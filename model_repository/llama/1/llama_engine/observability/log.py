@@ -19,9 +19,9 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from llama_engine.engine.events import Result, finish_reason
+from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.events import Result, finish_reason
-from llama_engine.sequence import Sequence
 
 ID_CHARACTERS = 128
 ERROR_CHARACTERS = 300

@@ -151,11 +151,6 @@ LAST_STEP = Metric(
     "End of the last successful step, in seconds since 1970; after a failure only a step that yields a token counts. "
     "Its age is time() - llama_last_step_timestamp_seconds.",
 )
-SERVER_RESTARTS = Metric(
-    "llama_server_restarts",
-    "gauge",
-    "How often the supervisor has started tritonserver again since its own start, because it or the model had died.",
-)
 MODEL_INFO = Metric(
     "llama_model_info",
     "gauge",
@@ -167,7 +162,7 @@ MODEL_INFO = Metric(
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
-    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP, SERVER_RESTARTS,
+    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
     INT8_ROWS, INT8_OUTLIER_ROWS, INT8_PRODUCTS, MODEL_INFO,
 )  # fmt: skip
 

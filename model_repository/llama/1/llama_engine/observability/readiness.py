@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.engine import Engine
-from llama_engine.scheduler import Scheduler
-from llama_engine.sequence import Sequence, Status
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.scheduler import Scheduler
+from llama_engine.engine.sequence import Sequence, Status
+from llama_engine.request.generation_request import GenerationRequest
 
 _TRIAL = GenerationRequest(prompt="", prompt_tokens=(0,), max_tokens=1, min_tokens=1)
 

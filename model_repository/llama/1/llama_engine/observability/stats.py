@@ -12,9 +12,11 @@ import time
 from collections import Counter
 from functools import partial
 
-from llama_engine.engine import StepResult
+from llama_engine.engine.engine import StepResult
+from llama_engine.engine.events import Completion, finish_reason
+from llama_engine.engine.page_manager import CacheCounts
+from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, RequestError
-from llama_engine.events import Completion, finish_reason
 from llama_engine.observability.metrics import (
     CANCELLATIONS,
     EVICTIONS,
@@ -35,7 +37,6 @@ from llama_engine.observability.metrics import (
     QUEUE_LIMIT,
     QUEUE_TIME,
     REQUESTS,
-    SERVER_RESTARTS,
     SLOTS,
     SLOTS_IN_USE,
     STEP_ERRORS,
@@ -47,8 +48,6 @@ from llama_engine.observability.metrics import (
     Metric,
     Registry,
 )
-from llama_engine.page_manager import CacheCounts
-from llama_engine.sequence import Sequence
 
 FLUSH_SECONDS = 0.2
 """Seconds between two updates of the metrics."""
@@ -59,11 +58,8 @@ _log = logging.getLogger(__name__)
 class Stats:
     """Records steps, finished sequences and load, and updates the metrics from a thread. Thread-safe."""
 
-    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0, restarts: int = 0) -> None:
-        """queue_limit: capacity of Triton's queue in requests; 0 is no limit, as in Triton's config.
-
-        restarts: how often the supervisor has restarted tritonserver.
-        """
+    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0) -> None:
+        """queue_limit: capacity of Triton's queue in requests; 0 is no limit, as in Triton's config."""
         self._registry = registry
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
@@ -73,7 +69,6 @@ class Stats:
             (SLOTS_IN_USE, ""): 0,
             (WAITING, ""): 0,
             (QUEUE_LIMIT, ""): queue_limit,
-            (SERVER_RESTARTS, ""): restarts,
         }
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0

@@ -1,6 +1,6 @@
 """Samples the next token of every row, each with its own parameters.
 
-The formulas (temperature, min-p, top-k, top-p, penalties) are in `logits_processors`; `cpu_draw` has all but the
+The formulas (temperature, min-p, top-k, top-p, penalties) are in `filters`; `cpu_sampling` has all but the
 penalties again, for CPUs. Penalties, sorting and noise are skipped if no sequence of the batch uses them. A row's token
 never depends on the features that other rows use.
 """
@@ -8,15 +8,15 @@ never depends on the features that other rows use.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.sampling.cpu_draw import draw_on_cpu
-from llama_engine.sampling.log_probs import log_probs_of
-from llama_engine.sampling.logits_processors import (
+from llama_engine.sampling.cpu_sampling import draw_on_cpu
+from llama_engine.sampling.filters import (
     apply_temperature,
     draw,
     forbidden,
@@ -25,11 +25,14 @@ from llama_engine.sampling.logits_processors import (
     penalize_output,
     penalize_repetition,
 )
+from llama_engine.sampling.log_probs import log_probs_of
+from llama_engine.sampling.logits_processor import RowProcessor
 from llama_engine.sampling.philox import step_keys
-from llama_engine.sampling.row_processor import RowProcessor
-from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState
-from llama_engine.sequence import Sequence
+from llama_engine.sampling.state import SamplingFeatures, SamplingState
 from llama_engine.transfer import to_device
+
+if TYPE_CHECKING:
+    from llama_engine.engine.sequence import Sequence
 
 FAILED = -1
 """Token of a row whose logits are not finite."""

@@ -7,19 +7,13 @@ The time in Triton's queue is unknown here, so timeouts count from a request's a
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llama_engine.errors import InvalidSettings
-
 BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Config parameters that Triton's Python backend reads; they are not settings of the model."""
-
-RESTARTS_VARIABLE = "TRITON_SERVER_RESTARTS"
-"""Environment variable with the number of restarts; set by the supervisor, missing without one."""
 
 _MICROSECOND = 1e-6
 
@@ -45,14 +39,6 @@ def instance_name(args: Mapping[str, str]) -> str:
     # Instances of one group on several GPUs may have the same name.
     gpu = gpu_of(args)
     return args["model_instance_name"] if gpu is None else f"{args['model_instance_name']}_gpu{gpu}"
-
-
-def server_restarts(environment: Mapping[str, str]) -> int:
-    """Return how often the supervisor has restarted tritonserver. Raises InvalidSettings if it isn't a whole number."""
-    text = environment.get(RESTARTS_VARIABLE, "0")
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise InvalidSettings(f"environment variable {RESTARTS_VARIABLE}: must be a whole number, got {text!r}")
-    return int(text)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.api.request_parser import RequestParser
-from llama_engine.engine import Engine
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.sequence import RequestContext, Sequence
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
-from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.sequence import RequestContext, Sequence
+from llama_engine.request.parser import RequestParser
 from llama_engine.triton.config import QueuePolicy
 from llama_engine.triton.response import Response
 

@@ -12,13 +12,13 @@ from collections import Counter
 
 import triton_python_backend_utils as pb_utils
 
+from llama_engine.engine.events import Chunk, Completion, Event
+from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, RequestError
-from llama_engine.events import Chunk, Completion, Event
 from llama_engine.observability.log import RequestLog
-from llama_engine.optional_outputs import LogProbsWriter, Span
-from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.sequence import Sequence
 from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.triton.outputs import LogProbsWriter, Span
 from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion_tensors, optional_tensors
 
 MAX_TOKENS_AT_ONCE = 128

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.events import Completion
-from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
-from llama_engine.sequence import Sequence as EngineSequence
+from llama_engine.engine.events import Completion
+from llama_engine.engine.sequence import Sequence as EngineSequence
+from llama_engine.triton.outputs import LogProbsWriter, Span, optional_outputs
 
 
 def completion_tensors(sequences: Sequence[EngineSequence]) -> list[pb_utils.Tensor]:
@@ -47,7 +47,7 @@ def chunk_tensors(
 
 
 def optional_tensors(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
-    """Return the tensors of `optional_outputs`, with the same arguments."""
+    """Return the tensors of `triton.outputs`, with the same arguments."""
     return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, writer, final).items()]
 
 

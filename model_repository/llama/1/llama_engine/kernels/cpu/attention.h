@@ -53,7 +53,7 @@ public:
         if constexpr (SCALED) {
             key_scales(position)[within] = quantize(key, [&](int i, Lanes q) {
                 int8_t lane[LANES];
-                // GCC 12 has miscompiled such a copy: the kernels' trial at load compares cached keys with a reference.
+                // GCC 12 has miscompiled such a copy: the kernels' self-test compares cached keys with a reference.
                 store(lane, q);
                 for (int j = 0; j < LANES; j++) to_key[(i + j) * PAGE] = lane[j];
             });

@@ -10,6 +10,9 @@ An object's name contains a hash of the sources and flags, so that a stale objec
 renamed into place, so that concurrent builds are safe. It ends in a hash of its bytes, because loading a truncated
 object would crash the process. Up-to-date objects are not compiled again: `make` runs this each time, in 0.05 s.
 
+A new object is tested (`self_test`) where torch is installed and the processor has its instructions, and deleted if it
+fails; every object is tested when a model is loaded.
+
 Exit status: 0; 1 if there is no object, because there is no compiler, compilation fails or the folder isn't writable;
 with --optional always 0.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -126,6 +130,20 @@ def remove_stale(directory: Path = BUILD_DIRECTORY) -> None:
             path.unlink(missing_ok=True)
 
 
+def self_test_error(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> str | None:
+    """Test a new object, and delete it if it is wrong. Return why, or None if it passes or can't be tested here."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    path = object_path(instruction_set, directory)
+    # In a process of its own, because a wrong object may crash it.
+    command = [sys.executable, "-m", "llama_engine.kernels.cpu.instruction_sets", instruction_set, str(path)]
+    result = subprocess.run(command, cwd=SCRIPT.parents[3], capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
+    if result.returncode == 0:
+        return None
+    path.unlink()
+    return f"the self-test fails: {(result.stderr.splitlines() or [f'exit code {result.returncode}'])[-1]}"
+
+
 def main() -> int:
     """Compile the objects of all instruction sets; return the exit status."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
@@ -138,13 +156,15 @@ def main() -> int:
     if compiler is None and not existing:
         wanted = os.environ.get("CXX") or ", ".join(COMPILERS)
         print(
-            f"CPU kernels not built: no C++ compiler ({wanted}); the model runs on PyTorch's kernels", file=sys.stderr
+            f"CPU kernels not built: no C++ compiler ({wanted}); install one (Debian's package g++), or INT8 is slower "
+            f"and its bits depend on the batch",
+            file=sys.stderr,
         )
         return 0 if options.optional else 1
     built: list[str] = []
     skipped: dict[str, list[str]] = {}
     for name in INSTRUCTION_SETS:
-        message = None if name in existing else compile_object(compiler, name)
+        message = None if name in existing else compile_object(compiler, name) or self_test_error(name)
         if message is None:
             built.append(name)
         else:

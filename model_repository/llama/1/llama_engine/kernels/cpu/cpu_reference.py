@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from llama_engine.model.activation_terms import ActivationTerms
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.rope import RopeTables
-from llama_engine.model.weights import LayerWeights, LinearWeight
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.kernels.activation_terms import ActivationTerms
 
 SPLIT = 254
 """Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""

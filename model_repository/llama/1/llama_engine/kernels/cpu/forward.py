@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
@@ -21,10 +25,6 @@ from llama_engine.kernels.cpu.packing import (
     padded_head_dim,
 )
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model, Scores
-from llama_engine.model.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.kv_cache import CPU_PAGE_SIZE, KVCacheShape
-from llama_engine.model.rope import RopeTables
 
 ROOM = 512
 """Default maximum of tokens computed at once."""

@@ -1,12 +1,20 @@
-"""The instruction sets of the CPU kernels: detects which ones the processor has and the environment allows."""
+"""The instruction sets of the CPU kernels: which ones a processor has and the environment allows, and the fastest one.
+
+The environment's variables are torch's: ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sys
 from pathlib import Path
 
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
+from llama_engine.errors import one_line
+from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, INSTRUCTION_SETS, SCRIPT, object_path
+from llama_engine.kernels.cpu.library import CpuKernels
+from llama_engine.kernels.cpu.self_test import self_test
 
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
@@ -18,7 +26,50 @@ CPU_FLAGS = {
 }
 """The flags in /proc/cpuinfo that each instruction set requires."""
 
+WITHOUT_KERNELS = "INT8 weights are dequantized: steps are slower, and a request's bits depend on its batch"
+"""What a CPU does without compiled kernels, for the log."""
+
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+_log = logging.getLogger(__name__)
+
+
+def choose_cpu_kernels(directory: Path = BUILD_DIRECTORY) -> CpuKernels | None:
+    """Return the kernels of the fastest instruction set that is allowed, compiled and correct on this CPU.
+
+    If it isn't the fastest allowed one, or if there is none, one warning says why.
+    """
+    reasons = []
+    for name in allowed_instruction_sets():
+        try:
+            kernels = load_kernels(name, object_path(name, directory))
+        except RuntimeError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        if reasons:
+            _log.warning("the CPU kernels are those of %s (%s)", name, "; ".join(reasons))
+        return kernels
+    if reasons:
+        _log.warning("no CPU kernels (%s); install a C++ compiler (Debian's package g++) and run python3 %s. %s",
+                     "; ".join(reasons), SCRIPT, WITHOUT_KERNELS)  # fmt: skip
+    else:
+        _log.warning("no CPU kernels (they need AVX2 and FMA, and ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA must "
+                     "allow them). %s", WITHOUT_KERNELS)  # fmt: skip
+    return None
+
+
+def load_kernels(name: str, path: Path) -> CpuKernels:
+    """Load an instruction set's object. Raises RuntimeError if it doesn't exist or fails the self-test."""
+    if not path.exists():
+        raise RuntimeError("not compiled")
+    try:
+        if name == "avx512-amx":
+            request_amx()
+        kernels = CpuKernels(name, path)
+        self_test(kernels)
+    except (OSError, AttributeError, RuntimeError, ValueError) as error:
+        raise RuntimeError(one_line(error)) from error
+    return kernels
 
 
 def allowed_instruction_sets() -> list[str]:
@@ -26,6 +77,17 @@ def allowed_instruction_sets() -> list[str]:
     flags = cpu_flags()
     capped = min(_onednn_cap(), _aten_cap())
     return [name for name in list(INSTRUCTION_SETS)[len(INSTRUCTION_SETS) - capped :] if flags >= CPU_FLAGS[name]]
+
+
+def runnable_instruction_sets() -> list[str]:
+    """Return the allowed instruction sets, without AMX where Linux refuses its registers."""
+    names = allowed_instruction_sets()
+    if "avx512-amx" in names:
+        try:
+            request_amx()
+        except OSError:
+            names.remove("avx512-amx")
+    return names
 
 
 def cpu_flags() -> set[str]:
@@ -57,3 +119,21 @@ def request_amx() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
         raise OSError(ctypes.get_errno(), "the kernel refuses AMX's tile registers")
+
+
+def main() -> None:
+    """Test an object for `build`, if it can run here: its instruction set and path are the arguments.
+
+    Exits with the reason if it fails.
+    """
+    name, path = sys.argv[1:]
+    if name not in runnable_instruction_sets():
+        return
+    try:
+        load_kernels(name, Path(path))
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

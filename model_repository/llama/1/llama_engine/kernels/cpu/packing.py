@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional
 
+from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.per_channel import requantized
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.structures import Matrix, Quantized
-from llama_engine.model.architecture import Architecture
-from llama_engine.model.int8_rows import requantized
-from llama_engine.model.weights import LayerWeights, LinearWeight
 
 UNIT = 64
 """Padded widths are multiples of this."""

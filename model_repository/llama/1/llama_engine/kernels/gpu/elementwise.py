@@ -14,7 +14,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 
 from llama_engine.errors import one_line
-from llama_engine.model.llama import Rotate, rotate
 
 SPLIT = 254
 """Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
@@ -40,6 +39,9 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
+
+Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(heads [n, heads, dim], cosine, sine [n, 1, rotary / 2]) → [n, heads, dim]."""
 
 Quantize = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 Dequantize = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.dtype, int], torch.Tensor]
@@ -90,6 +92,19 @@ def divide(values: torch.Tensor, divisor: int) -> torch.Tensor:
     below 1 / (2 · divisor) of a float32's last place, the least distance of a quotient from where rounding changes.
     """
     return (values.double() / divisor).float()
+
+
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, rotary / 2].
+
+    Pairs are (i, i + rotary / 2); dimensions from `rotary` on stay as they are.
+    """
+    rotary, dim = 2 * cosine.shape[-1], heads.shape[-1]
+    if rotary < dim:
+        rotated, others = torch.split(heads, [rotary, dim - rotary], dim=-1)
+        return torch.cat((rotate(rotated, cosine, sine), others), dim=-1)
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 class Elementwise(NamedTuple):

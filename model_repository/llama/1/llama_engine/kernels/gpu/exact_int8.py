@@ -18,9 +18,9 @@ import torch
 from bitsandbytes.functional import int8_linear_matmul
 from torch.nn.functional import pad
 
+from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise
-from llama_engine.model.weights import LinearWeight
 
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
 """Maximum inputs of a layer for which sums can't overflow int32, for any INT8 weights: 132,104."""

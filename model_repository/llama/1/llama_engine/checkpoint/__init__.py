@@ -1,0 +1,1 @@
+"""From a checkpoint's files to weights: hub, files, config, tensors, formats."""

@@ -1,0 +1,1 @@
+"""The loop: engine, scheduler, sequences, prefill, decode steps and the KV cache's pages."""

@@ -1,0 +1,309 @@
+"""The engine: each step prefills prompts, decodes one token per sequence, and removes finished sequences.
+
+When the KV cache has no page for a sequence's next token, the youngest sequence of the lowest priority is preempted: it
+loses its pages and is prefilled again, with what it has generated, once there are enough.
+
+A sequence's tokens depend on its own prompt, parameters and seed. Where products are in floats, or on a GPU, other
+sequences of the batch can change a logit's last bits, and so a near tie (the table in `model.load_plan`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from llama_engine.engine.cuda_graphs import Capture, capture_graphs
+from llama_engine.engine.decode_step import DecodeStep
+from llama_engine.engine.events import Result
+from llama_engine.engine.isolation import Isolation
+from llama_engine.engine.memory_plan import plan_memory
+from llama_engine.engine.page_manager import CacheCounts, PageManager
+from llama_engine.engine.prefill import Prefill
+from llama_engine.engine.sequence import Sequence, Status, names_of
+from llama_engine.engine.sequence_builder import SequenceBuilder
+from llama_engine.engine.slot_batch import SlotBatch
+from llama_engine.errors import GenerationError, InvalidRequest
+from llama_engine.grammar.guides import Guides
+from llama_engine.kernels.activation_terms import TermCounts
+from llama_engine.model.loader import Checkpoint
+from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
+from llama_engine.settings import Settings
+
+
+@dataclass
+class StepResult:
+    """The outcome of one step.
+
+    finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
+    sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
+    terms: input rows of exact INT8 products, including those of failed computations. preempted: number of preemptions.
+    cache: the KV cache's pages after the step, and its events.
+    """
+
+    finished: list[Sequence] = field(default_factory=list)
+    decoded: int = 0
+    sampled: int = 0
+    prefill_tokens: int = 0
+    errors: int = 0
+    terms: TermCounts = field(default_factory=dict)
+    preempted: int = 0
+    cache: CacheCounts | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the step produced only failures: no token, and a failed computation or sequence.
+
+        A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
+        """
+        return not self.sampled and bool(
+            self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
+        )
+
+
+class Engine:
+    """Generates completions with one model. Not thread-safe, except for `builder` and `guides`."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
+        """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
+        self._device = checkpoint.info.device
+        self.tokenizer = checkpoint.tokenizer
+        self.defaults = GenerationDefaults.from_config(
+            checkpoint.generation_config, settings.default_max_tokens, checkpoint.architecture.vocabulary
+        )
+        self.plan = plan_memory(checkpoint, settings, slots)
+        self.plan.check()
+        self.max_model_len = self.plan.shape.max_model_len
+        shape = self.plan.shape
+        self._model = checkpoint.runner(shape, self.plan.graphs)
+        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on")
+        self._batch = SlotBatch(slots, checkpoint.architecture.vocabulary, self._device, self._pages)
+        self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
+        self._isolation = Isolation()
+        self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
+        self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
+        self.builder = SequenceBuilder(
+            self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
+        )
+        self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
+        self._wants_graphs = settings.cuda_graphs in (("on", "auto") if self._device.type == "cuda" else ("on",))
+        self._checkpoint = checkpoint
+        self._result = StepResult()
+
+    @property
+    def slots(self) -> int:
+        """Maximum number of sequences in the engine."""
+        return self.plan.shape.slots
+
+    @property
+    def used_slots(self) -> int:
+        """Number of sequences in the engine, in prefill or decoding."""
+        return len(self._batch) + len(self._prefill)
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether decode steps replay CUDA graphs."""
+        return self._decode.graphs is not None
+
+    def info_labels(self) -> dict[str, str]:
+        """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""
+        info = self._checkpoint.info
+        return {
+            "computation": info.computation,
+            "kv_cache_dtype": str(self.plan.shape.dtype).removeprefix("torch."),
+            "device": str(self._device),
+        }
+
+    def describe_decode(self) -> str:
+        """Return one log line: the product, the attention, and whether decode steps replay CUDA graphs."""
+        graphs = self._decode.graphs
+        steps = f"replayed as {graphs.count} CUDA graphs" if graphs else "launched"
+        attention = ""
+        if self._device.type == "cuda":
+            attention = ", FlashAttention" if self._checkpoint.attention else ", attention with masks"
+        return f"decode steps: {self._checkpoint.info.computation}{attention}, {steps}"
+
+    def take_cache_counts(self) -> CacheCounts:
+        """Return the numbers of the KV cache's pages, and of its events since the last step or call."""
+        return self._pages.take_counts()
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """Return whether a slot is free, and pages for the sequence besides those that queued sequences need."""
+        if not self.used_slots or self.used_slots == self.slots:
+            return not self.used_slots
+        available, starting = self._pages.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
+        # Looking prefixes up takes time, and mostly there are pages without.
+        if sum(self.plan.shape.pages_of(each.num_tokens) for each in starting) <= available:
+            return True
+        return sum(map(self._pages.num_new_pages, starting)) <= available
+
+    def has_pages(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether pages are available for all tokens of waiting sequences. Any thread may call it."""
+        starting = [*self._prefill.queue, *sequences]
+        pages = sum(self.plan.shape.pages_of(sequence.num_tokens) + 1 for sequence in starting)
+        return pages + self.used_slots <= self._pages.num_available
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence for prefill in a free slot, which must exist: WAITING → PREFILL."""
+        assert self.used_slots < self.slots, "no slot is free"
+        assert sequence.status is Status.WAITING, sequence.status
+        sequence.admit()
+        self._prefill.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence without setting its result; `SlotBatch.release` frees its slot.
+
+        No effect on a sequence that is not in the engine. If this raises, all sequences fail and are removed.
+        """
+        if self._prefill.remove(sequence) or sequence not in self._batch.sequences:
+            return
+        try:
+            self._batch.remove(self._batch.sequences.index(sequence))
+        except Exception as error:
+            self._isolation.record(error, "freeing a slot")
+            self._fail_all()
+            raise
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """Prefill prompts within the budget, then sample the next token of every sequence whose prompt is cached.
+
+        Never raises: a failed computation is repeated in parts, and a sequence that fails alone gets a GenerationError.
+        A failure that can't be isolated fails every sequence.
+        """
+        result = self._result = StepResult()
+        if self._device.type == "cuda":
+            # bitsandbytes launches on the thread's current device, not on the tensors' device.
+            torch.cuda.set_device(self._device)
+        try:
+            self._extend_pages()
+            decoding = len(self._batch)
+            prefilled = self._prefill_prompts()
+            if self._batch.sequences:
+                tokens = self._decode.run(decoding, prefilled)
+                result.decoded = decoding
+                self._append(tokens)
+                self._remove_finished()
+        except Exception as error:  # noqa: BLE001 - any failure: every sequence must get a result
+            self._isolation.record(error, f"a step over {self.used_slots} sequences")
+            self._fail_all()
+        result.errors, self._isolation.errors = self._isolation.errors, 0
+        result.terms = self._model.take_term_counts()
+        result.cache = self.take_cache_counts()
+        return result
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
+        """Generate until all requests finish; return the results in order. Raises RequestError for a bad guide."""
+        sequences = [self.builder.build(request) for request in requests]
+        for sequence in sequences:
+            if sequence.status is Status.WAITING_FOR_GUIDE:
+                request = sequence.request
+                guide = self.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide)
+                sequence.follow_guide(guide.result())
+        waiting = deque(sequences)
+        while waiting or self.used_slots:
+            while waiting and self.can_admit(waiting[0]):
+                self.add(waiting.popleft())
+            self.step()
+        results = [sequence.result for sequence in sequences if sequence.result is not None]
+        assert len(results) == len(sequences)
+        return results
+
+    def warm_up(self) -> None:
+        """Capture CUDA graphs, then run a prefill and a decode step. Raises GenerationError if that fails.
+
+        On a GPU the prompt has the maximum length, which tests that the memory plan's reserve suffices. On a CPU, where
+        that could take minutes, the prompt has one token. Exceptions of a kernel's first use are passed on.
+        """
+        if self._device.type == "cuda":
+            self._model.warm_up()
+        self.capture_graphs()
+        width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
+        # The prefill yields the first token and a decode step the second, if max_model_len has room for it.
+        count = min(2, self.max_model_len - width)
+        request = GenerationRequest(
+            prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count, cache_salt="warm-up"
+        )
+        result = self.generate([request])[0]
+        if isinstance(result, GenerationError):
+            raise result
+
+    def capture_graphs(self, capture: Capture | None = None) -> None:
+        """Capture decode steps as CUDA graphs if the setting `cuda_graphs` enables it. The engine must be empty.
+
+        capture: how to capture; None captures on the device. If capture fails, decode steps run without graphs.
+        """
+        assert not self.used_slots, "sequences are in the engine"
+        if self._wants_graphs:
+            self._decode.graphs = capture_graphs(
+                self._checkpoint, self.plan.shape, self._model, self._sampler, self._batch, capture
+            )
+
+    def _extend_pages(self) -> None:
+        """Give every decoding sequence a page for its next position, the oldest first; preempt while there is none."""
+        for sequence in sorted(self._batch.sequences, key=_seniority):
+            # Until the sequence has its page or is itself preempted.
+            while sequence.kv_slot is not None and not self._pages.extend(sequence):
+                self._preempt_youngest()
+
+    def _preempt_youngest(self) -> None:
+        """Take the pages of the youngest sequence of the lowest priority, which may be in prefill."""
+        sequence = max(self._prefill.running, key=_seniority)
+        if sequence in self._batch.sequences:
+            self._batch.remove(self._batch.sequences.index(sequence))
+        self._prefill.preempt(sequence)
+        self._result.preempted += 1
+
+    def _prefill_prompts(self) -> list[torch.Tensor]:
+        """Run a prefill pass and add completely cached prompts to the batch; return their last hidden states."""
+        prefilled = self._prefill.step()
+        self._result.prefill_tokens = prefilled.tokens
+        self._result.finished += prefilled.finished
+        if prefilled.sequences:
+            self._batch.add(prefilled.sequences)
+        self._prefill.commit()
+        return prefilled.hidden
+
+    def _append(self, tokens: torch.Tensor) -> None:
+        """Append each row's token, [rows], to its sequence."""
+        # tolist() waits for the device; everything before is asynchronous.
+        for row, token in enumerate(tokens.tolist()):
+            sequence = self._batch.sequences[row]
+            try:
+                if token == FAILED:
+                    sequence.finish(failure_of(sequence))
+                    continue
+                token_bytes = self.tokenizer.vocabulary.token_bytes[token]
+                self._result.sampled += 1
+                sequence.append(token, token_bytes)
+                self._pages.cache_pages(sequence)
+            except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
+                self._isolation.record(error, f"appending token {token} to {names_of([sequence])}")
+                sequence.fail()
+
+    def _remove_finished(self) -> None:
+        # Backwards, so that the sequence that moves into a freed row has already been visited.
+        for row in reversed(range(len(self._batch))):
+            sequence = self._batch.sequences[row]
+            if sequence.status is Status.FINISHED:
+                self._result.finished.append(sequence)
+                self._batch.remove(row)
+
+    def _fail_all(self) -> None:
+        """Fail every sequence and clear the slots."""
+        for sequence in dict.fromkeys([*self._batch.sequences, *self._prefill.sequences]):
+            if sequence.status is not Status.FINISHED:
+                sequence.fail()
+            if sequence not in self._result.finished:
+                self._result.finished.append(sequence)
+        self._batch.clear()
+        self._prefill.clear()
+
+
+def _seniority(sequence: Sequence) -> tuple[int, float]:
+    """Return a sort key: sequences of high priority first, then the oldest."""
+    return sequence.request.priority, sequence.arrived_at

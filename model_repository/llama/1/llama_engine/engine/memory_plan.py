@@ -1,0 +1,246 @@
+"""The memory plan: weights, KV cache, sampling state and reserve, checked before the cache is allocated.
+
+The plan covers all memory that decoding uses. A plan that does not fit is refused when the model loads, so that a
+server does not run out of memory under load.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from llama_engine.checkpoint.rope import depends_on_length
+from llama_engine.engine.cuda_graphs import graph_count, unsupported_reason
+from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
+from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.model.cpu_runner import CompiledLlama
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sampling.state import SamplingState
+from llama_engine.settings import Settings
+
+SLOT_TOKENS = 4096
+"""Tokens per slot of the default KV cache, if max_model_len isn't less."""
+
+_MIN_MODEL_LEN = 2
+
+_MIB = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose.
+
+    weights: size of the loaded weights. sampling: sampling parameters and token histories. reserve: activations,
+    attention and CUDA graphs. free: free memory of the device besides the weights. fraction: usable share of weights +
+    free, the setting `memory_fraction`. graphs: whether decode steps may be captured as CUDA graphs.
+    """
+
+    weights: int
+    cache: int
+    sampling: int
+    reserve: int
+    free: int
+    fraction: float
+    device: str
+    shape: KVCacheShape
+    graphs: bool = False
+
+    @property
+    def total(self) -> int:
+        """Bytes that the plan requires."""
+        return self.weights + self.cache + self.sampling + self.reserve
+
+    @property
+    def budget(self) -> int:
+        """Bytes that the plan may use."""
+        return int(self.fraction * (self.weights + self.free))
+
+    def describe(self) -> str:
+        """Return the plan as one line, for the log."""
+        shape = self.shape
+        tokens_per_slot = min(shape.tokens // shape.slots, shape.max_model_len)
+        holds = f"{shape.slots} sequences of {tokens_per_slot:,} tokens"
+        if tokens_per_slot < shape.max_model_len:
+            holds += f" or {shape.tokens // shape.max_model_len} of {shape.max_model_len:,}"
+        return (
+            f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
+            f"({shape.tokens:,} tokens x {shape.bytes_per_token:,} B: {holds}) "
+            f"+ sampling {_mib(self.sampling)} + reserve {_mib(self.reserve)} = {_mib(self.total)} "
+            f"of {_mib(self.budget)} ({self.fraction:.0%} of {_mib(self.weights + self.free)})"
+        )
+
+    @property
+    def fitting_tokens(self) -> int:
+        """Number of tokens in the largest cache that fits, whole pages; it can be less than max_model_len."""
+        page = self.shape.page_size * self.shape.bytes_per_token
+        spare = self.budget - (self.total - self.cache)
+        # Without the null page.
+        return max(spare // page - 1, 0) * self.shape.page_size
+
+    def check(self) -> None:
+        """Raise OutOfMemoryPlan with the figures and the settings to change if the plan does not fit."""
+        if self.total <= self.budget:
+            return
+        fits, needed = self.fitting_tokens, self.shape.max_model_len
+        if fits >= needed:
+            advice = f"lower kv_cache_tokens to {fits}"
+        elif fits >= _MIN_MODEL_LEN:
+            advice = f"lower max_model_len, and kv_cache_tokens if it is set, to {fits}"
+        else:
+            advice = "lower prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"
+        raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
+
+
+def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
+    """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
+
+    Without the setting `kv_cache_tokens` the cache is reduced to what fits, but holds at least one sequence of
+    max_model_len. Without the setting `max_model_len` that is reduced, too, by halves, but not below SLOT_TOKENS, and
+    not if RoPE depends on it.
+    Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
+    """
+    if slots < 1:
+        raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
+    positions, tokens = checkpoint.max_model_len, settings.kv_cache_tokens
+    if tokens is not None and tokens < positions:
+        raise InvalidSettings(
+            f"kv_cache_tokens is {tokens}; it must be at least max_model_len, {positions} (or lower that)"
+        )
+    plan = _fitting_plan(checkpoint, settings, slots)
+    # Tables of RoPE that depend on max_model_len have been computed for it.
+    reducible = settings.max_model_len is None and not depends_on_length(checkpoint.config)
+    while plan.total > plan.budget and reducible and plan.shape.max_model_len > SLOT_TOKENS:
+        shorter = max(plan.shape.max_model_len // 2, SLOT_TOKENS)
+        plan = _fitting_plan(replace(checkpoint, max_model_len=shorter), settings, slots)
+    if plan.total <= plan.budget and plan.shape.max_model_len < positions:
+        _log.warning("max_model_len is %d, not %d: no more fit into the memory", plan.shape.max_model_len, positions)
+    return plan
+
+
+def _fitting_plan(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
+    """Return the plan with the cache of the settings, else with the default one, reduced to what fits."""
+    if settings.kv_cache_tokens is not None:
+        return _plan(checkpoint, settings, slots, settings.kv_cache_tokens)
+    shape, positions = checkpoint.cache_shape(slots), checkpoint.max_model_len
+    pages = max(slots * shape.pages_of(min(positions, SLOT_TOKENS)), shape.pages_of(positions))
+    plan = _plan(checkpoint, settings, slots, pages * shape.page_size)
+    if plan.total <= plan.budget:
+        return plan
+    reduced = _plan(checkpoint, settings, slots, max(plan.fitting_tokens, positions))
+    if reduced.total <= reduced.budget:
+        _log.warning(
+            "the KV cache has %d tokens, not %d: no more fit into the memory", reduced.shape.tokens, plan.shape.tokens
+        )
+    return reduced
+
+
+def _plan(checkpoint: Checkpoint, settings: Settings, slots: int, tokens: int) -> MemoryPlan:
+    architecture, info = checkpoint.architecture, checkpoint.info
+    graphs = settings.cuda_graphs != "off" and unsupported_reason(checkpoint) is None
+    shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, tokens)
+    return MemoryPlan(
+        weights=info.weight_bytes,
+        cache=shape.bytes,
+        sampling=SamplingState.bytes_for(slots, architecture.vocabulary),
+        reserve=activation_reserve(
+            min(settings.prefill_tokens, slots * checkpoint.max_model_len),
+            slots,
+            architecture.hidden,
+            architecture.intermediate,
+            architecture.vocabulary,
+            info.dtype.itemsize,
+            exact_on_gpu=bool(info.product) and info.device.type == "cuda",
+        )
+        + _score_reserve(checkpoint, settings)
+        + (_graphs_of(checkpoint, shape) if graphs else 0)
+        + checkpoint.attention_reserve(shape),
+        free=free_bytes(info.device) - (0 if checkpoint.is_loaded else info.weight_bytes),
+        fraction=settings.memory_fraction,
+        device=str(info.device),
+        shape=shape,
+        graphs=graphs,
+    )
+
+
+def _score_reserve(checkpoint: Checkpoint, settings: Settings) -> int:
+    """Return the bytes of a prefill's attention scores in PyTorch: with a soft cap they are stored."""
+    architecture, itemsize = checkpoint.architecture, checkpoint.info.dtype.itemsize
+    if architecture.attention_softcap is None or isinstance(checkpoint.model, CompiledLlama):
+        return 0
+    positions = checkpoint.max_model_len
+    return architecture.heads * min(settings.prefill_tokens, positions) * positions * (2 * itemsize + 4)
+
+
+def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:
+    architecture = checkpoint.architecture
+    itemsize = checkpoint.info.dtype.itemsize
+    return graph_reserve(shape, architecture.hidden, architecture.intermediate, architecture.vocabulary, itemsize)
+
+
+def activation_reserve(
+    prefill_tokens: int,
+    slots: int,
+    hidden: int,
+    intermediate: int,
+    vocabulary: int,
+    itemsize: int,
+    exact_on_gpu: bool = False,
+) -> int:
+    """Estimate the peak bytes of a forward pass besides weights and cache.
+
+    A prefill peaks in the MLP, with hidden states, residual, gate, up and their product. SDPA doesn't store attention
+    scores; with a soft cap `_score_reserve` has them. An INT8 product is int32 before scaling, of at most two terms on
+    a CPU. Logits of at most `slots` tokens exist at once, and sampling sorts and copies them in float32. exact_on_gpu:
+    whether `exact_int8` computes the INT8 products: the int32 sums of two terms, their float64 sum and the float32
+    result then exist together for gate and up.
+    """
+    product = 2 * intermediate * (2 * 4 + 8 + 4) if exact_on_gpu else 8 * intermediate
+    prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + product)
+    logits = slots * vocabulary * 4 * 10
+    return prefill + logits + 64 * _MIB
+
+
+def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int, itemsize: int) -> int:
+    """Estimate the bytes of CUDA graphs of the decode step: a step of all slots, the graphs' nodes, the logits.
+
+    `activation_reserve` estimates the step; cuBLAS uses 32 MiB for the capture stream. The 4 MiB for the nodes of a
+    graph, about a thousand kernels, are a guess that has not been measured on a GPU yet.
+    """
+    step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, itemsize)
+    return step + shape.slots * vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that can be allocated on the device; for a CPU, within the container's memory limit."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # Reserved but unallocated memory of PyTorch's allocator is available, too.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_available_to_machine(), _available_to_cgroup())
+
+
+def _available_to_machine() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OutOfMemoryPlan("/proc/meminfo has no MemAvailable: the free memory is unknown")
+
+
+def _available_to_cgroup() -> int:
+    cgroup = Path("/sys/fs/cgroup")
+    if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
+        return 1 << 62
+    used = int((cgroup / "memory.current").read_text())
+    # The page cache, mostly of the checkpoint just read, counts as used but is reclaimable.
+    statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    reclaimable = int(statistics["active_file"]) + int(statistics["inactive_file"])
+    return max(int(limit) - used + reclaimable, 0)
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:,.0f} MiB"

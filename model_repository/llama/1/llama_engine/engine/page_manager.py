@@ -1,0 +1,264 @@
+"""The KV cache's slots and pages: which are free, which sequences hold them, which prefixes the pages have.
+
+A sequence in the engine has a slot, which is a row of the model runner's page table, and pages. A full page can be
+cached: other sequences then match it, by a digest of the cache salt and all tokens up to the page's end, share it, and
+never write to it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least
+recently used idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one
+salt leaves the other half to others.
+
+Sources: vLLM's KV cache manager, nano-vllm's block manager.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from llama_engine.engine.sequence import Sequence
+from llama_engine.errors import GenerationError
+from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.model.model_runner import ModelRunner
+
+NULL_PAGE = 0
+"""The page of positions that have none."""
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """Pages by state, and events since the counts were last taken.
+
+    used_pages: held by sequences. cached_pages: held by none, but with a prefix. queried_tokens: tokens of admitted
+    sequences that were looked up; hit_tokens: those found. evicted_pages: cached pages taken for other tokens.
+    """
+
+    used_pages: int
+    cached_pages: int
+    free_pages: int
+    queried_tokens: int
+    hit_tokens: int
+    evicted_pages: int
+
+
+class PageManager:
+    """Assigns the slots and pages of a KV cache to sequences. Not thread-safe, except for `num_available`."""
+
+    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool) -> None:
+        """caching: whether pages are cached."""
+        self.page_size = shape.page_size
+        self._shape, self._model = shape, model
+        self._caching = caching
+        # Descending: pop() returns the lowest at first. Page numbers are 1 to `shape.pages`.
+        self._free_slots = list(reversed(range(shape.slots)))
+        self._free = list(range(shape.pages, NULL_PAGE, -1))
+        self._holders = [0] * (shape.pages + 1)
+        # Of cached pages.
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        # Of pages that aren't free, and the number of these pages by salt.
+        self._salt_of: dict[int, str] = {}
+        self._num_pages_of = Counter[str]()
+        # The idle pages, least recently used first; and those of each salt.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle_of: dict[str, OrderedDict[int, None]] = {}
+        self._queried = self._hits = self._evicted = 0
+
+    @property
+    def num_available(self) -> int:
+        """Number of pages that no sequence holds."""
+        return len(self._free) + len(self._idle)
+
+    def take_counts(self) -> CacheCounts:
+        """Return the numbers of pages, and of events since the last call."""
+        used = self._shape.pages - self.num_available
+        counts = CacheCounts(used, len(self._idle), len(self._free), self._queried, self._hits, self._evicted)
+        self._queried = self._hits = self._evicted = 0
+        return counts
+
+    def may_grow(self, sequence: Sequence) -> bool:
+        """Return whether a sequence with pages may need more of them for its output."""
+        # The last token is never written.
+        last = sequence.num_prompt_tokens + sequence.request.max_tokens - 1
+        return last > len(sequence.pages) * self.page_size
+
+    def num_new_pages(self, sequence: Sequence) -> int:
+        """Return how many available pages a sequence without pages takes."""
+        if sequence.prompt_source() is not None:
+            # It takes over the prompt, and gets a page for its rest.
+            return 1
+        shared = sum(self._holders[page] > 0 for page in self.match_prefix(sequence))
+        return self._shape.pages_of(sequence.num_tokens) - shared
+
+    def match_prefix(self, sequence: Sequence) -> list[int]:
+        """Return the pages that have a sequence's longest cached prefix. Its last token always remains to be computed.
+
+        A prompt whose log probabilities are requested is computed as a whole.
+        """
+        matching: list[int] = []
+        for digest in self._digests(sequence, self._num_shareable_pages(sequence)):
+            page = self._page_of.get(digest)
+            if page is None:
+                break
+            matching.append(page)
+        return matching
+
+    def uncomputed_pages(self, sequence: Sequence, matching: int) -> list[bytes]:
+        """Return the digests of the pages that a sequence computes for others, after `matching` cached ones."""
+        return self._digests(sequence, self._num_shareable_pages(sequence))[matching:]
+
+    def allocate(self, sequence: Sequence, headroom: int) -> bool:
+        """Give a sequence a slot and pages for all of its tokens; their cached prefix needs no computation.
+
+        Return False, changing nothing, if fewer than `headroom` pages would remain.
+        """
+        matching = self.match_prefix(sequence)
+        count = self._shape.pages_of(sequence.num_tokens) - len(matching)
+        idle = sum(not self._holders[page] for page in matching)
+        if self.num_available - idle - count < headroom:
+            return False
+        for page in matching:
+            self._hold(page)
+        sequence.pages = matching + [self._take(sequence.request.cache_salt) for _ in range(count)]
+        sequence.num_cached = len(matching) * self.page_size
+        sequence.num_cached_pages = len(matching)
+        if not sequence.has_sampled:
+            sequence.num_cached_prompt_tokens = min(sequence.num_cached, sequence.num_prompt_tokens)
+            if self._caching and sequence.scored_from is None:
+                self._queried += sequence.num_tokens
+                self._hits += sequence.num_cached
+        self._assign_slot(sequence)
+        return True
+
+    def extend(self, sequence: Sequence) -> bool:
+        """Give a sequence a page for its next position if it needs one; return False if none is available."""
+        count = len(sequence.pages)
+        if sequence.num_cached < count * self.page_size:
+            return True
+        if not self.num_available:
+            return False
+        sequence.pages.append(self._take(sequence.request.cache_salt))
+        assert sequence.kv_slot is not None
+        self._model.set_pages(sequence.kv_slot, count, sequence.pages[count:])
+        return True
+
+    def fork(self, source: Sequence, target: Sequence, headroom: int) -> bool:
+        """Give `target` a slot, the full pages of the prompt that it has in common with `source`, and a page to write.
+
+        `copy_rest` completes the prompt. Return False, changing nothing, if fewer than `headroom` pages would remain.
+        """
+        full, rest = divmod(source.num_prompt_tokens, self.page_size)
+        if self.num_available - bool(rest) < headroom:
+            return False
+        for page in source.pages[:full]:
+            self._hold(page)
+        target.pages = source.pages[:full] + ([self._take(target.request.cache_salt)] if rest else [])
+        target.num_cached_pages = min(source.num_cached_pages, full)
+        self._assign_slot(target)
+        return True
+
+    def copy_rest(self, source: Sequence, target: Sequence) -> None:
+        """Copy the prompt's last page, unless it is full, from `source` to `target` after `fork`."""
+        last = len(target.pages) - 1
+        if target.pages[last] != source.pages[last]:
+            self._model.copy(source.pages[last], target.pages[last])
+        target.num_cached = target.num_cached_prompt_tokens = target.num_prompt_tokens
+
+    def cache_pages(self, sequence: Sequence) -> None:
+        """Let other sequences match the full pages of a sequence. Call it when its next token proves them finite."""
+        full = sequence.num_cached // self.page_size
+        if not self._caching or sequence.num_cached_pages == full:
+            return
+        cached = sequence.num_cached_pages
+        for digest, page in zip(self._digests(sequence, full)[cached:], sequence.pages[cached:full], strict=True):
+            # Two sequences may have computed the same page; the second one's is not cached.
+            if digest not in self._page_of:
+                self._page_of[digest], self._digest_of[page] = page, digest
+        sequence.num_cached_pages = full
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the slot and all pages from a sequence, if it has them; cached pages become idle, others free.
+
+        After a GenerationError the pages' content is unknown, and none of them stays cached.
+        """
+        if isinstance(sequence.result, GenerationError):
+            self._uncache(sequence)
+        # The last page first, so that a prefix is evicted from its end.
+        for page in reversed(sequence.pages):
+            self._holders[page] -= 1
+            if self._holders[page]:
+                continue
+            salt = self._salt_of[page]
+            if page in self._digest_of:
+                self._idle[page] = None
+                self._idle_of.setdefault(salt, OrderedDict())[page] = None
+            else:
+                self._disown(page)
+                self._free.append(page)
+        sequence.pages = []
+        sequence.num_cached = sequence.num_cached_pages = 0
+        if sequence.kv_slot is not None:
+            self._free_slots.append(sequence.kv_slot)
+            sequence.kv_slot = None
+
+    def _assign_slot(self, sequence: Sequence) -> None:
+        """Give a sequence a free slot, and write its pages into that row of the page table."""
+        sequence.kv_slot = self._free_slots.pop()
+        unused = self._shape.columns - len(sequence.pages)
+        self._model.set_pages(sequence.kv_slot, 0, sequence.pages + [NULL_PAGE] * unused)
+
+    def _num_shareable_pages(self, sequence: Sequence) -> int:
+        """Return how many full pages a sequence without pages could take over, or compute for others."""
+        if not self._caching:
+            return 0
+        # Cached pages have no hidden states, so that a prefix whose tokens get scores is computed again.
+        return ((sequence.scored_from or sequence.num_tokens) - 1) // self.page_size
+
+    def _uncache(self, sequence: Sequence) -> None:
+        """Let no sequence match the pages of a sequence any more."""
+        for page in sequence.pages:
+            if page in self._digest_of:
+                del self._page_of[self._digest_of.pop(page)]
+
+    def _hold(self, page: int) -> None:
+        if not self._holders[page]:
+            self._remove_idle(page)
+        self._holders[page] += 1
+
+    def _remove_idle(self, page: int) -> None:
+        salt = self._salt_of[page]
+        del self._idle[page], self._idle_of[salt][page]
+        if not self._idle_of[salt]:
+            del self._idle_of[salt]
+
+    def _disown(self, page: int) -> None:
+        salt = self._salt_of.pop(page)
+        self._num_pages_of[salt] -= 1
+        if not self._num_pages_of[salt]:
+            del self._num_pages_of[salt]
+
+    def _take(self, salt: str) -> int:
+        """Return a page that no sequence holds, held once, for a sequence of a salt; there must be one."""
+        if self._free:
+            page = self._free.pop()
+        else:
+            own = self._idle_of.get(salt) if 2 * self._num_pages_of[salt] >= self._shape.pages else None
+            page = next(iter(own or self._idle))
+            self._remove_idle(page)
+            self._disown(page)
+            del self._page_of[self._digest_of.pop(page)]
+            self._evicted += 1
+        self._holders[page] = 1
+        self._salt_of[page] = salt
+        self._num_pages_of[salt] += 1
+        return page
+
+    def _digests(self, sequence: Sequence, count: int) -> list[bytes]:
+        """Return the digests of a sequence's first `count` pages: of its salt and all tokens up to the page's end."""
+        digests = sequence.page_digests
+        while len(digests) < count:
+            first = len(digests) * self.page_size
+            parent = digests[-1] if digests else blake2b(sequence.request.cache_salt.encode()).digest()
+            tokens = array("i", sequence.tokens(first, first + self.page_size)).tobytes()
+            digests.append(blake2b(parent + tokens, digest_size=32).digest())
+        return digests[:count]

@@ -1,0 +1,316 @@
+"""The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
+
+Sequences are admitted to free slots by priority (lowest value first), then in order of arrival, as long as the KV cache
+has pages for their prompts. While all slots or pages are taken, sequences wait here and `wait_until_admitted` blocks,
+so that further requests stay in Triton's queue. A sequence that is cancelled or times out while waiting is never
+computed. A sequence whose guide is being compiled also waits here; later sequences overtake it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from bisect import insort
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from llama_engine.engine.cancellation import poll_cancellation
+from llama_engine.engine.engine import Engine, StepResult
+from llama_engine.engine.events import FAILURE, Event, ResponseSink
+from llama_engine.engine.health import EngineHealth
+from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.sequence import Sequence, Status, names_of
+from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
+
+if TYPE_CHECKING:
+    from llama_engine.grammar.matcher import GuideState
+    from llama_engine.observability.stats import Stats
+
+GUIDE_SECONDS = 0.05
+"""Maximum seconds that `wait_until_admitted` waits for guides to compile; nearly all compile faster."""
+
+MAX_WAITING_GUIDES = 64
+"""Maximum number of requests whose guides are being compiled or wait for that; further ones are refused."""
+
+HANG_SECONDS = 10.0
+"""Seconds that `stop` waits for a hanging step after the drain time."""
+
+_STOPPING = Stopping("the server is stopping")
+_TOO_MANY_GUIDES = QueueFull("too many guides (guided_decoding_guide) wait to be compiled; try again later")
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Queues sequences and runs the engine in a thread. Thread-safe."""
+
+    def __init__(self, engine: Engine, dispatcher: ResponseDispatcher, stats: Stats, stuck_seconds: float) -> None:
+        """stuck_seconds: duration of a step after which `problem` reports it as stuck; 0 disables the check."""
+        self._engine, self._dispatcher, self._stats = engine, dispatcher, stats
+        # Guards everything below; notified when a sequence arrives, gets its guide or a slot, finishes or is cancelled.
+        self._changed = threading.Condition()
+        # In order of admission.
+        self._waiting: list[Sequence] = []
+        self._running: dict[Sequence, None] = {}
+        self._cancelled: list[Sequence] = []
+        self._drain_until: float | None = None
+        # When the guide that is being compiled started, or later. Guides are compiled one at a time.
+        self._guide_began = 0.0
+        self._health = EngineHealth(stuck_seconds)
+        self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._polling = threading.Thread(
+            target=poll_cancellation, args=(self._next_poll, self._cancel), name="cancellation", daemon=True
+        )
+        self._stepping.start()
+        self._polling.start()
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Queue sequences; after `stop`, finish them with Unavailable at once."""
+        with self._changed:
+            guided = {sequence.sink for sequence in self._waiting if sequence.status is Status.WAITING_FOR_GUIDE}
+            if not guided:
+                self._guide_began = time.monotonic()
+            for sequence in sequences:
+                if sequence.status is Status.WAITING_FOR_GUIDE:
+                    guided.add(sequence.sink)
+                if self._drain_until is not None:
+                    # The engine's thread may have ended.
+                    self._finish(sequence, _STOPPING)
+                elif sequence.status is Status.WAITING_FOR_GUIDE and len(guided) > MAX_WAITING_GUIDES:
+                    self._finish(sequence, _TOO_MANY_GUIDES)
+                else:
+                    # Ascending by priority; sequences of equal priority keep their order of arrival.
+                    insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
+            self._start_guides()
+            self._changed.notify_all()
+
+    def wait_until_admitted(self, sequences: list[Sequence]) -> None:
+        """Block until every sequence is admitted, guaranteed a slot in the next step, or finished.
+
+        Waits at most GUIDE_SECONDS for sequences without their guides, and not at all if the current compilation takes
+        longer. A longer wait would delay later requests: Triton notices those up to 0.5 s late while `execute` blocks.
+        """
+
+        def admitted() -> bool:
+            ready = [sequence for sequence in self._waiting if sequence.status is Status.WAITING]
+            all_fit = len(ready) <= self._engine.slots - len(self._running) and self._engine.has_pages(ready)
+            if self._drain_until is None and all_fit:
+                return True
+            return all(sequence.status is not Status.WAITING for sequence in sequences)
+
+        def have_guides() -> bool:
+            stalled = time.monotonic() - self._guide_began > GUIDE_SECONDS
+            return stalled or all(sequence.status is not Status.WAITING_FOR_GUIDE for sequence in sequences)
+
+        with self._changed:
+            self._changed.wait_for(have_guides, GUIDE_SECONDS)
+            self._changed.wait_for(admitted)
+
+    def wait_until_finished(self, sequences: list[Sequence]) -> None:
+        """Block until every sequence has its result and is no longer waiting or running."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(sequence in self._running or sequence in self._waiting for sequence in sequences)
+            )
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last steps produced only failures."""
+        return self._health.failing
+
+    def problem(self) -> str:
+        """Return why a new sequence would not be computed, in a few words; empty if it would. Never blocks."""
+        if self._drain_until is not None:
+            return str(_STOPPING)
+        return self._health.problem() if self._stepping.is_alive() else "the engine's thread has ended"
+
+    def stop(self, drain_seconds: float) -> None:
+        """Shut down: let running sequences finish for `drain_seconds`, fail all others, and end the threads."""
+        with self._changed:
+            self._drain_until = time.monotonic() + drain_seconds
+            self._changed.notify_all()
+        self._stepping.join(drain_seconds + HANG_SECONDS)
+        if self._stepping.is_alive():
+            with self._changed:
+                _log.error("a step doesn't return; its %d sequences are answered without it", len(self._running))
+                sequences = [*self._waiting, *self._running]
+                self._waiting.clear()
+                self._running.clear()
+                for sequence in sequences:
+                    self._finish(sequence, _STOPPING)
+        self._polling.join(HANG_SECONDS)
+        self._engine.guides.close()
+
+    def _next_guides(self) -> list[Sequence]:
+        """Return the sequences whose guides may be compiled now.
+
+        A compiled guide takes megabytes, so at most one per slot is compiled ahead, in order of admission.
+        """
+        guided = [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
+        return [sequence for sequence in guided[: self._engine.slots] if sequence.guide is None]
+
+    def _start_guides(self) -> None:
+        for sequence in self._next_guides():
+            request = sequence.request
+            sequence.guide = self._engine.guides.start(
+                request.guided_decoding_guide_type, request.guided_decoding_guide
+            )
+            sequence.guide.add_done_callback(partial(self._take_guide, sequence))
+
+    def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
+        """Apply a compiled guide to its sequence, which can then be admitted; on an error, finish the sequence."""
+        with self._changed:
+            self._guide_began = time.monotonic()
+            if sequence.status is not Status.WAITING_FOR_GUIDE:
+                return
+            try:
+                sequence.follow_guide(guide.result())
+            except RequestError as error:
+                self._abort([sequence], error)
+            except Exception:  # noqa: BLE001 - any failure: the client must get a response
+                _log.exception("compiling the guide of %s failed", names_of([sequence]))
+                self._abort([sequence], FAILURE)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._schedule_and_step():
+                    return
+            except Exception:  # noqa: BLE001 - without this thread every client would wait forever
+                _log.exception("scheduling failed; %d running sequences get an error", len(self._running))
+                self._fail_running()
+
+    def _fail_running(self) -> None:
+        self._health.record_error()
+        self._stats.record_error()
+        with self._changed:
+            self._abort(list(self._running), FAILURE)
+
+    def _schedule_and_step(self) -> bool:
+        """Abort cancelled and late sequences, admit waiting ones, and step; return False after the drain."""
+        with self._changed:
+            self._health.record_idle()
+            while not self._has_work():
+                # Wake up in time for the next deadline: a sequence that waits for its guide can time out.
+                self._stats.record_load(0, len(self._waiting), self._engine.take_cache_counts())
+                deadline = min((sequence.deadline for sequence in self._waiting), default=math.inf)
+                self._changed.wait(min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
+            self._health.record_busy()
+            self._abort_cancelled_and_late()
+            self._admit()
+            self._start_guides()
+            # Before the step, so that the load is visible while a step hangs.
+            self._stats.record_load(len(self._running), len(self._waiting))
+            if not self._running:
+                return self._drain_until is None
+        step = self._engine.step()
+        self._report(step)
+        self._health.record_step(step)
+        return True
+
+    def _has_work(self) -> bool:
+        """Whether there is work other than waiting for guides."""
+        now = time.monotonic()
+        return (
+            bool(self._running or self._cancelled or self._next_guides())
+            or any(sequence.status is Status.WAITING or now >= sequence.deadline for sequence in self._waiting)
+            or self._drain_until is not None
+        )
+
+    def _abort_cancelled_and_late(self) -> None:
+        now = time.monotonic()
+        self._abort(self._cancelled, Cancelled("the request was cancelled"))
+        self._cancelled = []
+        late = [sequence for sequence in self._waiting if now >= sequence.deadline]
+        self._abort(late, Unavailable("the request's time was up before it got a slot"))
+        if self._drain_until is not None:
+            self._abort(list(self._waiting), _STOPPING)
+            if now >= self._drain_until:
+                self._abort(list(self._running), _STOPPING)
+
+    def _admit(self) -> None:
+        for sequence in [waiting for waiting in self._waiting if waiting.status is Status.WAITING]:
+            if not self._engine.can_admit(sequence):
+                return
+            self._waiting.remove(sequence)
+            self._running[sequence] = None
+            self._engine.add(sequence)
+            self._changed.notify_all()
+
+    def _report(self, step: StepResult) -> None:
+        """Dispatch the chunks and results of a step, and record it."""
+        now = time.monotonic()
+        with self._changed:
+            events = self._next_chunks()
+            # A sequence that `stop` has answered while this step hung is no longer running.
+            finished = [sequence for sequence in step.finished if sequence in self._running]
+            for sequence in finished:
+                assert sequence.result is not None
+                del self._running[sequence]
+                events.append((sequence.sink, sequence.result))
+            # In one call, so that a sequence's last chunk is sent with its result.
+            self._dispatcher.post(events)
+            self._changed.notify_all()
+            for sequence in finished:
+                self._stats.record_finished(sequence)
+            self._stats.record_step(step, now, len(self._running), len(self._waiting))
+
+    def _next_chunks(self) -> list[tuple[ResponseSink, Event]]:
+        """Return the next chunks of streaming sequences, with their sinks; on a failure, abort that sequence."""
+        events: list[tuple[ResponseSink, Event]] = []
+        for sequence in list(self._running):
+            if not sequence.stream or isinstance(sequence.result, RequestError):
+                continue
+            try:
+                chunk = sequence.next_chunk()
+            except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
+                _log.exception("making a chunk of %s failed", names_of([sequence]))
+                self._stats.record_error()
+                self._abort([sequence], FAILURE)
+                continue
+            if chunk is not None:
+                events.append((sequence.sink, chunk))
+        return events
+
+    def _abort(self, sequences: Iterable[Sequence], error: RequestError) -> None:
+        """Finish sequences that are still waiting or running with an error, and remove them."""
+        for sequence in sequences:
+            if sequence in self._waiting:
+                self._waiting.remove(sequence)
+                self._finish(sequence, error)
+            elif sequence in self._running:
+                del self._running[sequence]
+                try:
+                    # Before freeing the slot, which may raise.
+                    self._finish(sequence, error)
+                finally:
+                    self._engine.remove(sequence)
+
+    def _finish(self, sequence: Sequence, error: RequestError) -> None:
+        """Finish a sequence that is no longer waiting or running, and dispatch its result."""
+        sequence.finish(error)
+        assert sequence.result is not None
+        if sequence.guide is not None:
+            sequence.guide.cancel()
+        self._dispatcher.post([(sequence.sink, sequence.result)])
+        self._changed.notify_all()
+        self._stats.record_finished(sequence)
+
+    def _next_poll(self, pause: float) -> list[Sequence] | None:
+        """Wait `pause` seconds, then until there are sequences to poll; return them, or None after the drain."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._drain_until is not None and not self._running, pause)
+            self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)
+            if self._drain_until is not None and not self._running:
+                return None
+            return [*self._waiting, *self._running]
+
+    def _cancel(self, sequences: list[Sequence]) -> None:
+        with self._changed:
+            self._cancelled += sequences
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""Guided decoding: guides, their checks, their matchers and the translation to grammars."""

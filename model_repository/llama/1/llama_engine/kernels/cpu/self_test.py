@@ -1,0 +1,73 @@
+"""Compares compiled CPU kernels with PyTorch on this CPU: one product bit for bit, and one attention.
+
+It runs when an object is compiled (`build`) and once when a model is loaded (`instruction_sets`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from llama_engine.checkpoint.architecture import ROPE, Architecture
+from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.kernels.activation_terms import ActivationTerms
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
+from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.cpu.forward import CACHE_TYPES, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.library import CpuKernels
+from llama_engine.kernels.cpu.packing import QuantizedRows, pack_layer, pack_linear, padded
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
+"""Tolerated error of the attention by cache dtype, relative to the reference's largest value. A float32 halfway between
+two bfloat16 or int8 values can be rounded to either."""
+
+
+def self_test(kernels: CpuKernels) -> None:
+    """Raise RuntimeError if a product has other bits than the reference's, or attention other values."""
+    generator = torch.Generator().manual_seed(0)
+    # More rows than any instruction set multiplies at once, some of which have two terms, and a padded last block.
+    x = torch.randn(35, 1100, generator=generator)
+    x[::3, 7] *= 100
+    weight = torch.randint(-127, 128, (100, 1100), generator=generator, dtype=torch.int8)
+    layer, terms = LinearWeight(weight, torch.rand(100, generator=generator) + 0.5), ActivationTerms(6.0)
+    if not torch.equal(run_linear(kernels, x, layer, terms), cpu_reference.linear(x, layer, terms)):
+        raise RuntimeError("a product isn't exact")
+    _test_attention(kernels, torch.randn(37, 8, 32, generator=generator))
+
+
+def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
+    """Return the kernels' result of one linear layer for x [rows, inputs]."""
+    packed = pack_linear(kernels, layer)
+    rows, inputs = x.shape
+    wide = torch.nn.functional.pad(x, (0, padded(inputs) - inputs)).contiguous()
+    y = torch.full((rows, packed.matrix.outputs), torch.nan)
+    room = QuantizedRows(rows, wide.shape[1], terms.limit(inputs))
+    kernels.linear(packed.matrix, room.structure, wide, y)
+    return y[:, : len(layer.weight)]
+
+
+def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:
+    """Test the attention of a sequence in two chunks, on scattered pages. qkv: [tokens, 4 + 2 + 2 heads, dim]."""
+    tokens, _, dim = qkv.shape
+    architecture = Architecture(
+        "llama", 1, 64, 4, 2, dim, 64, 64, 1e-5, dim**-0.5, tied=False, windows=(None,), ropes=(ROPE,), rotary=dim
+    )
+    linears = _zeros(8 * dim, 64), _zeros(64, 4 * dim), _zeros(128, 64), _zeros(64, 64)
+    layer = LayerWeights(None, linears[0], linears[1], None, linears[2], linears[3])
+    angles = torch.arange(tokens)[:, None] * torch.logspace(0, -3, dim // 2)
+    tables = {ROPE: (angles.cos(), angles.sin())}
+    packed, head = pack_layer(kernels, architecture, layer), pack_linear(kernels, _zeros(64, 64))
+    llama = CpuLlama(kernels, architecture, [packed], torch.ones(64), head, tables)
+    for dtype in CACHE_TYPES:
+        forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 3), tokens)
+        forward.set_pages(0, 0, (2, 3, 1))
+        slots, positions = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
+        chunks = (slice(0, 20), slice(20, tokens))
+        result = torch.cat([forward.attention(qkv[chunk], slots[chunk], positions[chunk]) for chunk in chunks])
+        expected = cpu_reference.attention(qkv, architecture, 0, layer, tables, dtype)
+        error = (result - expected).abs().max().item() / expected.abs().max().item()
+        if not error <= TOLERANCE[dtype]:  # a NaN fails too
+            raise RuntimeError(f"the attention is wrong by {error:.1%} of the largest value")
+
+
+def _zeros(outputs: int, inputs: int) -> LinearWeight:
+    return LinearWeight(torch.zeros(outputs, inputs, dtype=torch.int8), torch.ones(outputs))

@@ -1,0 +1,288 @@
+"""The table of request parameters: name, default, type, bound and meaning of each.
+
+Every parameter is an input of all Triton configs. A client can also send it as a Triton request parameter or inside
+`sampling_parameters`. `make configs` generates the configs' inputs, the table in docs/api.md and the client's
+`SamplingParams` from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+from llama_engine.bounds import Bound, Choice, Flag, Integer, Real, Text
+from llama_engine.request.compound_bounds import Numbers, TokenBias, TokenIds, Words
+
+MAX_STOP_WORDS = 16
+MAX_BAD_WORDS = 64
+MAX_BIASES = 1024
+MAX_BIAS_BYTES = 1 << 14
+"""Maximum bytes of all words with a bias together; each word is tokenized separately."""
+MAX_ALLOWED_TOKENS = 1 << 18
+"""Maximum number of allowed token ids; larger than any Llama's vocabulary."""
+MAX_STOP_TOKENS = 1024
+MAX_COMPLETIONS = 64
+"""Maximum completions of a request with n > 1, over all of its rows."""
+MAX_GUIDE_BYTES = 1 << 17
+"""Maximum bytes of a guide; about the OpenAI API's bound for a schema's strings."""
+MAX_SALT_BYTES = 256
+
+GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
+
+_T = TypeVar("_T")
+_PENALTY = Real(low=-2.0, high=2.0)
+_SHARE = Real(low=0.0, high=1.0)
+_BIAS = Real(low=-100.0, high=100.0)
+_LOG_PROBS = Integer(low=0, high=20)
+_TYPES = {Integer: "INT32", TokenIds: "INT32", Real: "FP32", Numbers: "FP32", Flag: "BOOL"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One row of the table.
+
+    meaning: description for the documentation. aliases: alternative names of the input. checkpoint: key of its default
+    in generation_config.json; empty if that has none.
+    """
+
+    default: object
+    bound: Bound[object]
+    meaning: str
+    aliases: tuple[str, ...] = ()
+    checkpoint: str = ""
+
+    @property
+    def type(self) -> str:
+        """Triton data type without the prefix TYPE_, such as INT32."""
+        is_long = isinstance(self.bound, Integer) and self.bound.high is not None and self.bound.high >= 1 << 32
+        return "UINT64" if is_long else _TYPES.get(type(self.bound), "STRING")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the parameter has a variable number of values per row; else it has one."""
+        return isinstance(self.bound, (Words, Numbers, TokenIds))
+
+
+def _parameter(
+    default: _T, bound: Bound[_T], meaning: str, *, aliases: tuple[str, ...] = (), checkpoint: str = ""
+) -> _T:
+    """Return a field of `RequestParameters` with its row of the table."""
+    row = Parameter(default, bound, meaning, aliases, checkpoint)
+    # repr=False keeps prompts, words and guides out of logs.
+    return field(default=default, repr=row.type != "STRING", metadata={"row": row})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestParameters:
+    """The parameter values of one request; each field is a row of the table."""
+
+    # fmt: off
+    # A request has one of the two prompts; parsing converts it to GenerationRequest.prompt and prompt_tokens.
+    text_input: str = _parameter(
+        "", Text(),
+        "The prompt: not empty, at most `max_model_len` - 1 tokens.",
+    )
+    input_ids: tuple[int, ...] = _parameter(
+        (), TokenIds(),
+        "The prompt as tokens, taken as they are, without a BOS; -1 is padding.",
+    )
+    resume_ids: tuple[int, ...] = _parameter(
+        (), TokenIds(),
+        "Tokens of this request that are generated already (`output_ids`); the text continues after them, with the "
+        "same tokens as without the interruption. A sampled request needs its `seed`; -1 is padding.",
+    )
+    max_tokens: int = _parameter(
+        128, Integer(low=1),
+        "Maximum number of tokens to generate. Prompt and completion share the server's `max_model_len`: an explicit "
+        "value that doesn't fit is refused, the server's default is reduced to what fits.",
+        checkpoint="max_new_tokens",
+    )
+    min_tokens: int = _parameter(
+        0, Integer(low=0),
+        "Minimum number of tokens before an end token, stop token or stop word ends the text; at most `max_tokens`.",
+        aliases=("min_length",), checkpoint="min_new_tokens",
+    )
+    truncate_max_tokens: bool | None = _parameter(
+        None, Flag(),
+        "True reduces a `max_tokens` that doesn't fit, False refuses it; missing: the setting of that name.",
+    )
+    temperature: float = _parameter(
+        0.0, Real(low=0.0, high=2.0),
+        "Divides the logits; 0 takes the likeliest token each time (greedy).",
+        checkpoint="temperature",
+    )
+    top_k: int = _parameter(
+        0, Integer(low=0),
+        "Sample among the k likeliest tokens; 0 is off.",
+        checkpoint="top_k",
+    )
+    top_p: float = _parameter(
+        1.0, _SHARE,
+        "Sample among the likeliest tokens that together have this probability; 1 is off, 0 is greedy.",
+        checkpoint="top_p",
+    )
+    min_p: float = _parameter(
+        0.0, _SHARE,
+        "Never sample a token less than `min_p` times as likely as the likeliest one; 0 is off.",
+        checkpoint="min_p",
+    )
+    repetition_penalty: float = _parameter(
+        1.0, Real(above=0.0),
+        "Divides the scores of tokens already present, the prompt's included; 1 is off.",
+        checkpoint="repetition_penalty",
+    )
+    frequency_penalty: float = _parameter(
+        0.0, _PENALTY,
+        "Subtracted from a token's score for each time it was generated; 0 is off.",
+    )
+    presence_penalty: float = _parameter(
+        0.0, _PENALTY,
+        "Subtracted from a token's score once it was generated; 0 is off.",
+    )
+    logit_bias: tuple[tuple[int, float], ...] = _parameter(
+        (), TokenBias(MAX_BIASES, _BIAS),
+        "A JSON object that maps token ids to numbers added to their logits, before the penalties.",
+    )
+    embedding_bias_words: tuple[bytes, ...] = _parameter(
+        (), Words(MAX_BIASES, max_total_bytes=MAX_BIAS_BYTES, keeps_empty=True),
+        "Words to bias: each word's weight is added to the logits of all of its tokens.",
+    )
+    embedding_bias_weights: tuple[float, ...] = _parameter(
+        (), Numbers(MAX_BIASES, _BIAS),
+        "The weights of `embedding_bias_words`, one per word.",
+    )
+    allowed_token_ids: tuple[int, ...] = _parameter(
+        (), TokenIds(MAX_ALLOWED_TOKENS),
+        "The only tokens that may be sampled, end tokens included; -1 is padding; empty allows all.",
+    )
+    seed: int = _parameter(
+        0, Integer(low=0, high=2**64 - 1),
+        "Random seed; the same request with the same seed gives the same text. Missing: drawn at random.",
+        aliases=("random_seed",),
+    )
+    n: int = _parameter(
+        1, Integer(low=1, high=16),
+        "Number of completions of the prompt, at most 64 in all rows of a request. The first uses the seed, the others "
+        "use seeds derived from it.",
+        aliases=("num_return_sequences",),
+    )
+    stop_words: tuple[bytes, ...] = _parameter(
+        (), Words(MAX_STOP_WORDS),
+        "The text ends before the first of these strings; an empty string is ignored.",
+        aliases=("stop",),
+    )
+    stop_token_ids: tuple[int, ...] = _parameter(
+        (), TokenIds(MAX_STOP_TOKENS),
+        "Tokens that end the text and are not included in it; -1 is padding.",
+    )
+    end_id: int = _parameter(
+        -1, Integer(low=-1),
+        "Another stop token; -1 is none.",
+    )
+    ignore_eos: bool = _parameter(
+        False, Flag(),
+        "True makes the checkpoint's end tokens ordinary tokens.",
+    )
+    bad_words: tuple[bytes, ...] = _parameter(
+        (), Words(MAX_BAD_WORDS),
+        "Strings that are never generated, in any split into tokens; an empty string is ignored.",
+    )
+    # May be empty: a row of a batch can be without a guide.
+    guided_decoding_guide_type: str = _parameter(
+        "", Choice(("", *GUIDE_TYPES)),
+        "The kind of `guided_decoding_guide`; empty: no guide.",
+    )
+    guided_decoding_guide: str = _parameter(
+        "", Text(MAX_GUIDE_BYTES),
+        "The guide to which the text conforms, such as a JSON schema; the type `json` needs none.",
+    )
+    priority: int = _parameter(
+        0, Integer(low=-(2**31), high=2**31 - 1),
+        "Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it.",
+    )
+    cache_salt: str = _parameter(
+        "", Text(MAX_SALT_BYTES),
+        "Prompts share cached prefixes only with requests of the same salt.",
+    )
+    stream: bool = _parameter(
+        False, Flag(),
+        "True: a response for each chunk of text; one row per request, and only under the config `streaming`.",
+    )
+    stream_interval_ms: int = _parameter(
+        0, Integer(low=0, high=1000),
+        "Minimum milliseconds between two chunks of a completion; the first and the last chunk do not wait.",
+    )
+    exclude_input_in_output: bool = _parameter(
+        True, Flag(),
+        "False returns the prompt in front of the completion.",
+    )
+    return_output_ids: bool = _parameter(
+        False, Flag(),
+        "True returns `output_ids` and `seed`, which a request with `resume_ids` needs.",
+    )
+    return_log_probs: bool = _parameter(
+        False, Flag(),
+        "True returns `output_log_probs` and `cum_log_probs`.",
+    )
+    num_logprobs: int | None = _parameter(
+        None, _LOG_PROBS,
+        "Returns the output `logprobs`: log probabilities of each generated token and of this many likeliest ones.",
+    )
+    prompt_logprobs: int | None = _parameter(
+        None, _LOG_PROBS,
+        "Returns the output `prompt_logprobs`: log probabilities of each prompt token and of this many likeliest ones.",
+    )
+    return_perf_metrics: bool = _parameter(
+        False, Flag(),
+        "True returns the four times of the request.",
+    )
+    # Parameters of other backends: validated, but without effect.
+    pad_id: int | None = _parameter(
+        None, Integer(),
+        "Without effect: nothing is padded.",
+    )
+    beam_width: int = _parameter(
+        1, Integer(low=1, high=1),
+        "1: there is no beam search.",
+    )
+    length_penalty: float | None = _parameter(
+        None, Real(),
+        "Without effect: it applies to beam search only.",
+    )
+    return_finish_reason: bool = _parameter(
+        True, Flag(),
+        "Without effect: the output is always present.",
+    )
+    return_num_input_tokens: bool = _parameter(
+        True, Flag(),
+        "Without effect: the output is always present.",
+    )
+    return_num_output_tokens: bool = _parameter(
+        True, Flag(),
+        "Without effect: the output is always present.",
+    )
+    sampling_parameters: str = _parameter(
+        "", Text(),
+        "A JSON object of other parameters except the prompt and `stream`, under vLLM's names (`logprobs` for "
+        "`num_logprobs`). Numbers and flags may be strings, `top_k` may be -1, and `null` counts as missing.",
+    )
+    # fmt: on
+
+
+PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["row"] for field in fields(RequestParameters)}
+
+NAMES: Mapping[str, str] = {alias: name for name, row in PARAMETERS.items() for alias in (name, *row.aliases)}
+"""Parameter names by input name, aliases included."""
+
+PROMPTS = ("text_input", "input_ids")
+"""The forms of the prompt; a request has exactly one."""
+
+NOT_SAMPLING = (*PROMPTS, "resume_ids", "stream", "sampling_parameters")
+"""Parameters that are not sampling parameters."""
+
+SAMPLING_PARAMETERS: Mapping[str, str] = {
+    **{name: row for name, row in NAMES.items() if row not in NOT_SAMPLING},
+    "logprobs": "num_logprobs",
+}
+"""Parameter names by name in `sampling_parameters`: input names, and vLLM's `logprobs`."""

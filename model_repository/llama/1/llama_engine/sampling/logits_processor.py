@@ -1,0 +1,192 @@
+"""Per-sequence logits processing: a bias before the penalties, and masks after them.
+
+Masked tokens are: all but `allowed_token_ids`, end tokens before min_tokens, tokens that would complete a bad word, and
+tokens that the guide excludes. A sequence that has only min_tokens needs no `RowProcessor`: the sampler masks end
+tokens for all such rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from copy import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llama_engine.errors import InvalidRequest
+from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.sampling.filters import forbidden
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.tokenizer import Vocabulary
+from llama_engine.transfer import to_device
+
+if TYPE_CHECKING:
+    from llama_engine.grammar.matcher import GuideState
+
+
+class RowProcessor:
+    """Applies the bias and the masks of one sequence to its logits. Not thread-safe."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        device: torch.device,
+        *,
+        logit_bias: Iterable[tuple[int, float]] = (),
+        allowed: Collection[int] = (),
+        ends: Collection[int] = (),
+        stops: Collection[int] = (),
+        ignored: Collection[int] = (),
+        bad_words: BadWords | None = None,
+    ) -> None:
+        """vocabulary: number of tokens. allowed: ids; empty allows all. ends: ids of tokens that finish the sequence.
+
+        The guide knows only the checkpoint's end tokens; two sets correct its masks. stops: ids of `ends` that are no
+        end tokens of the checkpoint. ignored: end tokens of the checkpoint that don't finish the sequence.
+        """
+        self._vocabulary, self._device = vocabulary, device
+        self._biased = to_device([token for token, _ in logit_bias], device, torch.long)
+        self._biases = to_device([bias for _, bias in logit_bias], device, torch.float32)
+        self._ends = to_device(sorted(ends), device, torch.long)
+        self._forbidden: torch.Tensor | None = None
+        if allowed:
+            self._forbidden = torch.ones(vocabulary, dtype=torch.bool, device=device)
+            self._forbidden[to_device(list(allowed), device, torch.long)] = False
+        self._bad_words = bad_words
+        self._guided_ends = tuple(ends), tuple(stops), tuple(ignored)
+        self._guide: GuideState | None = None
+        self.problem: InvalidRequest | None = None
+        """Error of the guide if it allows no token or exceeds its limits; else None."""
+
+    def follow_guide(self, guide: GuideState) -> None:
+        """Apply a guide to all further tokens. Must be called before the first token."""
+        self._guide = guide
+        self._end_bits, self._stop_bits, self._ignored_bits = (
+            _bits(self._vocabulary, tokens) for tokens in self._guided_ends
+        )
+
+    def clone(self) -> RowProcessor:
+        """Return a processor for another choice of the request. Must be called before `follow_guide` and `append`.
+
+        The clone shares stateless data, because the tables of many bad words take tenths of a second to build.
+        """
+        other = copy(self)
+        if self._bad_words is not None:
+            other._bad_words = self._bad_words.clone()
+        return other
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the request has a logit bias."""
+        return len(self._biased) > 0
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the sequence has a guide, so that `fill` computes a part of its masks."""
+        return self._guide is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text satisfies the guide and can't be continued; False without a guide."""
+        return self._guide is not None and self._guide.finished
+
+    def bias(self, logits: torch.Tensor) -> None:
+        """Add the bias to the logits, [vocabulary], in place."""
+        logits[self._biased] += self._biases
+
+    def fill(self, allowed: NDArray[np.int32]) -> None:
+        """Write the bit mask of the tokens that the guide allows. Runs on the host. Repeatable.
+
+        allowed: as for `GuideState.fill`. Tokens that finish the sequence are allowed only where the text may end.
+        """
+        assert self._guide is not None, "there is no guide"
+        try:
+            self._guide.fill(allowed)
+        except InvalidRequest as error:
+            self.problem = error
+            allowed.fill(0)
+            return
+        if self._guide.may_end:
+            allowed &= ~self._ignored_bits
+            allowed |= self._end_bits
+        else:
+            allowed &= ~self._stop_bits
+
+    def mask(self, logits: torch.Tensor, too_early: bool) -> None:
+        """Mask logits [vocabulary] in place. The guide's mask from `fill` must already be applied.
+
+        too_early: whether the text has less than min_tokens. If the masks leave no token, end tokens are allowed even
+        then, unless the guide doesn't let the text end: in that case the sequence fails.
+        """
+        if self._forbidden is not None:
+            logits.masked_fill_(self._forbidden, -torch.inf)
+        if too_early:
+            logits[self._ends] = -torch.inf
+        if self._bad_words is not None:
+            logits[self._bad_words.always] = -torch.inf
+            logits[self._bad_words.completing()] = -torch.inf
+        if self._guide is None or (self.problem is None and self._guide.may_end):
+            logits[self._ends] = torch.where(logits.amax() == -torch.inf, 0.0, logits[self._ends])
+
+    def leaves_nothing(self, too_early: bool) -> bool:
+        """Return whether the masks leave no token. Recomputes them to explain a failed sequence; not used in steps."""
+        logits = torch.zeros(self._vocabulary, device=self._device)
+        if self.is_guided:
+            allowed = np.empty(-(-self._vocabulary // 32), dtype=np.int32)
+            self.fill(allowed)
+            ruled_out = forbidden(torch.from_numpy(allowed[None]), self._vocabulary)[0]
+            logits.masked_fill_(ruled_out.to(self._device), -torch.inf)
+        self.mask(logits, too_early)
+        return logits.amax().item() == -torch.inf
+
+    def append(self, token: int, token_bytes: bytes) -> bool:
+        """Append the sampled token and its bytes; return whether the guide allows it. `problem` may say why not."""
+        if self._bad_words is not None:
+            self._bad_words.append(token_bytes)
+        try:
+            return self._guide is None or self._guide.accept(token)
+        except InvalidRequest as error:
+            self.problem = error
+            return False
+
+
+def _bits(vocabulary: int, tokens: Iterable[int]) -> NDArray[np.int32]:
+    """Return the bit mask of token ids: [ceil(vocabulary / 32)]; token t is bit t % 32 of word t // 32."""
+    chosen = np.zeros(-(-vocabulary // 32) * 32, dtype=np.bool_)
+    chosen[list(tokens)] = True
+    return np.packbits(chosen, bitorder="little").view(np.int32)
+
+
+def row_processor(
+    request: GenerationRequest,
+    vocabulary: Vocabulary,
+    end_tokens: frozenset[int],
+    device: torch.device,
+) -> RowProcessor | None:
+    """Return the processor of a request, without its guide; None if the request needs none.
+
+    end_tokens: the checkpoint's end tokens.
+    """
+    needed = (
+        request.logit_bias
+        or request.allowed_token_ids
+        or request.bad_words
+        or request.guided_decoding_guide_type
+        # The sampler's common mask for min_tokens has the checkpoint's end tokens only.
+        or (request.min_tokens and (request.stop_token_ids or request.ignore_eos))
+    )
+    if not needed:
+        return None
+    stops = set(request.stop_token_ids)
+    return RowProcessor(
+        len(vocabulary.token_bytes),
+        device,
+        logit_bias=request.logit_bias,
+        allowed=request.allowed_token_ids,
+        ends=stops if request.ignore_eos else stops | end_tokens,
+        stops=stops - end_tokens,
+        ignored=end_tokens - stops if request.ignore_eos else (),
+        bad_words=BadWords(request.bad_words, vocabulary, device) if request.bad_words else None,
+    )

@@ -1,1 +1,0 @@
-"""Makes models/pydoc-llama: a small Llama trained from scratch on the text that ships with CPython."""

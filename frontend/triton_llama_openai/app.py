@@ -19,8 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triton_llama_openai.auth import ApiKeys
-from triton_llama_openai.cache_salts import CacheSalts
+from triton_llama_openai.auth import ApiKeys, CacheSalts
 from triton_llama_openai.chat import answer_chat
 from triton_llama_openai.completions import answer_completion
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
+from triton_llama.completion import Chunk, TokenLogprobs
 
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import check_count, prompt_too_long
-from triton_llama_openai.generation import Generation, Prompt
-from triton_llama_openai.logprobs import CompletionLogprobs, TokenLogprobs
+from triton_llama_openai.generation import Generation, Prompt, truncate
+from triton_llama_openai.logprobs import CompletionLogprobs
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.settings import Settings
@@ -27,7 +27,6 @@ from triton_llama_openai.streaming import (
 )
 from triton_llama_openai.structured_output import guide_of
 from triton_llama_openai.tokenizer import Checkpoint
-from triton_llama_openai.truncation import truncate
 
 
 async def answer_completion(

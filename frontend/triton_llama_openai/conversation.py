@@ -1,4 +1,4 @@
-"""A conversation in the engine: its prompt, its tools, its guide, and what reads its text.
+"""A conversation prepared for the engine: its prompt, its tools, its guide, and the parser of its output.
 
 The chat path and the Responses API share it; they differ in how they write requests and answers.
 """
@@ -9,85 +9,34 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from triton_llama_openai.chat_template import render_messages
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation, Prompt
-from triton_llama_openai.logprobs import TokenLogprobs
+from triton_llama_openai.generation import Generation, Prompt, truncate
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
+from triton_llama_openai.output_parser import OutputParser
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import text_of
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.reasoning import (
-    Markers,
-    Reasoning,
-    ReasoningReader,
-    is_closed,
-    is_open,
-    is_open_in,
-    tag_format,
-)
+from triton_llama_openai.reasoning import Markers, is_closed, is_open, is_open_in, tag_format
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.structured_output import follow
-from triton_llama_openai.tool_calls import Part, TextReader, ToolCall, ToolUse, tool_use
-from triton_llama_openai.truncation import truncate
-
-Reader = Callable[[], TextReader | ReasoningReader]
-"""Makes the reader of one choice's text."""
-
-
-class ChoiceReader:
-    """Turns one choice's chunks into parts of the answer.
-
-    called: whether it has a tool call. reasoning: the parts of its text. tokens: log probabilities of those whose text
-    isn't sent yet.
-    """
-
-    def __init__(self, reader: TextReader | ReasoningReader, *, forced: bool) -> None:
-        self._reader = reader
-        self._forced = forced
-        self.called = False
-        self.reasoning: list[str] = []
-        self.tokens: list[TokenLogprobs] = []
-
-    def read(self, chunk: Chunk) -> list[Part | Reasoning]:
-        """Return the parts that a chunk adds to the choice."""
-        self.tokens += chunk.logprobs
-        parts: list[Part | Reasoning] = [*self._reader.read(chunk.text)]
-        if chunk.finish_reason:
-            parts += self._reader.end(cut=chunk.finish_reason == "length")
-        self.reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
-        self.called = self.called or any(isinstance(part, ToolCall) for part in parts)
-        within_reasoning = isinstance(self._reader, ReasoningReader) and self._reader.is_within
-        if chunk.finish_reason and self._forced and not self.called and not within_reasoning:
-            # The answer has nothing of a call that was cut off.
-            self.tokens = []
-        return parts
-
-    def take_tokens(self) -> list[TokenLogprobs]:
-        """Return and remove the tokens."""
-        tokens, self.tokens = self.tokens, []
-        return tokens
+from triton_llama_openai.tool_calls import ToolUse, tool_use
 
 
 @dataclass(frozen=True)
-class Conversation:
+class PreparedChat:
     """A conversation that can be generated.
 
-    prompt: the rendered messages, or the last tokens of them. reader: of the parts of a choice's text.
+    prompt: the rendered messages, or the last tokens of them. new_parser: makes the parser of one choice's output.
     """
 
     prompt: Prompt
     use: ToolUse
-    reader: Reader
+    new_parser: Callable[[], OutputParser]
     generation: Generation
     model: ServedModel
 
-    def choice(self) -> ChoiceReader:
-        """Return the reader of one choice's chunks."""
-        return ChoiceReader(self.reader(), forced=self.use.forced)
-
-    def count_reasoning(self, choices: Iterable[ChoiceReader]) -> None:
+    def count_reasoning(self, choices: Iterable[OutputParser]) -> None:
         """Count the tokens of all choices' reasoning in the usage, as the tokenizer splits its text.
 
         The engine doesn't say which tokens were whose. It takes milliseconds for thousands of tokens.
@@ -97,10 +46,10 @@ class Conversation:
         usage.reasoning_tokens = min(tokens, usage.completion_tokens)
 
 
-def converse(
+def prepare_chat(
     chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord, cache_salt: str | None
-) -> Conversation:
-    """Return the conversation of a request; with `truncate_prompt_tokens` it tokenizes. Raises ApiError.
+) -> PreparedChat:
+    """Prepare the conversation of a request; with `truncate_prompt_tokens` it tokenizes. Raises ApiError.
 
     cache_salt: the model's input.
     """
@@ -120,18 +69,23 @@ def converse(
         documents=chat.documents,
         field=field,
     )
-    guide, markers = use.guide, model.markers
-    reader: Reader = use.reader
-    if markers is not None and not without_reasoning:
-        begun = _is_begun(chat, prompt, markers)
-        reader = _with_reasoning(markers, use.reader, begun=begun, guided=guided)
+    guide = use.guide
+    markers = None if without_reasoning else model.markers
+    begun = markers is not None and _is_begun(chat, prompt, markers)
+    if markers is not None and guide is not None and guided:
         may_begin = not (chat.continue_final_message or is_closed(markers, prompt))
-        if guide is not None and guided and (begun or may_begin):
+        if begun or may_begin:
             guide = follow(tag_format(markers, begun=begun), guide)
     record.prompt = prompt
     prompts = truncate(chat, [prompt], model.checkpoint)
     generation = Generation(chat, prompts, guide, model, settings, record, cache_salt)
-    return Conversation(prompts[0], use, reader, generation, model)
+
+    def new_parser() -> OutputParser:
+        calls = None if use.call_reader is None else use.call_reader()
+        # Other blanks after a marker are the guided text's own.
+        return OutputParser(markers or (), calls, begun=begun, blanks="\n" if guided else None)
+
+    return PreparedChat(prompts[0], use, new_parser, generation, model)
 
 
 def _template_kwargs(chat: ChatRequest, *, without_reasoning: bool) -> JsonObject:
@@ -145,10 +99,3 @@ def _is_begun(chat: ChatRequest, prompt: str, markers: Markers) -> bool:
     if chat.continue_final_message:
         return is_open_in(markers, text_of(chat.messages[-1].content))
     return is_open(markers, prompt)
-
-
-def _with_reasoning(markers: Markers, reader: Callable[[], TextReader], *, begun: bool, guided: bool) -> Reader:
-    """Return what makes the reader of a choice that may begin with reasoning, or within it."""
-    # Other blanks after a marker are the guided text's own.
-    blanks = "\n" if guided else None
-    return lambda: ReasoningReader(markers, reader(), begun=begun, blanks=blanks)

@@ -7,33 +7,27 @@ steps, also for an answer that isn't streamed to the client. All streams share o
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import re
-import struct
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from typing import Self
 
 import grpc
+from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
+    LOST,
     LlamaConnectionError,
-    RejectedInputError,
     ServerError,
     TritonLlamaError,
     from_stream_error,
     grpc_errors,
-    one_line,
 )
 from triton_llama.grpc_transport import open_channel
-from triton_llama.sampling_params import INPUTS
-from triton_llama.tensors import Tensor
+from triton_llama.tensors import OUTPUT_NAMES, Tensor, decode_response, encode_request, read_chunks
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-
-from triton_llama_openai.logprobs import TokenLogprobs
 
 CONNECT_TIMEOUT_S = 10.0
 CONFIG_S = 60.0
@@ -41,43 +35,10 @@ CONFIG_S = 60.0
 CONFIG_TIMEOUT_S = 2.0
 
 OUTPUTS = (
-    "text_output",
-    "finish_reason",
-    "num_input_tokens",
-    "num_output_tokens",
-    "stop_reason",
-    "sequence_index",
-    "logprobs",
-    "prompt_logprobs",
-    "num_cached_tokens",
-    "output_ids",
-    "seed",
+    *OUTPUT_NAMES,
+    *("stop_reason", "sequence_index", "logprobs", "prompt_logprobs", "output_ids", "seed"),
 )
-"""The outputs that are read: the first four of every response, the others of those that have them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A chunk of one choice. An answer that isn't streamed to the client is joined to one chunk a choice."""
-
-    index: int
-    """Index of the choice, counted over all prompts of the request."""
-    text: str
-    finish_reason: str
-    """stop, length, or empty while the choice goes on."""
-    num_input_tokens: int
-    num_output_tokens: int
-    """The chunk's own."""
-    stop_reason: str = ""
-    """The stop string, the decimal id of the stop token, or empty."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    num_cached_tokens: int | None = None
-    """Tokens of the prompt that were cached; only in the choice's last chunk."""
-    output_ids: tuple[int, ...] = ()
-    """The chunk's own tokens."""
-    seed: int | None = None
-    """The choice's own."""
+"""The outputs that are read."""
 
 
 class EngineClient:
@@ -96,63 +57,42 @@ class EngineClient:
         self._decoupled = True
         self._config_time = -math.inf
         self._end_reason = "the endpoint is stopping"
-        # For each stream that has begun and is being read: the time since when its next response is awaited.
-        self._awaited: dict[grpc.aio.Call, float] = {}
+        self.awaited: dict[EngineStream, float] = {}
+        """For each stream that has begun and is being read, the time since when its next response is awaited."""
 
-    async def stream(
-        self, tensors: Sequence[Tensor], request_id: str, choices: range, timeout: float
-    ) -> AsyncGenerator[list[Chunk], None]:
-        """Send one request at the first `anext` and yield each response's chunks, `timeout` seconds for all.
+    def stream(
+        self,
+        tensors: Sequence[Tensor],
+        request_id: str,
+        choices: range,
+        timeout: float,
+        skipped: Collection[int] = (),
+    ) -> EngineStream:
+        """Return the stream of one request, which is sent at the first `anext`; `timeout` seconds for all of it.
 
-        choices: the indices of its choices. Closing the generator cancels the request on the server. A stream that ends
-        without an error is complete.
-
-        Raises:
-            TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
+        choices: the indices of its choices. skipped: those of them that aren't wanted.
         """
-        unfinished = set(choices)
-        with self._errors(timeout):
-            message = _request(self.model, tensors, request_id)
-            # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
-            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout)
-            try:
-                async for response in call:
-                    self.last_heard = time.monotonic()
-                    # A reader that takes its time isn't waiting for Triton.
-                    self._awaited.pop(call, None)
-                    if response.error_message:
-                        raise _error(response.error_message)
-                    self.last_response = self.last_heard
-                    chunks = read_chunks(response.infer_response, choices)
-                    unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
-                    yield chunks
-                    self._awaited[call] = time.monotonic()
-            finally:
-                self._awaited.pop(call, None)
-                # No effect on a call that has ended.
-                call.cancel()
-        if unfinished:
-            raise ServerError(f"the server's stream ended without the finish_reason of choice {min(unfinished)}")
+        return EngineStream(self, encode_request(self.model, request_id, tensors, OUTPUTS), choices, timeout, skipped)
 
     def silence(self) -> float:
         """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
-        if not self._awaited:
+        if not self.awaited:
             return 0.0
-        return time.monotonic() - max(self.last_response, min(self._awaited.values()))
+        return time.monotonic() - max(self.last_response, min(self.awaited.values()))
 
     async def is_ready(self, timeout: float) -> bool:
         """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""
-        with self._errors(timeout):
+        with self.errors(timeout):
             request = messages.ModelReadyRequest(name=self.model)
-            ready = bool((await self._stub().ModelReady(request, timeout=timeout)).ready)
+            ready = bool((await self.stub().ModelReady(request, timeout=timeout)).ready)
         self.last_heard = time.monotonic()
         return ready
 
     async def config(self, timeout: float) -> bytes:
         """Return the model's live configuration, serialized the same way each time."""
-        with self._errors(timeout):
+        with self.errors(timeout):
             request = messages.ModelConfigRequest(name=self.model)
-            response = await self._stub().ModelConfig(request, timeout=timeout)
+            response = await self.stub().ModelConfig(request, timeout=timeout)
         self._decoupled = response.config.model_transaction_policy.decoupled
         self._config_time = time.monotonic()
         return bytes(response.config.SerializeToString(deterministic=True))
@@ -177,7 +117,8 @@ class EngineClient:
         await self.disconnect("the endpoint is stopping")
 
     @contextmanager
-    def _errors(self, timeout: float) -> Iterator[None]:
+    def errors(self, timeout: float) -> Iterator[None]:
+        """Raise gRPC's exceptions in the block as TritonLlamaErrors. timeout: for the message."""
         try:
             with grpc_errors(self.endpoint, timeout):
                 yield
@@ -188,7 +129,8 @@ class EngineClient:
             # The task wasn't cancelled: this is how grpc reports a closed channel.
             raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}") from error
 
-    def _stub(self) -> GRPCInferenceServiceStub:
+    def stub(self) -> GRPCInferenceServiceStub:
+        """Return the calls of an open channel."""
         if self._closed:
             raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}")
         # Not in __init__: a channel belongs to the loop that is running when it is made.
@@ -198,98 +140,67 @@ class EngineClient:
         return self._calls
 
 
-def _error(message: str) -> TritonLlamaError:
-    """Return the error of a stream's message, which has no status.
+class EngineStream:
+    """The responses to one request, each as a list of its chunks. Closing the stream cancels it on the server.
 
-    A refusal may quote user text that looks like a connection error, so the first word decides: one of the model's
-    inputs, also one that the request leaves to the checkpoint.
-    """
-    begin = _WORD.match(message)
-    if begin is not None and begin[0] in _INPUTS:
-        return RejectedInputError(one_line(message))
-    return from_stream_error(message, started=True)
-
-
-_WORD = re.compile(r"\w+")
-_INPUTS = {"text_input", "input_ids", "resume_ids", "stream", *INPUTS}
-
-
-def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:
-    message = messages.ModelInferRequest(model_name=model, id=request_id)
-    for tensor in tensors:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.encode())
-    for name in OUTPUTS:
-        message.outputs.add(name=name)
-    return message
-
-
-_INTEGERS = {"INT32": "<i", "INT64": "<q", "UINT64": "<Q"}
-
-
-def read_chunks(response: messages.ModelInferResponse, choices: range) -> list[Chunk]:
-    """Return a response's chunks: one of a stream has one choice's, any other all choices'.
+    A stream that ends without an error is complete; one with skipped choices ends with the last one of the others.
 
     Raises:
-        ServerError: an output is missing or isn't what the contract says.
+        TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
     """
-    outputs = {
-        output.name: _decode(output.name, output.datatype, raw)
-        for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)
-    }
-    if not outputs:
-        # Only the end of the stream.
-        return []
-    try:
-        rows = range(len(outputs["text_output"]))
-        indices = [int(index) for index in outputs.get("sequence_index", rows)]
-        if not all(0 <= index < len(choices) for index in indices):
-            raise ServerError(f"the server answered about choices {indices} of {len(choices)}")
-        return [_chunk(outputs, row, choices[indices[row]]) for row in rows]
-    except KeyError as error:
-        raise ServerError(f"the server's answer lacks the output {error.args[0]}") from None
-    except (IndexError, TypeError, ValueError) as error:
-        raise ServerError(f"the server's answer violates the contract: {error}") from error
 
+    def __init__(
+        self,
+        client: EngineClient,
+        request: messages.ModelInferRequest,
+        choices: range,
+        timeout: float,
+        skipped: Collection[int],
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._choices = choices
+        self._timeout = timeout
+        self._skipped = skipped
+        self._unfinished = set(choices).difference(skipped)
+        self._call: grpc.aio.StreamStreamCall | None = None
+        self._responses: AsyncIterator[messages.ModelStreamInferResponse]
 
-def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> Chunk:
-    # [rows, tokens], with -1 beyond a shorter row's end.
-    ids = outputs.get("output_ids", [])
-    width = len(ids) // len(outputs["text_output"])
-    return Chunk(
-        index=index,
-        text=str(outputs["text_output"][row]),
-        finish_reason=str(outputs["finish_reason"][row]),
-        num_input_tokens=int(outputs["num_input_tokens"][row]),
-        num_output_tokens=int(outputs["num_output_tokens"][row]),
-        stop_reason=str(outputs["stop_reason"][row]) if "stop_reason" in outputs else "",
-        logprobs=json.loads(str(outputs["logprobs"][row]) or "[]") if "logprobs" in outputs else [],
-        prompt_logprobs=json.loads(str(outputs["prompt_logprobs"][row]) or "null")
-        if "prompt_logprobs" in outputs
-        else None,
-        num_cached_tokens=int(outputs["num_cached_tokens"][row]) if "num_cached_tokens" in outputs else None,
-        output_ids=tuple(int(token) for token in ids[row * width : (row + 1) * width] if int(token) >= 0),
-        seed=int(outputs["seed"][row]) if "seed" in outputs else None,
-    )
+    def __aiter__(self) -> Self:
+        return self
 
+    async def __anext__(self) -> list[Chunk]:
+        if self._skipped and not self._unfinished:
+            raise StopAsyncIteration
+        client = self._client
+        with client.errors(self._timeout):
+            if self._call is None:
+                # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a
+                # status.
+                self._call = client.stub().ModelStreamInfer(iter([self._request]), timeout=self._timeout)
+                self._responses = aiter(self._call)
+            else:
+                client.awaited[self] = time.monotonic()
+            response = await anext(self._responses, None)
+        if response is None:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            message = f"the server's stream ended without the finish_reason of choice {min(self._unfinished)}"
+            raise ServerError(message, LOST)
+        client.last_heard = time.monotonic()
+        # A reader that takes its time isn't waiting for Triton.
+        client.awaited.pop(self, None)
+        if response.error_message:
+            raise from_stream_error(response.error_message, started=True)
+        client.last_response = client.last_heard
+        outputs = decode_response(response.infer_response)
+        # A response without outputs is only the end of the stream.
+        chunks = read_chunks(outputs, self._choices) if outputs else []
+        self._unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
+        return [chunk for chunk in chunks if chunk.index not in self._skipped]
 
-def _decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
-    """Return an output's values; Triton's binary form has each string's length."""
-    try:
-        if datatype == "BYTES":
-            return _strings(content)
-        if datatype in _INTEGERS:
-            return [value for (value,) in struct.iter_unpack(_INTEGERS[datatype], content)]
-    except (struct.error, UnicodeDecodeError) as error:
-        raise ServerError(f"the server's output {name} of type {datatype} can't be decoded: {error}") from error
-    raise ServerError(f"the server's output {name} has the type {datatype}")
-
-
-def _strings(content: bytes) -> list[str]:
-    texts, start = [], 0
-    while start < len(content):
-        (size,) = struct.unpack_from("<I", content, start)
-        (text,) = struct.unpack_from(f"{size}s", content, start + 4)
-        texts.append(text.decode())
-        start += 4 + size
-    return texts
+    async def aclose(self) -> None:
+        """End the stream; without effect on one that has ended."""
+        self._client.awaited.pop(self, None)
+        if self._call is not None:
+            self._call.cancel()

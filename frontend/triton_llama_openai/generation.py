@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 
+from triton_llama.completion import Chunk
 from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.models import ServedModel
-from triton_llama_openai.protocol.sampling import SAME_NAMES, SamplingRequest
-from triton_llama_openai.resumption import EngineRequest, Resumption
+from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
+from triton_llama_openai.resumption import ChunkStream, EngineRequest, Resumption, merge
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.stream_merge import merge
 from triton_llama_openai.structured_output import Guide
+from triton_llama_openai.tokenizer import Checkpoint
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
@@ -77,33 +77,35 @@ class Generation:
         if guide is not None:
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
 
-    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
-        """Yield each response's chunks, counted. Closing the generator cancels what still runs.
+    def stream(self) -> ChunkStream:
+        """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
+        return merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
 
-        Raises:
-            ApiError: the engine's error, in this request's words; one prompt's error ends all.
-        """
-        streams = [Resumption(request, self._balancer, self.record).chunks() for request in self._requests]
+    def count(self, chunks: Sequence[Chunk]) -> None:
+        """Count the tokens of a response."""
+        self.usage.add(chunks)
+        self.record.prompt_tokens = self.usage.prompt_tokens
+        self.record.completion_tokens = self.usage.completion_tokens
+        if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
+            self.record.saw_text()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the engine's errors in the block as ApiErrors, in this request's words."""
         try:
-            async with aclosing(merge(streams)) as responses:
-                async for chunks in responses:
-                    self.usage.add(chunks)
-                    if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
-                        self.record.saw_text()
-                    yield chunks
+            yield
         except TritonLlamaError as error:
             raise from_engine(error, self._fields) from error
-        finally:
-            self.record.prompt_tokens = self.usage.prompt_tokens
-            self.record.completion_tokens = self.usage.completion_tokens
 
     async def whole(self) -> list[Chunk]:
-        """Return each choice as one chunk, in order; raises as `chunks`."""
+        """Return each choice as one chunk, in order. Raises ApiError."""
         of_choices: dict[int, list[Chunk]] = {}
-        async with aclosing(self.chunks()) as responses:
-            async for response in responses:
-                for chunk in response:
-                    of_choices.setdefault(chunk.index, []).append(chunk)
+        with self.errors():
+            async with aclosing(self.stream()) as responses:
+                async for response in responses:
+                    self.count(response)
+                    for chunk in response:
+                        of_choices.setdefault(chunk.index, []).append(chunk)
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
 
 
@@ -183,7 +185,7 @@ def _inputs(
     else:
         tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
     tensors.append(Tensor("stream", "BOOL", (True,)))
-    values = {name: getattr(request, name) for name in SAME_NAMES} | {
+    values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
         "repetition_penalty": request.penalty,
@@ -225,3 +227,28 @@ def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], 
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         value = f"up to {count} log probabilities of the prompts' tokens"
         raise invalid(name, value, f"at most {MAX_PROMPT_LOGPROBS} in one request")
+
+
+def truncate(request: SamplingRequest, prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Prompt]:
+    """Return the prompts, of longer ones the last tokens, as `truncate_prompt_tokens` says. It tokenizes texts.
+
+    As under vLLM, a BOS that is cut off isn't added again.
+
+    Raises:
+        ApiError: the request keeps more tokens than the context has room for.
+    """
+    count, room = request.truncate_prompt_tokens, checkpoint.context - 1
+    if count is None:
+        return list(prompts)
+    if count > room:
+        raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
+    if count < 0:
+        new_tokens = request.max_new_tokens or 1
+        # With more new tokens than the context has, max_tokens is refused or reduced.
+        count = checkpoint.context - new_tokens if new_tokens < checkpoint.context else room
+    return [_last_tokens(prompt, count, checkpoint) for prompt in prompts]
+
+
+def _last_tokens(prompt: Prompt, count: int, checkpoint: Checkpoint) -> Prompt:
+    tokens = checkpoint.prompt_ids(prompt)
+    return tokens[-count:] if len(tokens) > count else prompt

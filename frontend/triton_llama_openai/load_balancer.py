@@ -59,4 +59,4 @@ class LoadBalancer:
 
 
 def _weight(prefix: bytes, replica: Replica) -> bytes:
-    return hashlib.blake2b(replica.engine.endpoint.authority.encode() + b"\0" + prefix, digest_size=8).digest()
+    return hashlib.blake2b(replica.name + b"\0" + prefix, digest_size=8).digest()

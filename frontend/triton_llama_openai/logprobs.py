@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from triton_llama.completion import TokenLogprobs
+
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON doesn't have; vLLM's value."""
-
-TokenLogprobs = dict[str, dict[str, object]]
-"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
 
 
 def logprobs_content(

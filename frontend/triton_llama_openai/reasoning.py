@@ -9,10 +9,8 @@ belong to no part. Text that doesn't begin with the marker is no reasoning.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.tool_calls import Part, TextReader, partial_end
 
 Markers = tuple[str, ...]
 """Start and end of the reasoning; in Granite's form of both parts, start and end of the answer too."""
@@ -76,71 +74,3 @@ def tag_format(markers: Markers, *, begun: bool) -> JsonObject:
     tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": markers[1]}
     reasoning: JsonObject = {"type": "sequence", "elements": [tag, {"type": "regex", "pattern": r"\n{0,2}"}]}
     return reasoning if begun else {"type": "or", "elements": [reasoning, {"type": "const_string", "value": ""}]}
-
-
-@dataclass(frozen=True)
-class Reasoning:
-    """A part of an answer: text of the reasoning."""
-
-    text: str
-
-
-class ReasoningReader:
-    """Splits one choice's text, in any chunks, into reasoning and the rest, whose parts another reader finds.
-
-    begun: the text begins within the reasoning. blanks: characters left out after a marker, None for all whitespace.
-    """
-
-    def __init__(self, markers: Markers, rest: TextReader, *, begun: bool = False, blanks: str | None = None) -> None:
-        self._markers = markers
-        self._rest = rest
-        self._blanks = blanks
-        self._position = int(begun)
-        """Index of the next marker. Before an even one is nothing but blanks."""
-        self._held = ""
-        """Text that may belong to a marker, or blanks that may precede one."""
-        self._trims = False
-        """Whether blanks at the beginning of the held text are left out."""
-
-    def read(self, text: str) -> list[Part | Reasoning]:
-        """Return the parts that are certain after this text."""
-        self._held += text
-        parts: list[Part | Reasoning] = []
-        while self._position < len(self._markers):
-            marker = self._markers[self._position]
-            before, found, after = self._held.partition(marker)
-            if self._position % 2 == 0:
-                begin = self._held.lstrip()
-                if marker.startswith(begin) and not found:
-                    return parts
-                if not begin.startswith(marker):
-                    self._position = len(self._markers)
-                    break
-            else:
-                if not found:
-                    before = before[: len(before) - partial_end(before, marker)]
-                parts += self._part(before.rstrip())
-                if not found:
-                    return parts
-            self._held, self._trims = after, True
-            self._position += 1
-        return parts + self._part(self._held)
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the text has begun its reasoning and not ended it."""
-        return self._position == 1
-
-    def end(self, *, cut: bool = False) -> list[Part | Reasoning]:
-        """Return the rest; no text follows. Reasoning without its end is reasoning. cut: max_tokens has ended it."""
-        return [*self._part(self._held), *self._rest.end(cut=cut)]
-
-    def _part(self, text: str) -> list[Part | Reasoning]:
-        """Return the beginning of the held text as a part, and remove it."""
-        self._held = self._held[len(text) :]
-        if self._trims:
-            text = text.lstrip(self._blanks)
-        if not text:
-            return []
-        self._trims = False
-        return [Reasoning(text)] if self.is_within else [*self._rest.read(text)]

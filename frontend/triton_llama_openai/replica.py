@@ -39,6 +39,8 @@ class Replica:
 
     def __init__(self, engine: EngineClient, hang_timeout: float, on_return: Callable[[], None]) -> None:
         self.engine = engine
+        self.name = engine.endpoint.authority.encode()
+        """Its address; prefixes are distributed by it."""
         self.running = 0
         """Requests in flight here."""
         # A text: an error would hold its traceback, and so the failed call and its channel.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from triton_llama_openai.conversation import Conversation
-from triton_llama_openai.engine_client import Chunk
+from triton_llama.completion import Chunk
+
+from triton_llama_openai.conversation import PreparedChat
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.response_output import Output, new_id
@@ -17,11 +18,11 @@ _TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 class ResponseObject:
     """One response while it is generated and after. output: of the conversation's only choice."""
 
-    def __init__(self, request: ResponsesRequest, conversation: Conversation, output: Output) -> None:
+    def __init__(self, request: ResponsesRequest, prepared: PreparedChat, output: Output) -> None:
         self.output = output
-        self._conversation = conversation
+        self._prepared = prepared
         self._fields: Json = {"id": new_id("resp"), "object": "response", "created_at": int(time.time())}
-        self._fields |= {"model": conversation.model.name, **_echo(request)}
+        self._fields |= {"model": prepared.model.name, **_echo(request)}
 
     def whole(self, chunk: Chunk) -> bytes:
         """Return the object of an answer that isn't streamed, as JSON."""
@@ -45,8 +46,8 @@ class ResponseObject:
         return dumps_with(fields, {"output": join_array(item.body() for item in items)})
 
     def _usage_body(self) -> Json:
-        self._conversation.count_reasoning([self.output.reader])
-        usage = self._conversation.generation.usage
+        self._prepared.count_reasoning([self.output.parser])
+        usage = self._prepared.generation.usage
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},

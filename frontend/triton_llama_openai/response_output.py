@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triton_llama_openai.conversation import Conversation
-from triton_llama_openai.engine_client import Chunk
+from triton_llama.completion import Chunk
+
+from triton_llama_openai.conversation import PreparedChat
 from triton_llama_openai.logprobs import logprobs_content
+from triton_llama_openai.output_parser import ContentPart, Reasoning
 from triton_llama_openai.protocol.response_items import Status
-from triton_llama_openai.reasoning import Reasoning
 from triton_llama_openai.streaming import Json, dumps, dumps_with, join_array
-from triton_llama_openai.tool_calls import Part, ToolCall
+from triton_llama_openai.tool_calls import ToolCall
 
 TextKind = Literal["output_text", "reasoning_text"]
 
@@ -114,15 +115,15 @@ Step = Added | Delta | Done
 class Output:
     """The items of one answer, in order. top_logprobs: alternatives of each token, None for no log probabilities."""
 
-    def __init__(self, conversation: Conversation, top_logprobs: int | None) -> None:
-        self.reader = conversation.choice()
+    def __init__(self, prepared: PreparedChat, top_logprobs: int | None) -> None:
+        self.parser = prepared.new_parser()
         self._top = top_logprobs
         self.items: list[OutputItem] = []
         self.finish_reason = ""
 
     def read(self, chunk: Chunk) -> list[Step]:
         """Return the steps of a chunk."""
-        steps = self._add(self.reader.read(chunk))
+        steps = self._add(self.parser.parse(chunk))
         if chunk.finish_reason:
             self.finish_reason = chunk.finish_reason
             if not self.items:
@@ -139,7 +140,7 @@ class Output:
         """Note that an error has ended the output: an item in progress is incomplete."""
         self._end("incomplete")
 
-    def _add(self, parts: Iterable[Part | Reasoning]) -> list[Step]:
+    def _add(self, parts: Iterable[ContentPart]) -> list[Step]:
         steps: list[Step] = []
         for part in parts:
             if isinstance(part, ToolCall):
@@ -179,7 +180,7 @@ class Output:
 
     def _logprobs(self) -> list[EncodedLogprobs]:
         """Return and remove the tokens whose text is new."""
-        tokens = self.reader.take_tokens()
+        tokens = self.parser.take_tokens()
         content = [] if self._top is None else logprobs_content(tokens, self._top, unknown_bytes=[])
         return [EncodedLogprobs(dumps(token), dumps(_without_bytes(token))) for token in content]
 

@@ -6,12 +6,15 @@ continues it as the first one would have. A choice without a token is sent as it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from triton_llama.completion import Chunk
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -21,18 +24,29 @@ from triton_llama.errors import (
 )
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.engine_client import EngineStream
 from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.replica import Replica
-from triton_llama_openai.stream_merge import ChunkStream, merge
 
+_QUEUED_RESPONSES = 64
+"""Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 LOG = logging.getLogger("triton_llama_openai")
 MAX_FAILURES = 3
 """Failures in a row, without a token, that a request survives: it may itself crash the model, and the supervisor
 restarts a server five times by default."""
 _RETRY_S = 0.5
 """Until an interrupted request that found all queues full is sent again."""
+
+
+class ChunkStream(Protocol):
+    """The responses to a request, each as a list of its chunks."""
+
+    def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        """Return what yields them."""
+
+    async def aclose(self) -> None:
+        """End the stream, and cancel what still runs."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +98,8 @@ class Resumption:
         self._failures = 0
         self._waited = False
 
-    async def chunks(self) -> ChunkStream:
-        """Yield each response's chunks, as `EngineClient.stream` does for an uninterrupted request.
+    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
+        """Yield each response's chunks, as the `EngineStream` of an uninterrupted request does.
 
         Raises:
             TritonLlamaError: as there, if no other try may mend it, or none could in time.
@@ -105,7 +119,7 @@ class Resumption:
     def _is_finished(self) -> bool:
         return all(choice.finished for choice in self._choices.values())
 
-    async def _streams(self, replica: Replica) -> list[ChunkStream]:
+    async def _streams(self, replica: Replica) -> list[EngineStream]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
         request, stream = self._request, replica.engine.stream
         as_stream = request.streamed or await replica.engine.can_stream()
@@ -119,10 +133,9 @@ class Resumption:
         if not begun:
             tensors = request.tensors if as_stream else _in_one_response(request.tensors)
             return [stream(tensors, request.id, request.choices, timeout)]
-        if missing := len(self._choices) - len(begun):
+        if len(begun) < len(self._choices):
             # The choices' seeds follow from the request's: its choices are the same again.
-            whole = stream(request.tensors, request.id, request.choices, timeout)
-            streams.append(_without(begun, whole, missing))
+            streams.append(stream(request.tensors, request.id, request.choices, timeout, begun.keys()))
         return streams
 
     def _add(self, chunks: list[Chunk]) -> None:
@@ -206,12 +219,35 @@ def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:
     return [*kept, seed, ids]
 
 
-async def _without(begun: Collection[int], stream: ChunkStream, missing: int) -> ChunkStream:
-    """Yield the chunks of the choices that aren't begun, until all of them, `missing` in number, are finished."""
-    async with aclosing(stream):
-        async for response in stream:
-            chunks = [chunk for chunk in response if chunk.index not in begun]
-            missing -= sum(1 for chunk in chunks if chunk.finish_reason)
-            yield chunks
-            if not missing:
-                return
+def merge(streams: Sequence[ChunkStream]) -> ChunkStream:
+    """Return the responses of streams that run at the same time; the first error of one is raised and ends all."""
+    return streams[0] if len(streams) == 1 else _merge(streams)
+
+
+async def _merge(streams: Sequence[ChunkStream]) -> AsyncGenerator[list[Chunk], None]:
+    queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(_QUEUED_RESPONSES)
+
+    async def read(stream: ChunkStream) -> None:
+        try:
+            async with aclosing(stream):
+                async for chunks in stream:
+                    await queue.put(chunks)
+            await queue.put(None)
+        except Exception as error:  # noqa: BLE001  raised again below
+            await queue.put(error)
+
+    readers = [asyncio.create_task(read(stream)) for stream in streams]
+    try:
+        unfinished = len(readers)
+        while unfinished:
+            match await queue.get():
+                case None:
+                    unfinished -= 1
+                case Exception() as error:
+                    raise error
+                case chunks:
+                    yield chunks
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)

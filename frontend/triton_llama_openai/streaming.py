@@ -1,6 +1,6 @@
 """What answers of all paths share: common fields, server-sent events, the end of a request whose client disconnects.
 
-Deltas are built in `chat`, `completions` and `response_events`.
+Deltas are built in `chat`, `completions` and `responses`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+from triton_llama.completion import Chunk
 
-from triton_llama_openai.engine_client import Chunk
 from triton_llama_openai.errors import ApiError, ClientLeftError
 from triton_llama_openai.generation import Generation
 from triton_llama_openai.metrics import CLIENT_LEFT
@@ -163,10 +163,31 @@ async def stream_answer(request: Request, generation: Generation, events: Events
         ApiError: the engine refuses the request.
         ClientLeftError: the client has left before the first chunk; the request is cancelled in the engine.
     """
-    chunks = generation.chunks()
+    encoded = _encode(generation, events)
     # An error or a cancellation within the generator ends it, and with it the request in the engine.
-    first = await until_disconnect(request, anext(chunks, []))
-    return EventStream(first, chunks, events, generation)
+    first = await until_disconnect(request, anext(encoded))
+    return EventStream(first, encoded, generation)
+
+
+async def _encode(generation: Generation, events: Events) -> AsyncGenerator[bytes, None]:
+    """Count all chunks and yield their events; an error of the engine after the first chunk is the last one."""
+    begun = False
+    try:
+        with generation.errors():
+            async with aclosing(generation.stream()) as responses:
+                async for chunks in responses:
+                    generation.count(chunks)
+                    beginning = b"" if begun else events.begin()
+                    encoded = beginning + b"".join(map(events.add, chunks))
+                    if encoded or not begun:
+                        begun = True
+                        yield encoded
+        yield await events.end()
+    except ApiError as error:
+        if not begun:
+            raise
+        generation.record.status = error.status
+        yield await events.fail(error)
 
 
 class EventStream(StreamingResponse):
@@ -174,36 +195,27 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, first: list[Chunk], chunks: AsyncGenerator[list[Chunk], None], events: Events, generation: Generation
-    ) -> None:
-        self._chunks = chunks
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], generation: Generation) -> None:
+        self._first = first
+        self._events = events
         self._record = generation.record
         self._timeout = generation.timeout + _READING_S
         self._sent = False
-        self._events = self._encode(first, events)
-        super().__init__(self._events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-
-    async def _encode(self, first: list[Chunk], events: Events) -> AsyncGenerator[bytes, None]:
-        """Yield the events of all chunks; an error of the engine is the last one."""
-        try:
-            yield events.begin() + b"".join(map(events.add, first))
-            async for response in self._chunks:
-                if event := b"".join(map(events.add, response)):
-                    yield event
-            yield await events.end()
-        except ApiError as error:
-            self._record.status = error.status
-            yield await events.fail(error)
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events as they come."""
-        await super().stream_response(send)
+        """Send the first events, then the others as they come."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        event: bytes | None = self._first
+        while event is not None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            event = await anext(self._events, None)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
         self._sent = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the last one, or until the client leaves or has not read them in time."""
-        async with aclosing(self._chunks), aclosing(self._events):
+        async with aclosing(self._events):
             # A client that doesn't read can hold back an answer after its last token.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout):

@@ -52,30 +52,14 @@ class ToolCall:
     arguments: str
 
 
-Part = str | ToolCall
-"""A part of an answer: text, or a call."""
+class CallReader(Protocol):
+    """Finds the calls in one choice's text after its reasoning."""
 
+    def read(self, text: str) -> list[str | ToolCall]:
+        """Return the texts and calls that are certain after this text."""
 
-class TextReader(Protocol):
-    """Turns one choice's generated text into parts of the answer."""
-
-    def read(self, text: str) -> list[Part]:
-        """Return the parts that are certain after this text."""
-
-    def end(self, *, cut: bool = False) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[str | ToolCall]:
         """Return the rest; no text follows. cut: max_tokens has ended it."""
-
-
-class PlainText:
-    """All text is content."""
-
-    def read(self, text: str) -> list[Part]:
-        """Return the text."""
-        return [text] if text else []
-
-    def end(self, *, cut: bool = False) -> list[Part]:
-        """Return nothing: nothing is held back."""
-        return []
 
 
 class ForcedCalls:
@@ -88,12 +72,12 @@ class ForcedCalls:
         self._name = name
         self._text = ""
 
-    def read(self, text: str) -> list[Part]:
+    def read(self, text: str) -> list[str | ToolCall]:
         """Hold the text back."""
         self._text += text
         return []
 
-    def end(self, *, cut: bool = False) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[str | ToolCall]:
         """Return the calls."""
         if cut:
             return []
@@ -121,7 +105,7 @@ class _CallReader:
         self._in_content = False
         """Whether the text since the last call, or since the beginning, is content."""
 
-    def _call(self, call: _Call) -> list[Part]:
+    def _call(self, call: _Call) -> list[str | ToolCall]:
         self._count += 1
         self._in_content = False
         if self._single and self._count > 1:
@@ -132,10 +116,10 @@ class _CallReader:
 class HermesReader(_CallReader):
     """Finds the calls between tags."""
 
-    def read(self, text: str) -> list[Part]:
+    def read(self, text: str) -> list[str | ToolCall]:
         """Return the text outside of calls, and each call that is complete."""
         self._held += text
-        parts: list[Part] = []
+        parts: list[str | ToolCall] = []
         while OPEN in self._held:
             content, _, rest = self._held.partition(OPEN)
             if self._in_content or content.strip():
@@ -154,7 +138,7 @@ class HermesReader(_CallReader):
         content, self._held = self._held[:size], self._held[size:]
         return parts + self._content(content)
 
-    def end(self, *, cut: bool = False) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[str | ToolCall]:
         """Return the rest: a call without its end tag, or text."""
         if self._held.startswith(OPEN):
             body = self._held.removeprefix(OPEN).lstrip()
@@ -163,7 +147,7 @@ class HermesReader(_CallReader):
                 return self._call(call) + ([] if CLOSE.startswith(rest) else self._content(rest))
         return self._content(self._held)
 
-    def _content(self, text: str) -> list[Part]:
+    def _content(self, text: str) -> list[str | ToolCall]:
         if self._count and not self._in_content:
             text = text.lstrip()
         self._in_content = self._in_content or bool(text)
@@ -173,7 +157,7 @@ class HermesReader(_CallReader):
 class LlamaReader(_CallReader):
     """Finds the calls of a text that is nothing else."""
 
-    def read(self, text: str) -> list[Part]:
+    def read(self, text: str) -> list[str | ToolCall]:
         """Return text that doesn't begin as a call; hold back any other."""
         self._held += text
         begin = self._held.lstrip(_SEPARATORS)
@@ -183,9 +167,9 @@ class LlamaReader(_CallReader):
         content, self._held = self._held, ""
         return [content] if content else []
 
-    def end(self, *, cut: bool = False) -> list[Part]:
+    def end(self, *, cut: bool = False) -> list[str | ToolCall]:
         """Return the calls, and the text after them."""
-        parts: list[Part] = []
+        parts: list[str | ToolCall] = []
         while rest := self._held.lstrip(_SEPARATORS).removeprefix(PYTHON_TAG).lstrip():
             call = _parse(rest, self._names)
             if call is None:
@@ -233,18 +217,16 @@ def partial_end(text: str, word: str) -> int:
 class ToolUse:
     """How one request uses tools.
 
-    template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
-    makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
-    ignored: fields without effect, because a forced call is the guide. forced: the text, after reasoning, is calls, or
-    nothing.
+    template_tools: definitions for the template. guide: of the text, from response_format or a forced call.
+    call_reader: makes the reader of one choice's calls, None without tools. finish_reason: of a choice with calls;
+    OpenAI's is `stop` for a named one. ignored: fields without effect, because a forced call is the guide.
     """
 
     template_tools: list[Turn]
     guide: Guide | None
-    reader: Callable[[], TextReader]
+    call_reader: Callable[[], CallReader] | None = None
     finish_reason: str = "tool_calls"
     ignored: Sequence[str] = ()
-    forced: bool = False
 
 
 def tool_use(request: ChatRequest, form: Form) -> ToolUse:
@@ -252,7 +234,7 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
     tools = request.tools or []
     choice = request.tool_choice or ("auto" if tools else "none")
     if choice == "none":
-        return ToolUse([], guide_of(request), PlainText)
+        return ToolUse([], guide_of(request))
     if not tools:
         raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
     template_tools = [template_tool(tool) for tool in tools]
@@ -271,9 +253,9 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
             field = request.client_field("tool_choice.function.name")
             raise invalid(field, name, f"one of the tools: {', '.join(names)}")
         guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
-        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored, forced=True)
+        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
     guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
-    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored, forced=True)
+    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
 
 
 def template_tool(tool: Tool) -> Turn:

@@ -79,8 +79,3 @@ def test_a_response_is_streamed_as_typed_events(client: openai.OpenAI) -> None:
     assert last.type == "response.incomplete"
     assert last.response.usage is not None
     assert last.response.usage.output_tokens == 6
-
-
-def test_a_streamed_response_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:
-    with client.responses.stream(model=MODEL, input="What is a list?", text_format=Topic) as stream:
-        assert isinstance(stream.get_final_response().output_parsed, Topic)

@@ -45,8 +45,9 @@ def test_llama_unary_has_the_contract_of_the_streaming_config() -> None:
 def test_both_models_tell_the_code_of_an_error_by_the_same_source() -> None:
     """Each model's folder stands alone, so both have a copy."""
     first, second = map(_definitions, MODELS)
-    for name in ("_UNAVAILABLE", "_with_code", "_error"):
+    for name in ("_UNAVAILABLE", "_TRITON_CODES", "_error"):
         assert first[name] == second[name]
+    assert first["_TRITON_CODES"] == _definitions(ENGINE / "triton" / "response.py")["_TRITON_CODES"]
 
 
 def test_the_ensembles_tensors_are_llamas_under_their_own_names() -> None:

@@ -310,7 +310,7 @@ def test_many_log_probabilities_are_written_between_other_responses(
         ({}, False, "stream is true; it must be false: llama_unary answers in one response"),
     ],
 )
-def test_an_error_of_a_forwarded_request_begins_with_its_code(
+def test_a_forwarded_request_is_refused_as_its_clients_would_be(
     decoder: RequestDecoder, parameters: dict[str, object], streams: bool, message: str
 ) -> None:
     forwarded = json.dumps({FORWARDED: json.dumps([parameters, streams])})
@@ -333,7 +333,7 @@ def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDeco
     assert [final for _, final in request.sent] == [False] * len(chunks) + [True]
     error = request.sent[-1][0].error
     assert isinstance(error, TritonError)
-    assert (str(error), error.code) == ("gone", TritonError.CANCELLED)
+    assert (str(error), error.code) == ("CANCELLED: gone", TritonError.CANCELLED)
     # So that the choices that still run leave their slots.
     assert response.is_cancelled()
 
@@ -363,7 +363,7 @@ def test_a_refused_request_gets_its_error_as_its_only_response(
     ((sent, final),) = request.sent
     assert final
     assert isinstance(sent.error, TritonError)
-    assert (str(sent.error), sent.error.code) == (str(response.error), TritonError.INVALID_ARG)
+    assert (str(sent.error), sent.error.code) == (f"INVALID_ARG: {response.error}", TritonError.INVALID_ARG)
 
 
 def test_the_id_of_a_request_to_generate_is_no_input(decoder: RequestDecoder) -> None:

@@ -14,8 +14,8 @@ from server.servers import line_of_death
 from server.streams import STREAM_WIRES
 from triton_local.server import LocalTriton
 
-DECODING = "decoding failed; the server's log "
-PARSING = "the request could not be read; the server's log has the reason"
+DECODING = "INTERNAL: decoding failed; the server's log "
+PARSING = "INTERNAL: the request could not be read; the server's log has the reason"
 NEIGHBOURS: list[dict[str, object]] = [
     {"text_input": f"Neighbour {index}", "max_tokens": 12, "min_tokens": 12, "temperature": index % 2, "seed": index}
     for index in range(6)

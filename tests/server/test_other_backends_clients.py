@@ -151,7 +151,7 @@ def test_an_unknown_parameter_of_kserves_is_refused_by_name(narrow_streaming: Lo
     url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
     refused = HTTP.post(url, json={"text_input": PROMPT, "parameters": {**KSERVE, "best_of": 2}})
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("'best_of' is no input of this model")
+    assert refused.json()["error"].startswith("INVALID_ARG: 'best_of' is no input of this model")
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_vllm_backends_curl_is_answered_by_either_model(narrow: LocalTriton) -> 
 
 
 def test_an_error_of_vllm_model_keeps_its_message(narrow_streaming: LocalTriton) -> None:
-    with pytest.raises(InferenceServerException, match=r"^temperature is '9'; it must be a finite number"):
+    with pytest.raises(InferenceServerException, match=r"^INVALID_ARG: temperature is '9'; it must be a finite number"):
         responses(narrow_streaming, "vllm_model", vllm(True, sampling_parameters=sampling(temperature="9")))
     url = f"http://{narrow_streaming.http_url}/v2/models/vllm_model/generate"
     refused = HTTP.post(url, json={"text_input": PROMPT, "sampling_parameters": '{"best_of": 2}'})

@@ -112,7 +112,7 @@ def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
                 # The model has taken it, and refuses it itself.
                 refusal = str(late.outcome())
                 assert refusal.startswith("[StatusCode.UNAVAILABLE] ")
-                assert "the request's time was up before it got a slot" in refusal
+                assert "UNAVAILABLE: the request's time was up before it got a slot" in refusal
             metrics.wait_for_slots(SLOTS)
             patient = [calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000))]
             metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "one waits in the model")

@@ -46,7 +46,7 @@ def test_an_error_is_llamas_own(streaming: LocalTriton, wire: Wire) -> None:
 
 def test_a_request_for_a_stream_is_refused_by_name(streaming: LocalTriton) -> None:
     refused = infer(streaming, {**REQUEST, "stream": True})
-    assert refused == Refusal(BAD, "stream is true; it must be false: llama_unary answers in one response")
+    assert refused == Refusal(BAD, "INVALID_ARG: stream is true; it must be false: llama_unary answers in one response")
 
 
 @pytest.mark.parametrize("value", [1, "one", True])
@@ -55,11 +55,11 @@ def test_request_parameters_reach_the_model(streaming: LocalTriton, value: objec
     body = {"inputs": [tensor], "parameters": {"temprature": value}}
     refused = HTTP.post(f"http://{streaming.http_url}/v2/models/{UNARY}/infer", json=body)
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("'temprature' is no input of this model")
+    assert refused.json()["error"].startswith("INVALID_ARG: 'temprature' is no input of this model")
 
 
 def test_a_forged_request_is_refused_as_one_with_an_unknown_parameter(streaming: LocalTriton) -> None:
     refused = generate(streaming, {"text_input": "a", UNARY: "[1, true]"})
     assert isinstance(refused, Refusal)
     assert refused.kind == BAD
-    assert refused.message.startswith(f"'{UNARY}' is no input of this model")
+    assert refused.message.startswith(f"INVALID_ARG: '{UNARY}' is no input of this model")

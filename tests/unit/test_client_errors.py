@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from llama_engine.errors import RequestError
 from triton_llama import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -16,6 +15,7 @@ from triton_llama import (
 )
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
+    MODEL_ERRORS,
     DecoupledModelError,
     from_grpc_status,
     from_http_response,
@@ -24,7 +24,6 @@ from triton_llama.errors import (
     is_interruption,
 )
 
-MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
 UNLOADED = "Request for unknown model: 'x' has no available versions"
 
@@ -33,6 +32,8 @@ UNLOADED = "Request for unknown model: 'x' has no available versions"
     ("status", "body", "kind", "message"),
     [
         (400, b'{"error":"top_p is 2, must lie in (0, 1]"}', RejectedInputError, "top_p is 2, must lie in (0, 1]"),
+        (400, b'{"error":"INVALID_ARG: top_p is 2"}', RejectedInputError, "top_p is 2"),
+        (400, b'{"error":"INTERNAL: decoding failed"}', ServerError, "decoding failed"),
         (503, b'{"error":"Exceeds maximum queue size"}', OverloadedError, "Exceeds maximum queue size"),
         (500, b'{"error":"internal\\nerror"}', ServerError, "internal error"),
         (404, b'{"error":"Request for unknown model: \'x\' is not found"}', ModelNotFoundError, "unknown model: 'x'"),
@@ -93,21 +94,42 @@ def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: ty
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("code", "kind"),
     [
-        ("the server is stopping", OverloadedError),
-        ("the request's time was up before it got a slot", OverloadedError),
-        ("the request was cancelled", ServerError),
-        ("decoding failed; the server's log has the reason", ServerError),
-        ("the request could not be read; the server's log has the reason", ServerError),
-        ("the model's logits for this request were not finite", ServerError),
-        ("the device's memory was exhausted by this request alone", ServerError),
+        ("INVALID_ARG", RejectedInputError),
+        ("CONTEXT_LENGTH", RejectedInputError),
+        ("CANCELLED", ServerError),
+        ("UNAVAILABLE", OverloadedError),
+        ("QUEUE_FULL", OverloadedError),
+        ("STOPPING", OverloadedError),
+        ("INTERNAL", ServerError),
     ],
 )
-def test_an_error_without_a_status_is_classified_by_its_words(words: str, kind: type[TritonLlamaError]) -> None:
-    assert any(words in path.read_text() for path in MODEL.rglob("*.py"))
-    for started in (False, True):
-        assert type(from_stream_error(words, started=started)) is kind
+@pytest.mark.parametrize("started", [False, True])
+def test_the_code_of_a_models_message_selects_the_error(code: str, kind: type[TritonLlamaError], started: bool) -> None:
+    error = from_stream_error(f"{code}: top_p is 'stub process: server is stopping'", started=started)
+    assert (type(error), error.code) == (kind, code)
+    assert str(error) == "top_p is 'stub process: server is stopping'"
+
+
+def test_the_codes_are_the_models() -> None:
+    kinds = [RequestError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert {kind.code for kind in kinds} == set(MODEL_ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("message", "inputs"),
+    [
+        ("INVALID_ARG: top_p is 2, must lie in (0, 1]", ["top_p"]),
+        ("INVALID_ARG: min_tokens, ignore_eos together allow no token", ["min_tokens", "ignore_eos"]),
+    ],
+)
+def test_a_rejection_names_its_inputs(message: str, inputs: list[str]) -> None:
+    error = from_stream_error(message, started=False)
+    assert isinstance(error, RejectedInputError)
+    assert error.inputs == inputs
 
 
 @pytest.mark.parametrize(
@@ -130,7 +152,8 @@ def test_an_unknown_message_after_a_chunk_is_the_servers_fault(
     [
         ("UNAVAILABLE", "Socket closed"),
         ("UNAVAILABLE", "failed to connect; connection attempt timed out before receiving SETTINGS frame"),
-        ("UNAVAILABLE", "the server is stopping"),
+        ("UNAVAILABLE", "STOPPING: the server is stopping"),
+        ("UNAVAILABLE", "Server is stopping, scheduler for model has stopped accepting new inference requests"),
         ("UNAVAILABLE", UNLOADED),
         ("UNAVAILABLE", "Received http2 header with status: 503"),
         ("INTERNAL", "Stub process 'llama_0_0' is not healthy."),
@@ -146,11 +169,11 @@ def test_a_server_that_is_lost_or_ends_is_an_interruption(status: str, details: 
     ("status", "details", "full"),
     [
         ("UNAVAILABLE", "Exceeds maximum queue size", True),
-        ("UNAVAILABLE", "too many guides (guided_decoding_guide) wait to be compiled; try again later", True),
-        ("UNAVAILABLE", "the request's time was up before it got a slot", False),
+        ("UNAVAILABLE", "QUEUE_FULL: too many guides (guided_decoding_guide) wait to be compiled", True),
+        ("UNAVAILABLE", "UNAVAILABLE: the request's time was up before it got a slot", False),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", False),
-        ("INTERNAL", "decoding failed; the server's log has the reason", False),
-        ("INVALID_ARGUMENT", "text_input is 'the server is stopping'; it must be shorter", False),
+        ("INTERNAL", "INTERNAL: decoding failed; the server's log has the reason", False),
+        ("INVALID_ARGUMENT", "INVALID_ARG: text_input is 'the server is stopping'; it must be shorter", False),
     ],
 )
 def test_a_server_that_refuses_or_fails_is_no_interruption(status: str, details: str, full: bool) -> None:

@@ -111,11 +111,11 @@ def test_an_unknown_keyword_is_a_type_error() -> None:
         SamplingParams().with_options(temprature=0.5)  # type: ignore[call-arg]
 
 
-OUTPUTS: dict[str, object] = {
-    "text_output": "a",
-    "finish_reason": "stop",
-    "num_input_tokens": 3,
-    "num_output_tokens": 5,
+OUTPUTS: dict[str, list[object]] = {
+    "text_output": ["a"],
+    "finish_reason": ["stop"],
+    "num_input_tokens": [3],
+    "num_output_tokens": [5],
 }
 
 
@@ -123,33 +123,39 @@ OUTPUTS: dict[str, object] = {
     ("outputs", "message"),
     [
         ({}, "lacks the output text_output"),
-        ({**OUTPUTS, "num_output_tokens": "x"}, "must be two strings and three integers"),
-        ({**OUTPUTS, "num_cached_tokens": "x"}, "must be two strings and three integers"),
-        ({**OUTPUTS, "text_output": 1}, "must be two strings and three integers"),
+        ({**OUTPUTS, "num_output_tokens": ["x"]}, "num_output_tokens is 'x', must be an integer"),
+        ({**OUTPUTS, "num_cached_tokens": ["x"]}, "num_cached_tokens is 'x', must be an integer"),
+        ({**OUTPUTS, "text_output": [1]}, "text_output is 1, must be a string"),
+        ({**OUTPUTS, "text_output": ["a", "b"]}, r"about choices \[0, 1\] of 1"),
+        ({**OUTPUTS, "text_output": []}, "has 0 texts, must have one"),
+        ({**OUTPUTS, "finish_reason": []}, "violates the contract"),
+        ({**OUTPUTS, "logprobs": ["["]}, "violates the contract"),
     ],
 )
-def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, object], message: str) -> None:
+def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, list[object]], message: str) -> None:
     with pytest.raises(ServerError, match=message):
         read_completion(outputs, prepare("def", SamplingParams()))
 
 
 def test_cached_tokens_are_unknown_from_a_server_that_does_not_report_them() -> None:
     request = prepare("def", SamplingParams())
-    assert read_completion({**OUTPUTS, "num_cached_tokens": 2}, request).num_cached_tokens == 2
+    assert read_completion({**OUTPUTS, "num_cached_tokens": [2]}, request).num_cached_tokens == 2
     assert read_completion(OUTPUTS, request).num_cached_tokens is None
 
 
 def test_an_output_is_decoded_from_tritons_binary_form() -> None:
-    assert decode("text_output", "BYTES", b"\x07\x00\x00\x00Z\xc3\xbcrich") == "Zürich"
-    assert decode("num_input_tokens", "INT32", b"\xff\xff\xff\xff") == -1
+    assert decode("text_output", "BYTES", b"\x07\x00\x00\x00Z\xc3\xbcrich\0\0\0\0") == ["Zürich", ""]
+    assert decode("num_input_tokens", "INT32", b"\xff\xff\xff\xff\1\0\0\0") == [-1, 1]
+    assert decode("seed", "UINT64", b"\xff" * 8) == [2**64 - 1]
 
 
 @pytest.mark.parametrize(
     ("datatype", "content", "message"),
     [
-        ("INT64", b"\0" * 8, "is 8 bytes of type INT64, can't be decoded"),
+        ("FP64", b"\0" * 8, "is 8 bytes of type FP64, can't be decoded"),
         ("INT32", b"\0", "is 1 bytes of type INT32, can't be decoded"),
         ("BYTES", b"\x02\0\0\0x", "is 5 bytes of type BYTES, can't be decoded"),
+        ("BYTES", b"\1\0\0\0\xff", "is 5 bytes of type BYTES, can't be decoded"),
     ],
 )
 def test_content_that_is_no_tensor_is_the_servers_error(datatype: str, content: bytes, message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from frontend.endpoints import EMBEDDED, Endpoint, Json, check_refusal, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
 from triton_llama.completion import Chunk
-from triton_llama_openai.streaming import stop_reason
+from triton_llama_openai.output.streaming import stop_reason
 
 STRUCTURAL_TAG = {"type": "structural_tag", "triggers": ["a"]}
 

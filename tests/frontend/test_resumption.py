@@ -13,7 +13,7 @@ import pytest
 from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of
 from frontend.fake_triton import FIRST_ID, FakeTriton, fake_triton
 from httpx import Response
-from triton_llama_openai.resumption import MAX_FAILURES
+from triton_llama_openai.triton.resumption import MAX_FAILURES
 
 STOPPING = "STOPPING: the server is stopping"
 FULL = "Exceeds maximum queue size"
@@ -316,7 +316,7 @@ def test_an_interrupted_request_waits_for_room_in_a_full_queue(pair: Pair) -> No
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes that give up soon."""
-    monkeypatch.setattr("triton_llama_openai.replica._PROBE_S", 0.5)
+    monkeypatch.setattr("triton_llama_openai.triton.replica._PROBE_S", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")

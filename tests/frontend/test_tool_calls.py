@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_llama_openai.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader, ToolCall
+from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader, ToolCall
 
 NAMES = ("add", "get_weather")
 READERS: dict[Form, type[HermesReader | LlamaReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}

@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError, ClientLeftError
-from triton_llama_openai.generation import Generation
 from triton_llama_openai.metrics import CLIENT_LEFT
+from triton_llama_openai.triton.generation import Generation
 
 T = TypeVar("T")
 Json = dict[str, object]

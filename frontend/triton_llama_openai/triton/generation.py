@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from triton_llama.completion import Chunk
 from triton_llama.errors import TritonLlamaError
@@ -14,14 +15,16 @@ from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.errors import from_engine, invalid
-from triton_llama_openai.load_balancer import prefix_of
 from triton_llama_openai.metrics import RequestRecord
-from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
-from triton_llama_openai.resumption import ChunkStream, EngineRequest, Resumption, merge
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.structured_output import Guide
-from triton_llama_openai.tokenizer import Checkpoint
+from triton_llama_openai.triton.load_balancer import prefix_of
+from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
+
+if TYPE_CHECKING:
+    from triton_llama_openai.output.structured_output import Guide
+    from triton_llama_openai.prompt.tokenizer import Checkpoint
+    from triton_llama_openai.routes.models import ServedModel
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""

@@ -15,13 +15,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 
-from triton_llama_openai.engine_client import CONFIG_S, CONFIG_TIMEOUT_S, EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
-from triton_llama_openai.load_balancer import LoadBalancer
-from triton_llama_openai.reasoning import Markers, find_markers, precedes_guided_text
+from triton_llama_openai.output.reasoning import Markers, find_markers, precedes_guided_text
+from triton_llama_openai.output.tool_calls import Form
+from triton_llama_openai.prompt.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
-from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
-from triton_llama_openai.tool_calls import Form
+from triton_llama_openai.triton.engine_client import CONFIG_S, CONFIG_TIMEOUT_S, EngineClient
+from triton_llama_openai.triton.load_balancer import LoadBalancer
 
 LOG = logging.getLogger("triton_llama_openai")
 _PROBE_S = 2.0

@@ -9,13 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from triton_llama.completion import Chunk
 
-from triton_llama_openai.conversation import PreparedChat, prepare_chat
-from triton_llama_openai.logprobs import logprobs_content
-from triton_llama_openai.models import Models
-from triton_llama_openai.output_parser import ContentPart, Reasoning
-from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import (
+from triton_llama_openai.output.logprobs import logprobs_content
+from triton_llama_openai.output.output_parser import ContentPart, Reasoning
+from triton_llama_openai.output.streaming import (
     ChoiceEvents,
     Json,
     dumps,
@@ -24,7 +20,11 @@ from triton_llama_openai.streaming import (
     stream_answer,
     until_disconnect,
 )
-from triton_llama_openai.tool_calls import ToolCall
+from triton_llama_openai.output.tool_calls import ToolCall
+from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.routes.models import Models
+from triton_llama_openai.settings import Settings
 
 
 async def answer_chat(

@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from triton_llama.completion import Chunk
 
-from triton_llama_openai.conversation import prepare_chat
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.models import Models
+from triton_llama_openai.output.streaming import Events, Json, dumps_with, join_array, stream_answer, until_disconnect
+from triton_llama_openai.prompt.conversation import prepare_chat
 from triton_llama_openai.protocol.responses import ResponsesRequest
-from triton_llama_openai.response_input import chat_request
-from triton_llama_openai.response_object import ResponseObject
-from triton_llama_openai.response_output import (
+from triton_llama_openai.routes.models import Models
+from triton_llama_openai.routes.response_input import chat_request
+from triton_llama_openai.routes.response_object import ResponseObject
+from triton_llama_openai.routes.response_output import (
     Added,
     CallItem,
     Delta,
@@ -30,7 +31,6 @@ from triton_llama_openai.response_output import (
     TextKind,
 )
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import Events, Json, dumps_with, join_array, stream_answer, until_disconnect
 
 
 async def answer_response(

@@ -15,7 +15,7 @@ from contextlib import aclosing, contextmanager
 from triton_llama.errors import LlamaConnectionError, TritonLlamaError
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import EngineClient
+from triton_llama_openai.triton.engine_client import EngineClient
 
 LOG = logging.getLogger("triton_llama_openai")
 _INTERVAL_S = 0.5

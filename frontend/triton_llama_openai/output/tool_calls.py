@@ -20,14 +20,16 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from triton_llama_openai.chat_template import Turn
 from triton_llama_openai.errors import ApiError, invalid
+from triton_llama_openai.output.structured_output import Guide, guide_fields, guide_of, json_guide
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import NamedToolChoice, Tool
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.structured_output import Guide, guide_fields, guide_of, json_guide
+
+if TYPE_CHECKING:
+    from triton_llama_openai.prompt.chat_template import Turn
 
 Form = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -10,12 +10,12 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from triton_llama_openai.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.errors import check_count, invalid
+from triton_llama_openai.output.tool_calls import template_tool
+from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import InvalidSettingsError
-from triton_llama_openai.tool_calls import template_tool
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 """The embedded checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""

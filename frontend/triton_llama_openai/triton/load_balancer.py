@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 from collections.abc import Collection, Sequence
 
-from triton_llama_openai.engine_client import EngineClient
-from triton_llama_openai.replica import Replica
+from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.replica import Replica
 
 PREFIX_TOKENS = 64
 """Tokens at a prompt's beginning that say which replica is its home."""

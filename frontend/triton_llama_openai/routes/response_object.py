@@ -6,11 +6,11 @@ import time
 
 from triton_llama.completion import Chunk
 
-from triton_llama_openai.conversation import PreparedChat
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.output.streaming import Json, dumps_with, join_array
+from triton_llama_openai.prompt.conversation import PreparedChat
 from triton_llama_openai.protocol.responses import ResponsesRequest
-from triton_llama_openai.response_output import Output, new_id
-from triton_llama_openai.streaming import Json, dumps_with, join_array
+from triton_llama_openai.routes.response_output import Output, new_id
 
 _TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from triton_llama_openai.chat_template import render_messages
 from triton_llama_openai.errors import check_count
-from triton_llama_openai.generation import Generation, Prompt, truncate
 from triton_llama_openai.metrics import RequestRecord
-from triton_llama_openai.models import ServedModel
-from triton_llama_openai.output_parser import OutputParser
+from triton_llama_openai.output.output_parser import OutputParser
+from triton_llama_openai.output.reasoning import Markers, is_closed, is_open, is_open_in, tag_format
+from triton_llama_openai.output.structured_output import follow
+from triton_llama_openai.output.tool_calls import ToolUse, tool_use
+from triton_llama_openai.prompt.chat_template import render_messages
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.messages import text_of
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.reasoning import Markers, is_closed, is_open, is_open_in, tag_format
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.structured_output import follow
-from triton_llama_openai.tool_calls import ToolUse, tool_use
+from triton_llama_openai.triton.generation import Generation, Prompt, truncate
+
+if TYPE_CHECKING:
+    from triton_llama_openai.routes.models import ServedModel
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from triton_llama.errors import (
 )
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import EngineStream
-from triton_llama_openai.load_balancer import LoadBalancer
 from triton_llama_openai.metrics import RequestRecord
-from triton_llama_openai.replica import Replica
+from triton_llama_openai.triton.engine_client import EngineStream
+from triton_llama_openai.triton.load_balancer import LoadBalancer
+from triton_llama_openai.triton.replica import Replica
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from triton_llama.completion import Chunk, TokenLogprobs
 
-from triton_llama_openai.reasoning import Markers
-from triton_llama_openai.tool_calls import CallReader, ForcedCalls, ToolCall, partial_end
+from triton_llama_openai.output.reasoning import Markers
+from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, ToolCall, partial_end
 
 
 @dataclass(frozen=True)

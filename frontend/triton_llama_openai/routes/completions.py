@@ -11,12 +11,8 @@ from starlette.responses import Response
 from triton_llama.completion import Chunk, TokenLogprobs
 
 from triton_llama_openai.errors import check_count, prompt_too_long
-from triton_llama_openai.generation import Generation, Prompt, truncate
-from triton_llama_openai.logprobs import CompletionLogprobs
-from triton_llama_openai.models import Models
-from triton_llama_openai.protocol.completions import CompletionRequest
-from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import (
+from triton_llama_openai.output.logprobs import CompletionLogprobs
+from triton_llama_openai.output.streaming import (
     ChoiceEvents,
     Json,
     dumps,
@@ -25,8 +21,12 @@ from triton_llama_openai.streaming import (
     stream_answer,
     until_disconnect,
 )
-from triton_llama_openai.structured_output import guide_of
-from triton_llama_openai.tokenizer import Checkpoint
+from triton_llama_openai.output.structured_output import guide_of
+from triton_llama_openai.prompt.tokenizer import Checkpoint
+from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.routes.models import Models
+from triton_llama_openai.settings import Settings
+from triton_llama_openai.triton.generation import Generation, Prompt, truncate
 
 
 async def answer_completion(

@@ -17,7 +17,7 @@ from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import InvalidSettingsError
 
-EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
+EMBEDDED = Path(__file__).resolve().parents[3] / "models" / "pydoc-llama"
 """The embedded checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")

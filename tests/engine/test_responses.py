@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from engine.backend_utils import Request, TritonError, decoding, text
+from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
 from llama_engine.engine.engine import Engine
@@ -186,6 +187,7 @@ def _joined(chunks: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(exact: RequestDecoder, every: int) -> None:
+    needs_compiled_kernels()
     parameters = {**ALL, "max_tokens": 20, "temperature": 1.2, "stop_words": ["le stream", "the"], "min_tokens": 9}
     sampling = json.dumps({"sampling_parameters": json.dumps(parameters)})
 

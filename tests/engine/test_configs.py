@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract.configs import FILES, read_config
+from engine.configs import FILES, read_config
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import DataType, ModelInput
 

@@ -1,11 +1,8 @@
-"""The draw on a CPU gives the tokens of the draw by sorting, and decides nearly all rows without it."""
-
-from unittest.mock import patch
+"""The draw on a CPU gives the tokens of the draw by sorting."""
 
 import numpy as np
 import pytest
 import torch
-from llama_engine.sampling import cpu_sampling as cpu_draw
 from llama_engine.sampling.cpu_sampling import draw_on_cpu
 from llama_engine.sampling.filters import apply_temperature, draw, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.philox import step_keys
@@ -70,25 +67,3 @@ def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int,
     off = slice(0, None, 3)
     assert torch.equal(drawn[off], draw_on_cpu(logits, temperature, top_k, top_p, keys)[off])
     assert logits[1, drawn[1]] == logits[1].max()
-
-
-@pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("EXPECTED_FINISHERS", 0.5), ("MIN_TOP_P", 1.0)])
-def test_undecided_rows_are_drawn_by_sorting(name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = _random(5, 3072)
-    expected = _by_sorting(*arguments)
-    monkeypatch.setattr(cpu_draw, name, value)
-    with patch.object(cpu_draw, "draw", wraps=draw) as sorting:
-        assert torch.equal(draw_on_cpu(*arguments), expected)
-    assert sorting.call_count == 1
-
-
-@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0])
-@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
-def test_typical_rows_are_not_sorted(scale: float, top_p: float) -> None:
-    logits = scale * torch.randn(ROWS, 3072, generator=torch.Generator().manual_seed(1))
-    every = torch.ones(ROWS)
-    with patch.object(cpu_draw, "draw", wraps=draw) as sorting:
-        for step in range(10):
-            draw_on_cpu(logits, 0.8 * every, torch.full((ROWS,), 3072), top_p * every, _keys(ROWS, step))
-    rows = sum(len(call.args[0]) for call in sorting.call_args_list)
-    assert rows <= 2, "of 640 draws"

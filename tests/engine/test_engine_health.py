@@ -145,13 +145,3 @@ def test_a_model_whose_engine_thread_has_ended_is_not_ready(fp32: Checkpoint, mo
         scheduled.add(REQUEST)
         _until(lambda: scheduled.scheduler.problem() == "the engine's thread has ended")
         assert not readiness.check()
-
-
-def test_failures_outside_of_steps_make_an_engine_broken(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Scheduler, step: StepResult) -> None:
-        raise RuntimeError("no report")
-
-    with running(fp32, 2) as scheduled:
-        monkeypatch.setattr(Scheduler, "_report", fail)
-        assert _fail_until_broken(scheduled) >= MAX_FAILED_STEPS
-        assert scheduled.scheduler.problem() == BROKEN

@@ -21,7 +21,7 @@ sys.modules |= {{"{BACKEND}": types.ModuleType("{BACKEND}")}} | dict.fromkeys({O
 import llama_engine
 for module in pkgutil.walk_packages(llama_engine.__path__, "llama_engine."):
     # Imported with the first guide.
-    if not module.name.endswith((".guide_grammar", ".guide_matcher")):
+    if not module.name.endswith((".grammar.translation", ".grammar.matcher")):
         importlib.import_module(module.name)
 """
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from engine.engines import alone, engine_of
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion, Result
-from llama_engine.errors import GenerationError, InvalidRequest, RequestError
+from llama_engine.errors import InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
-from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import Checkpoint
 from llama_engine.request.generation_request import GenerationRequest
-from numpy.typing import NDArray
 
 END = 2
 DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -133,47 +129,6 @@ def test_masks_that_leave_nothing_fail_that_sequence_alone(
     for name in ("guided_decoding_guide_type", *values):
         assert name in str(failed)
     assert re.search("together allow no token after [0-3] tokens", str(failed))
-
-
-class Raising(GuideState):
-    """A guide whose `fill`, or whose `accept`, raises at the third token."""
-
-    def __init__(self, method: str) -> None:
-        self._method, self._count = method, 0
-
-    @property
-    def finished(self) -> bool:
-        return False
-
-    @property
-    def may_end(self) -> bool:
-        return False
-
-    def fill(self, allowed: NDArray[np.int32]) -> None:
-        if self._count == 2 and self._method == "fill":
-            raise RuntimeError("no mask")
-        allowed.fill(-1)
-
-    def accept(self, token: int) -> bool:
-        self._count += 1
-        if self._count == 3 and self._method == "accept":
-            raise RuntimeError("no token")
-        return self._count < 3 or self._method != "refuse"
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [("fill", "decoding failed"), ("accept", "decoding failed"), ("refuse", "does not conform to the guide after 3")],
-)
-def test_a_guide_that_fails_in_a_step_fails_its_sequence_alone(
-    engine: Engine, fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, method: str, message: str
-) -> None:
-    guide: Future[GuideState] = Future()
-    guide.set_result(Raising(method))
-    monkeypatch.setattr(engine.guides, "start", lambda *_: guide)
-    failed = failure_alone(engine, fp32, request("regex", "a*"))
-    assert isinstance(failed, GenerationError)
-    assert message in str(failed)
 
 
 WIDE = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import attention_by_sequence, engine_of, runner_of
+from engine.engines import engine_of, runner_of
 from llama_engine.engine import memory_plan
 from llama_engine.engine.memory_plan import MemoryPlan, plan_memory
 from llama_engine.errors import OutOfMemoryPlan
 from llama_engine.kernels.cache_shape import KVCacheShape
-from llama_engine.model.cpu_runner import CpuRunner
-from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.state import SamplingState
 from llama_engine.settings import Settings
@@ -65,21 +62,19 @@ def test_a_refused_plan_advises_the_largest_cache_that_fits(free: int, advice: s
         assert _plan(free * MIB, pages=tokens // 16 + 1).total > plan.budget
 
 
-@pytest.mark.parametrize("short", [False, True])
 def test_without_a_setting_the_cache_takes_what_fits(
-    fp32: Checkpoint, short: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(memory_fraction=1.0)
     needed = plan_memory(fp32, replace(settings, kv_cache_tokens=1600), 8).total - fp32.info.weight_bytes
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed if short else 1 << 40)
-    plan = plan_memory(fp32, settings, 8)
-    assert plan.shape.tokens == (1600 if short else 8 * 512)
-    assert caplog.messages == ["the KV cache has 1600 tokens, not 4096: no more fit into the memory"] * short
-    plan.check()
     # At least one sequence of max_model_len; if that doesn't fit, the plan is refused.
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 0)
-    plan = plan_memory(fp32, settings, 8)
-    assert plan.shape.tokens == 512
+    for free, tokens in ((1 << 40, 8 * 512), (needed, 1600), (0, 512)):
+        monkeypatch.setattr(memory_plan, "free_bytes", lambda device, free=free: free)
+        plan = plan_memory(fp32, settings, 8)
+        assert plan.shape.tokens == tokens
+        if free:
+            plan.check()
+    assert caplog.messages[0] == "the KV cache has 1600 tokens, not 4096: no more fit into the memory"
     with pytest.raises(OutOfMemoryPlan):
         plan.check()
 
@@ -88,17 +83,17 @@ def test_without_a_setting_the_context_is_reduced_to_what_fits(
     fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = replace(fp32, max_model_len=100_000)
-    settings = Settings(memory_fraction=1.0)
     needed = plan_memory(long, Settings(kv_cache_tokens=100_000), 2).total - long.info.weight_bytes
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed // 3)
-    plan = plan_memory(long, settings, 2)
-    plan.check()
-    assert plan.shape.max_model_len == 25_000
+    assert engine_of(long, 2, memory_fraction="1.0").max_model_len == 25_000
     assert caplog.messages[-1] == "max_model_len is 25000, not 100000: no more fit into the memory"
-    engine = engine_of(long, 2, memory_fraction="1.0")
-    assert engine.max_model_len == 25_000
+    # Dynamic RoPE depends on it.
+    config = copy.deepcopy(fp32.config)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(OutOfMemoryPlan, match="lower max_model_len"):
+        plan_memory(replace(long, config=config), Settings(memory_fraction=1.0), 2).check()
     with pytest.raises(OutOfMemoryPlan):
-        plan_memory(long, replace(settings, max_model_len=100_000), 2).check()
+        plan_memory(long, Settings(memory_fraction=1.0, max_model_len=100_000), 2).check()
 
 
 def test_a_long_context_does_not_multiply_the_default_cache(fp32: Checkpoint) -> None:
@@ -123,61 +118,3 @@ def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:
     assert plan.sampling == sum(history.nbytes for history in histories)
     assert plan.reserve > 64 * MIB
     assert (plan.fraction, plan.device) == (0.9, "cpu")
-
-
-def test_a_context_that_rope_depends_on_is_not_reduced(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = copy.deepcopy(fp32.config)
-    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    long = replace(fp32, config=config, max_model_len=100_000)
-    needed = plan_memory(long, Settings(kv_cache_tokens=100_000), 2).total - long.info.weight_bytes
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed // 3)
-    with pytest.raises(OutOfMemoryPlan, match="lower max_model_len"):
-        plan_memory(long, Settings(memory_fraction=1.0), 2).check()
-
-
-def test_scores_with_a_soft_cap_are_reserved(fp32: Checkpoint) -> None:
-    capped = replace(fp32, architecture=replace(fp32.architecture, attention_softcap=50.0))
-    plans = [plan_memory(checkpoint, Settings(), 2).reserve for checkpoint in (capped, fp32)]
-    # Scores of a prefill pass, their softmax and its sum in float32.
-    assert plans[0] - plans[1] == fp32.architecture.heads * 512 * fp32.max_model_len * 12
-
-
-@pytest.mark.parametrize(("precision", "factor"), [("int8", 1), ("fp32", 0)])
-def test_exact_products_on_a_gpu_reserve_their_sums(
-    precision: str, factor: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
-    loaded: Checkpoint = request.getfixturevalue(precision)
-    on_gpu = replace(loaded, info=replace(loaded.info, device=torch.device("cuda")))
-    settings = Settings(cuda_graphs="off")
-    reserve, on_cpu = (plan_memory(checkpoint, settings, 4).reserve for checkpoint in (on_gpu, loaded))
-    # Of gate and up: two int32 terms, their float64 sum and the float32 result, where a CPU has two int32 terms of one.
-    assert reserve - on_cpu == factor * 512 * loaded.config.intermediate_size * (2 * 20 - 8)
-
-
-@pytest.mark.parametrize("cache", [torch.float32, torch.int8])
-def test_attention_reserves_what_it_copies(fp32: Checkpoint, cache: torch.dtype) -> None:
-    """Of an INT8 cache, the pages are copied before they are widened."""
-    shape = replace(fp32.cache_shape(3), dtype=cache)
-    masked = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
-    held = torch.ones(3, shape.max_model_len, dtype=torch.bool)
-    keys, _ = KVCache(shape, torch.device("cpu")).gather(0, torch.arange(3), held, torch.float32)
-    of_pages = keys.numel() if cache == torch.int8 else 0
-    assert masked.attention_reserve(shape) == 2 * (keys.nbytes + of_pages)
-    # A CPU attends to one sequence at a time.
-    assert fp32.attention_reserve(shape) == masked.attention_reserve(shape) // 3
-    assert replace(masked, attention=attention_by_sequence).attention_reserve(shape) == 0
-
-
-def test_the_reserve_has_the_scratch_of_the_compiled_kernels(int8: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs_compiled_kernels()
-    engine = engine_of(int8, 3)
-    assert isinstance(engine._model, CpuRunner)
-    forward = engine._model._forward
-    tensors = [value for value in vars(forward).values() if isinstance(value, torch.Tensor)]
-    tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
-    scratch = int8.attention_reserve(engine.plan.shape)
-    assert 0 <= scratch - sum(tensor.nbytes for tensor in tensors) < 1000
-    monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
-    assert engine.plan.reserve - plan_memory(int8, Settings(), 3).reserve == scratch

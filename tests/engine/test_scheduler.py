@@ -125,25 +125,6 @@ def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
         _assert_unharmed(fp32, first, patient)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_cancelled_sequence_frees_its_slot(fp32: Checkpoint, stream: bool) -> None:
-    with running(fp32, 3) as scheduled:
-        sequences = scheduled.add(*(request_of(fp32, size, size, 20) for size in (10, 12, 14)), stream=stream)
-        scheduled.pace.let(4)
-        (waiting,) = scheduled.add(request_of(fp32, 21, 21, 3))
-        gone = sequences[0]
-        client_of(gone).cancel()
-        assert waiting.status is Status.WAITING
-        tokens = gone.num_output_tokens
-        scheduled.pace.let(1)
-        # The pass that was running when the cancellation was noticed, and none after it.
-        assert gone.num_output_tokens == tokens + 1
-        assert isinstance(gone.result, Cancelled)
-        assert waiting.status is not Status.WAITING
-        scheduled.finish([*sequences, waiting])
-        _assert_unharmed(fp32, *sequences[1:], waiting)
-
-
 def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled:
         first, gone = scheduled.add(request_of(fp32, 0, 10, 9), request_of(fp32, 1, 12, 200))

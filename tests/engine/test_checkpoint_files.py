@@ -124,7 +124,7 @@ NO_MAP = "it has no weight_map from weights to files"
     [
         *(({"weight_map": {"a": FIRST, "b": name}}, NO_NAME.format(name))
           for name in ("../model.safetensors", "/model.safetensors", "x.bin", "..")),
-        *((content, NO_MAP) for content in ({}, {"weight_map": []}, {"weight_map": {"a": 1}})),
+        ({}, NO_MAP), ({"weight_map": []}, NO_MAP), ({"weight_map": {"a": 1}}, NO_MAP),
     ],
 )  # fmt: skip
 def test_an_index_without_files_beside_it_is_refused(in_two_files: Path, index: object, reason: str) -> None:

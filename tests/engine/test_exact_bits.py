@@ -18,21 +18,28 @@ TERMS = {"auto": "two terms for outlier rows", "1": "one term,", "2": "two terms
 
 
 @pytest.mark.parametrize(
-    ("cache", "terms", "mixes"),
+    ("cache", "terms", "mixes", "instructions"),
     [
-        ("auto", "auto", 10),
-        ("float32", "auto", 10),
-        ("int8", "auto", 10),
-        ("auto", "1", 5),
-        ("auto", "2", 5),
-        pytest.param("auto", "auto", 400, marks=long),
-        pytest.param("int8", "2", 150, marks=long),
+        ("auto", "auto", 10, None),
+        ("float32", "auto", 10, None),
+        ("int8", "auto", 10, None),
+        ("auto", "1", 5, None),
+        ("auto", "2", 5, None),
+        ("auto", "auto", 20, "AVX2"),
+        pytest.param("auto", "auto", 400, None, marks=long),
+        pytest.param("int8", "2", 150, None, marks=long),
+        pytest.param("auto", "auto", 100, "AVX2", marks=long),
     ],
 )
-def test_tokens_have_the_same_bits_in_any_mix(cache: str, terms: str, mixes: int, note: Note) -> None:
-    needs_compiled_kernels()
+def test_tokens_have_the_same_bits_in_any_mix(
+    cache: str, terms: str, mixes: int, instructions: str | None, note: Note, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_compiled_kernels(instructions and instructions.lower())
+    if instructions is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", instructions)
     checkpoint = replace(load("int8", kv_cache_dtype=cache, int8_terms=terms), max_model_len=128)
     assert TERMS[terms] in checkpoint.info.product
+    assert f"by compiled {instructions or 'AVX'}" in checkpoint.info.product
     bits = Bits(checkpoint, mixes, kv_cache_dtype=cache)
     note(bits.describe())
     assert bits.different == []

@@ -61,12 +61,6 @@ def _left(processor: RowProcessor, too_early: bool = False) -> set[int]:
     return set(logits.isfinite().nonzero()[:, 0].tolist())
 
 
-@pytest.mark.parametrize("too_early", [False, True])
-def test_a_row_without_any_token_left_can_only_end(too_early: bool) -> None:
-    bad_words = BadWords([b"c"], LETTERS, CPU)
-    assert _left(RowProcessor(SIZE, CPU, allowed=[2], ends=[END, 5], bad_words=bad_words), too_early) == {END, 5}
-
-
 def test_a_row_that_has_no_end_has_no_token_left() -> None:
     assert _left(RowProcessor(SIZE, CPU, allowed=[2], bad_words=BadWords([b"c"], LETTERS, CPU))) == set()
 

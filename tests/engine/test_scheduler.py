@@ -47,20 +47,6 @@ def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: Checkpoint) ->
             assert list(times) == sorted(times)
 
 
-def test_the_load_is_zero_once_everything_is_answered(fp32: Checkpoint) -> None:
-    """The supervisor's drain waits for that."""
-    with running(fp32, 2) as scheduled:
-        sequences = scheduled.add(*(request_of(fp32, index, 12, 4) for index in range(5)))
-        # One is cancelled while it waits, and one while it runs.
-        scheduled.pace.let(2)
-        client_of(sequences[4]).cancel()
-        client_of(sequences[0]).cancel()
-        scheduled.finish(sequences)
-        scheduled.stats.close(SECONDS)
-        levels = scheduled.registry.levels
-    assert (levels["llama_slots_in_use"], levels["llama_waiting_rows"]) == (0, 0)
-
-
 def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: Checkpoint) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:

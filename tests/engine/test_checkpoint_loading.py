@@ -68,8 +68,7 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
 )  # fmt: skip
 def test_the_info_names_the_product(
     folder: Path, quantization: str, parameters: dict[str, str], computation: str
-
-) -> None:  # fmt: skip
+) -> None:
     if "compiled" in computation:
         needs_compiled_kernels()
     engine = engine_of(load(quantization, model=str(folder), **parameters), 1)

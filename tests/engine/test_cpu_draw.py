@@ -17,10 +17,6 @@ def _keys(rows: int, step: int = 0) -> Tensor:
     return torch.from_numpy(step_keys(np.arange(rows, dtype=np.uint64), np.full(rows, step)))
 
 
-def _by_sorting(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor) -> Tensor:
-    return draw(keep_top_k_top_p(apply_temperature(logits, temperature), top_k, top_p), keys)
-
-
 def _random(seed: int, vocabulary: int) -> Arguments:
     """Logits from nearly flat to nearly certain, some tied or ruled out, and every combination of the parameters."""
     source = torch.Generator().manual_seed(seed)
@@ -44,26 +40,16 @@ def _random(seed: int, vocabulary: int) -> Arguments:
 @pytest.mark.parametrize("vocabulary", [2, 5, 300, 3072, 20_000])
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_those_of_the_draw_by_sorting(vocabulary: int, seed: int) -> None:
-    arguments = _random(seed, vocabulary)
-    drawn = draw_on_cpu(*arguments)
-    assert torch.equal(drawn, _by_sorting(*arguments))
-    for row in range(0, ROWS, 9):
-        alone = [argument[row : row + 1] for argument in arguments]
-        assert draw_on_cpu(*alone).tolist() == [int(drawn[row])]
-
-
-@pytest.mark.parametrize("vocabulary", [2, 300, 3072])
-@pytest.mark.parametrize("seed", range(4))
-def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int, seed: int) -> None:
-    logits, temperature, top_k, top_p, keys = _random(seed, vocabulary)
+    logits, temperature, top_k, top_p, keys = arguments = _random(seed, vocabulary)
     min_p = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) ** 4
     min_p[::3], min_p[1] = 0.0, 1.0
-    threshold = min_p.log()
-    warm = keep_min_p(apply_temperature(logits, temperature), threshold)
+    warm = keep_min_p(apply_temperature(logits, temperature), min_p.log())
     expected = draw(keep_top_k_top_p(warm, top_k, top_p), keys)
-    drawn = draw_on_cpu(logits, temperature, top_k, top_p, keys, threshold)
+    drawn = draw_on_cpu(*arguments, min_p.log())
     assert torch.equal(drawn, expected)
     # A min_p of 0 is off, and at 1 only the best token is left.
-    off = slice(0, None, 3)
-    assert torch.equal(drawn[off], draw_on_cpu(logits, temperature, top_k, top_p, keys)[off])
+    assert torch.equal(drawn[::3], draw_on_cpu(*arguments)[::3])
     assert logits[1, drawn[1]] == logits[1].max()
+    for row in range(0, ROWS, 9):
+        alone = [argument[row : row + 1] for argument in (*arguments, min_p.log())]
+        assert draw_on_cpu(*alone).tolist() == [int(drawn[row])]

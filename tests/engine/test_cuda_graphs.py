@@ -91,9 +91,7 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     assert decoded < recorder.replayed < decoded + sampled
 
 
-def test_replayed_steps_serve_rows_with_features_of_each_row(
-    attending: Checkpoint,
-) -> None:
+def test_replayed_steps_serve_rows_with_features_of_each_row(attending: Checkpoint) -> None:
     requests = requests_of(attending, SLOTS, range(3, 20))
     requests[::3] = [replace(request, bad_words=(b"e", b" ")) for request in requests[::3]]
     log_probs = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1}

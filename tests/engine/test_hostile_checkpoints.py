@@ -11,7 +11,6 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,61 +42,27 @@ VALUES: tuple[Any, ...] = (
 )
 
 Damage = Callable[[Path, random.Random], str]
-
-
-SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-"""Those of every format's groups and blocks."""
-
-Save = Callable[[Path, Path, Tokenizer], object]
-"""Save a checkpoint in floats, in the first folder, in another format in the second one."""
-
-
-def _saved_again(
-    source: Path,
-    folder: Path,
-    tokenizer: Tokenizer,
-    quantization: BitsAndBytesConfig | None = None,
-    shard: str = "1GB",
-) -> None:
-    """Save as transformers does. shard: maximum size of a file."""
-    options = {} if quantization is None else {"quantization_config": quantization}
-    AutoModelForCausalLM.from_pretrained(source, **options).save_pretrained(folder, max_shard_size=shard)
-    tokenizer.pretrained.save_pretrained(folder)
-
-
-def _quantized(name: str) -> Save:
-    return lambda source, folder, _: quantized_checkpoints.write(source, name, folder)
-
-
-def _gguf(name: str) -> Save:
-    def save(source: Path, folder: Path, _tokenizer: Tokenizer) -> None:
-        folder.mkdir()
-        gguf_checkpoints.write(source, name, folder / "model.gguf")
-
-    return save
-
-
-_INT8 = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-_NF4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-
-FORMATS: dict[str, Save] = {
-    "floats": _saved_again,
-    "floats-in-files": partial(_saved_again, shard="3MB"),
-    "bitsandbytes-int8": partial(_saved_again, quantization=_INT8),
-    "bitsandbytes-nf4": partial(_saved_again, quantization=_NF4),
-    **{name: _quantized(name) for name in ("w8a8", "w4a16", "gptq4-act-order", "awq4", "fp8")},
-    **{f"gguf-{name}": _gguf(name) for name in ("q8_0", "q4_k_m")},
-}
+"""Changes a copy of a checkpoint; returns what was changed."""
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> list[Path]:
-    """A checkpoint in each format."""
+    """A checkpoint in each format, of sizes that each format's groups and blocks have."""
     parent = tmp_path_factory.mktemp("checkpoints")
-    source = save_small(parent / "source", tokenizer, **SIZES)
-    for name, save in FORMATS.items():
-        save(source, parent / name, tokenizer)
-    return [parent / name for name in FORMATS]
+    source = save_small(parent / "source", tokenizer, hidden_size=256, intermediate_size=256, head_dim=64)
+    int8 = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    for name, config, shard in (("files", None, "3MB"), ("int8", int8, "1GB"), ("nf4", nf4, "1GB")):
+        options = {} if config is None else {"quantization_config": config}
+        saved = AutoModelForCausalLM.from_pretrained(source, **options)
+        saved.save_pretrained(parent / name, max_shard_size=shard)
+        tokenizer.pretrained.save_pretrained(parent / name)
+    for name in ("w8a8", "w4a16", "gptq4-act-order", "awq4", "fp8"):
+        quantized_checkpoints.write(source, name, parent / name)
+    for name in ("q8_0", "q4_k_m"):
+        (parent / name).mkdir()
+        gguf_checkpoints.write(source, name, parent / name / "model.gguf")
+    return sorted(parent.iterdir())
 
 
 def change_bytes(folder: Path, draw: random.Random) -> str:

@@ -40,9 +40,7 @@ def test_the_rows_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) ->
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
 
 
-def test_prompts_are_logged_only_on_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_prompts_are_logged_only_on_request(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in str(_logged(caplog, "summary", _sequence()))
     choices = [_sequence(), _sequence(), _sequence("another")]
     choices[1].request = replace(choices[1].request, n=2, choice=1)

@@ -85,9 +85,7 @@ def test_sentencepiece_tokens_decode_as_by_transformers() -> None:
     assert text_of(vocabulary, [first_word + WORDS.index("▁def")]) == " def"
 
 
-def test_ids_that_the_tokenizer_lacks_have_no_text(
-    tokenizer: Tokenizer,
-) -> None:
+def test_ids_that_the_tokenizer_lacks_have_no_text(tokenizer: Tokenizer) -> None:
     known = tokenizer.vocabulary.token_bytes
     assert Vocabulary.from_tokenizer(tokenizer.pretrained, len(known) + 64).token_bytes == known + [b""] * 64
     assert Vocabulary.from_tokenizer(tokenizer.pretrained, 1000).token_bytes == known[:1000]

@@ -1,8 +1,11 @@
 """The draw on a CPU gives the tokens of the draw by sorting."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
+from llama_engine.sampling import cpu_sampling
 from llama_engine.sampling.cpu_sampling import draw_on_cpu
 from llama_engine.sampling.filters import apply_temperature, draw, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.philox import step_keys
@@ -53,3 +56,13 @@ def test_tokens_are_those_of_the_draw_by_sorting(vocabulary: int, seed: int) -> 
     for row in range(0, ROWS, 9):
         alone = [argument[row : row + 1] for argument in (*arguments, min_p.log())]
         assert draw_on_cpu(*alone).tolist() == [int(drawn[row])]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("EXPECTED_FINISHERS", 0.5), ("MIN_TOP_P", 1.0)])
+def test_undecided_rows_are_drawn_by_sorting(name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = _random(5, 3072)
+    expected = draw_on_cpu(*arguments)
+    monkeypatch.setattr(cpu_sampling, name, value)
+    with patch.object(cpu_sampling, "draw", wraps=draw) as sorting:
+        assert torch.equal(draw_on_cpu(*arguments), expected)
+    assert sorting.call_count == 1

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine.engines import alone, engine_of
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion, Result
-from llama_engine.errors import InvalidRequest, RequestError
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
+from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import Checkpoint
 from llama_engine.request.generation_request import GenerationRequest
+from numpy.typing import NDArray
 
 END = 2
 DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -129,6 +133,41 @@ def test_masks_that_leave_nothing_fail_that_sequence_alone(
     for name in ("guided_decoding_guide_type", *values):
         assert name in str(failed)
     assert re.search("together allow no token after [0-3] tokens", str(failed))
+
+
+class Faulty(GuideState):
+    """A guide whose `fill` or `accept` raises, or whose `accept` refuses, at the third token."""
+
+    finished = may_end = False
+
+    def __init__(self, fault: str) -> None:
+        self._fault, self._count = fault, 0
+
+    def fill(self, allowed: NDArray[np.int32]) -> None:
+        if self._count == 2 and self._fault == "fill":
+            raise RuntimeError("no mask")
+        allowed.fill(-1)
+
+    def accept(self, token: int) -> bool:
+        self._count += 1
+        if self._count == 3 and self._fault == "accept":
+            raise RuntimeError("no token")
+        return self._count < 3 or self._fault != "refuse"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("fill", "decoding failed"), ("accept", "decoding failed"), ("refuse", "does not conform to the guide after 3")],
+)
+def test_a_guide_that_fails_in_a_step_fails_its_sequence_alone(
+    engine: Engine, fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+) -> None:
+    guide: Future[GuideState] = Future()
+    guide.set_result(Faulty(fault))
+    monkeypatch.setattr(engine.guides, "start", lambda *_: guide)
+    failed = failure_alone(engine, fp32, request("regex", "a*"))
+    assert isinstance(failed, GenerationError)
+    assert message in str(failed)
 
 
 WIDE = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from engine.checkpoints import save_small
 from engine.engines import add_all
 from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
-from llama_engine.engine.engine import Engine
+from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.events import Completion
 from llama_engine.kernels.gpu.elementwise import SEPARATE
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
@@ -76,13 +76,19 @@ def _requests(**values: object) -> list[GenerationRequest]:
     ]
 
 
+def _finish(gpu: Gpu, waits: Callable[[StepResult], int] = lambda step: 1) -> None:
+    """Run all sequences. waits: how often the host waits for the GPU in a step."""
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        step = gpu.engine.step()
+        assert step.errors == 0
+        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (waits(step), 0)
+
+
 @pytest.mark.parametrize("values", [{}, SAMPLED], ids=["greedy", "sampled, with penalties and masks"])
 def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> None:
     sequences = add_all(gpu.engine, _requests(**values))
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        gpu.engine.step()
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    _finish(gpu)
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)
 
 
@@ -97,21 +103,15 @@ def test_a_step_with_guides_waits_once(gpu: Gpu) -> None:
         if kind:
             sequence.follow_guide(gpu.engine.guides.start(kind, guide).result())
         gpu.engine.add(sequence)
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        gpu.engine.step()
-        # As without guides: their masks are filled on the host, and copied without waiting.
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    # As without guides: their masks are filled on the host, and copied without waiting.
+    _finish(gpu)
     assert [sequence.result.text for sequence in sequences if isinstance(sequence.result, Completion)] == ["111"] * 4
 
 
 def test_log_probabilities_are_read_at_once(gpu: Gpu) -> None:
     sequences = add_all(gpu.engine, _requests(num_logprobs=2, prompt_logprobs=1, return_log_probs=True))
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        prefilled = gpu.engine.step().prefill_tokens
-        # Of the tokens, of their log probabilities, and of those of all prompts in the pass.
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (2 + bool(prefilled), 0)
+    # Of the tokens, of their log probabilities, and of those of all prompts in the pass.
+    _finish(gpu, lambda step: 2 + bool(step.prefill_tokens))
     assert [len(sequence.prompt_log_probs) for sequence in sequences] == [0, 8, 39]
     assert [len(sequence.log_probs) for sequence in sequences] == [3, 3, 3]
 
@@ -136,9 +136,6 @@ def test_a_captured_step_never_waits_and_a_replayed_one_waits_once(gpu: Gpu, mon
     gpu.engine.capture_graphs(capture)
     assert len(actions) == graph_count(gpu.engine.plan.shape)
     sequences = add_all(gpu.engine, _requests())
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        assert gpu.engine.step().errors == 0
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    _finish(gpu)
     assert gpu.engine.uses_cuda_graphs
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)

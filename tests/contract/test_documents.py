@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from contract.code_blocks import PAGES, ROOT, blocks, table
-from contract.configs import FILES, read_config
+from engine.configs import FILES, read_config
 from llama_engine.observability.metrics import METRICS
 from tritonclient.grpc.model_config_pb2 import DataType
 

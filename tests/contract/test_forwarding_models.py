@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from contract.code_blocks import ROOT
-from contract.configs import MODEL, parsed, read_config
+from engine.configs import MODEL, parsed, read_config
 from tritonclient.grpc.model_config_pb2 import ModelInput, ModelOutput
 
 UNARY = MODEL.with_name("llama_unary")

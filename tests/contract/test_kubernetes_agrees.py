@@ -8,8 +8,8 @@ import sys
 import tomllib
 
 from contract.code_blocks import ROOT
-from contract.configs import read_config
 from contract.manifests import FOLDERS, KUBERNETES, Manifest, Overlay, build, environment, mappings
+from engine.configs import read_config
 from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings

@@ -1,11 +1,11 @@
-"""The draw on a CPU gives the tokens of the draw by sorting, and decides nearly all rows without it."""
+"""The draw on a CPU gives the tokens of the draw by sorting."""
 
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from llama_engine.sampling import cpu_sampling as cpu_draw
+from llama_engine.sampling import cpu_sampling
 from llama_engine.sampling.cpu_sampling import draw_on_cpu
 from llama_engine.sampling.filters import apply_temperature, draw, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.philox import step_keys
@@ -18,10 +18,6 @@ Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def _keys(rows: int, step: int = 0) -> Tensor:
     return torch.from_numpy(step_keys(np.arange(rows, dtype=np.uint64), np.full(rows, step)))
-
-
-def _by_sorting(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor) -> Tensor:
-    return draw(keep_top_k_top_p(apply_temperature(logits, temperature), top_k, top_p), keys)
 
 
 def _random(seed: int, vocabulary: int) -> Arguments:
@@ -47,48 +43,26 @@ def _random(seed: int, vocabulary: int) -> Arguments:
 @pytest.mark.parametrize("vocabulary", [2, 5, 300, 3072, 20_000])
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_those_of_the_draw_by_sorting(vocabulary: int, seed: int) -> None:
-    arguments = _random(seed, vocabulary)
-    drawn = draw_on_cpu(*arguments)
-    assert torch.equal(drawn, _by_sorting(*arguments))
-    for row in range(0, ROWS, 9):
-        alone = [argument[row : row + 1] for argument in arguments]
-        assert draw_on_cpu(*alone).tolist() == [int(drawn[row])]
-
-
-@pytest.mark.parametrize("vocabulary", [2, 300, 3072])
-@pytest.mark.parametrize("seed", range(4))
-def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int, seed: int) -> None:
-    logits, temperature, top_k, top_p, keys = _random(seed, vocabulary)
+    logits, temperature, top_k, top_p, keys = arguments = _random(seed, vocabulary)
     min_p = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) ** 4
     min_p[::3], min_p[1] = 0.0, 1.0
-    threshold = min_p.log()
-    warm = keep_min_p(apply_temperature(logits, temperature), threshold)
+    warm = keep_min_p(apply_temperature(logits, temperature), min_p.log())
     expected = draw(keep_top_k_top_p(warm, top_k, top_p), keys)
-    drawn = draw_on_cpu(logits, temperature, top_k, top_p, keys, threshold)
+    drawn = draw_on_cpu(*arguments, min_p.log())
     assert torch.equal(drawn, expected)
     # A min_p of 0 is off, and at 1 only the best token is left.
-    off = slice(0, None, 3)
-    assert torch.equal(drawn[off], draw_on_cpu(logits, temperature, top_k, top_p, keys)[off])
+    assert torch.equal(drawn[::3], draw_on_cpu(*arguments)[::3])
     assert logits[1, drawn[1]] == logits[1].max()
+    for row in range(0, ROWS, 9):
+        alone = [argument[row : row + 1] for argument in (*arguments, min_p.log())]
+        assert draw_on_cpu(*alone).tolist() == [int(drawn[row])]
 
 
 @pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("EXPECTED_FINISHERS", 0.5), ("MIN_TOP_P", 1.0)])
 def test_undecided_rows_are_drawn_by_sorting(name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = _random(5, 3072)
-    expected = _by_sorting(*arguments)
-    monkeypatch.setattr(cpu_draw, name, value)
-    with patch.object(cpu_draw, "draw", wraps=draw) as sorting:
+    expected = draw_on_cpu(*arguments)
+    monkeypatch.setattr(cpu_sampling, name, value)
+    with patch.object(cpu_sampling, "draw", wraps=draw) as sorting:
         assert torch.equal(draw_on_cpu(*arguments), expected)
     assert sorting.call_count == 1
-
-
-@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0])
-@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
-def test_typical_rows_are_not_sorted(scale: float, top_p: float) -> None:
-    logits = scale * torch.randn(ROWS, 3072, generator=torch.Generator().manual_seed(1))
-    every = torch.ones(ROWS)
-    with patch.object(cpu_draw, "draw", wraps=draw) as sorting:
-        for step in range(10):
-            draw_on_cpu(logits, 0.8 * every, torch.full((ROWS,), 3072), top_p * every, _keys(ROWS, step))
-    rows = sum(len(call.args[0]) for call in sorting.call_args_list)
-    assert rows <= 2, "of 640 draws"

@@ -14,7 +14,7 @@ from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.filters import draw, penalize_output
+from llama_engine.sampling.filters import draw
 from llama_engine.sampling.logits_processor import RowProcessor, row_processor
 from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.sampler import FAILED, Sampler
@@ -118,7 +118,6 @@ def _reference(request: GenerationRequest, logits: list[torch.Tensor]) -> list[i
         warpers.append(TopKLogitsWarper(request.top_k))
     if request.top_p < 1:
         warpers.append(TopPLogitsWarper(request.top_p))
-    output_penalties = torch.tensor([[request.frequency_penalty], [request.presence_penalty]])
     bias, forbidden = torch.zeros(VOCABULARY), torch.zeros(VOCABULARY, dtype=torch.bool)
     for token, amount in request.logit_bias:
         bias[token] = amount
@@ -127,7 +126,8 @@ def _reference(request: GenerationRequest, logits: list[torch.Tensor]) -> list[i
     for step, row in enumerate(logits):
         ids = torch.LongTensor([written])
         counts = torch.bincount(torch.tensor(written[prompt:], dtype=torch.long), minlength=VOCABULARY)[None]
-        scores = masks(ids, penalize_output(processors(ids, row + bias), counts, *output_penalties))
+        penalties = request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
+        scores = masks(ids, processors(ids, row + bias) - penalties)
         scores = scores.masked_fill(forbidden, -torch.inf)
         if request.temperature > 0:
             key = step_keys(np.array([request.seed], dtype=np.uint64), np.array([step]))
@@ -197,21 +197,3 @@ def test_a_neighbours_penalty_does_not_make_infinite_logits_finite() -> None:
     infinite = logits.clone()
     infinite[0, first] = torch.inf
     assert _sample(requests, [logits, infinite])[0] == [first, FAILED]
-
-
-def _calls(rows: int, **values: object) -> int:
-    """Return how many operations of PyTorch sample one step of that many rows."""
-    batch = _batch([_request(seed=row, **values) for row in range(rows)], VOCABULARY)
-    sampler, logits = Sampler(batch.sampling, ENDS), _logits(1.0, rows)
-    with torch.autograd.profiler.profile() as profile:
-        sampler.sample(logits, 0, batch.sequences, batch.features)
-    # An operation that another one calls is a child of it.
-    return sum(event.cpu_parent is None for event in profile.function_events or [])
-
-
-@pytest.mark.parametrize(
-    ("values", "most"),
-    [({}, 12), ({"temperature": 0.8, "top_p": 0.95}, 65), ({"temperature": 0.8, "top_p": 0.95, "top_k": 9}, 75)],
-)
-def test_the_operations_of_a_step_do_not_grow_with_its_rows(values: dict[str, object], most: int) -> None:
-    assert _calls(32, **values) <= min(_calls(1, **values), most)

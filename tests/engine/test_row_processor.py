@@ -5,9 +5,8 @@ import pytest
 import torch
 from llama_engine.errors import InvalidRequest
 from llama_engine.grammar.matcher import GuideState
-from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.filters import forbidden
-from llama_engine.sampling.logits_processor import RowProcessor, row_processor
+from llama_engine.sampling.logits_processor import RowProcessor
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.tokenizer import Vocabulary
 from numpy.typing import NDArray
@@ -60,12 +59,6 @@ def _left(processor: RowProcessor, too_early: bool = False) -> set[int]:
     processor.mask(logits, too_early)
     assert processor.leaves_nothing(too_early) == (not logits.isfinite().any())
     return set(logits.isfinite().nonzero()[:, 0].tolist())
-
-
-@pytest.mark.parametrize("too_early", [False, True])
-def test_a_row_without_any_token_left_can_only_end(too_early: bool) -> None:
-    bad_words = BadWords([b"c"], LETTERS, CPU)
-    assert _left(RowProcessor(SIZE, CPU, allowed=[2], ends=[END, 5], bad_words=bad_words), too_early) == {END, 5}
 
 
 def test_a_row_that_has_no_end_has_no_token_left() -> None:
@@ -127,25 +120,3 @@ def test_a_row_is_complete_when_its_guide_is_finished() -> None:
         processor.append(token, b"a")
     assert processor.is_complete
     assert not RowProcessor(SIZE, CPU).is_complete
-
-
-def _request(**values: object) -> GenerationRequest:
-    return GenerationRequest("", (1,), max_tokens=9, **values)  # type: ignore[arg-type]  # values are fields
-
-
-@pytest.mark.parametrize(
-    ("values", "needed"),
-    [
-        ({}, False),
-        # The sampler masks the end tokens of all rows at once.
-        ({"min_tokens": 3}, False),
-        ({"stop_token_ids": (5,), "ignore_eos": True}, False),
-        ({"min_tokens": 3, "stop_token_ids": (5,)}, True),
-        ({"min_tokens": 3, "ignore_eos": True}, True),
-        ({"logit_bias": ((1, 2.0),)}, True),
-        ({"allowed_token_ids": (1,)}, True),
-        ({"bad_words": (b"a",)}, True),
-    ],
-)
-def test_a_row_has_a_processor_only_where_it_asks_for_one(values: dict[str, object], needed: bool) -> None:
-    assert (row_processor(_request(**values), LETTERS, frozenset({END}), CPU) is not None) == needed

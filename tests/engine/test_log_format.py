@@ -1,12 +1,11 @@
 """Log lines in text and in JSON; nothing that a client wrote leaves its field."""
 
-import io
 import json
 import logging
 from datetime import UTC, datetime
 
 import pytest
-from llama_engine.observability.log import Fields, JsonFormatter, TextFormatter, write_json
+from llama_engine.observability.log import Fields, JsonFormatter, TextFormatter
 
 HOSTILE = [
     "two\nlines",
@@ -71,15 +70,3 @@ def test_an_exception_follows_the_fields() -> None:
     line = json.loads(JsonFormatter().format(record))
     assert (line["message"], line["id"]) == ("request answered", "a")
     assert line["exception"].splitlines()[-1] == "ValueError: broken"
-
-
-def test_json_lines_go_to_standard_error_only(capfd: pytest.CaptureFixture[str]) -> None:
-    logger = logging.Logger("llama_engine")
-    before = io.StringIO()
-    logger.addHandler(logging.StreamHandler(before))
-    write_json(logger)
-    logger.info("one")
-    logger.warning("two", extra={"fields": {"id": "a\nb"}})
-    written = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    assert [(line["message"], line["level"]) for line in written] == [("one", "INFO"), ("two", "WARNING")]
-    assert before.getvalue() == ""

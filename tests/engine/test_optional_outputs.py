@@ -2,11 +2,9 @@
 
 import json
 import math
-import time
 from typing import cast
 
 import numpy as np
-import pytest
 from llama_engine.engine.sequence import Sequence
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
@@ -24,7 +22,6 @@ class _Names:
 TOKENIZER = Tokenizer(
     cast(PreTrainedTokenizerBase, _Names()), Vocabulary([b"a", b"b ", b"", "é".encode()[:1], b"", *[b"x"] * 9])
 )
-TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 
 
 def _sequence(tokens: int, **values: object) -> Sequence:
@@ -86,32 +83,3 @@ def test_the_json_of_a_prompts_log_probabilities() -> None:
         "6": (-1.0, 3), "8": (-0.25, 1), "9": (-0.25, 1),
     }  # fmt: skip
     assert {token: entry["logprob"] for token, entry in other.items()} == {"7": -9999.0}
-
-
-def test_which_outputs_a_chunk_has() -> None:
-    requested = {"return_log_probs": True, "num_logprobs": 0, "prompt_logprobs": 0, "return_perf_metrics": True}
-    sequence = _sequence(5, **requested)
-    sequence.admitted_at = sequence.arrived_at
-    always = {"output_log_probs", "cum_log_probs", "logprobs"}
-    writer = LogProbsWriter(TOKENIZER)
-    chunks = [
-        optional_outputs([Span(sequence, first, last)], writer, final=last == 5)
-        for first, last in ((0, 1), (1, 3), (3, 5))
-    ]
-    assert [set(chunk) - always for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES}]
-    assert [chunk["output_log_probs"].tolist() for chunk in chunks] == [[[-1]], [[-2, -3]], [[-4, -5]]]
-    assert [chunk["cum_log_probs"].tolist() for chunk in chunks] == [[-1], [-6], [-15]]
-    assert [[*json.loads(chunk["logprobs"][0])[0]] for chunk in chunks] == [["0", "3"], ["1", "3"], ["3"]]
-
-
-def test_times_are_nanoseconds_since_1970_in_the_order_of_events() -> None:
-    before = time.time_ns()
-    sequence = _sequence(2, return_perf_metrics=True)
-    sequence.admit()
-    outputs = optional_outputs([_whole(sequence)], LogProbsWriter(TOKENIZER), final=True)
-    arrival, scheduled, first, last = (int(outputs[name][0]) for name in TIMES)
-    assert all(outputs[name].dtype == np.int64 for name in TIMES)
-    assert arrival <= first <= last <= scheduled
-    # The clocks' resolution.
-    assert before - 10**6 <= arrival <= scheduled <= time.time_ns() + 10**6
-    assert scheduled - arrival == pytest.approx((sequence.admitted_at - sequence.arrived_at) * 1e9, abs=2000)

@@ -5,47 +5,23 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from unittest.mock import Mock
 
 import pytest
+from engine.backend_utils import MetricFamilies
 from llama_engine.observability.log import TritonLogHandler
 from llama_engine.observability.metrics import METRICS, MODEL_INFO
 from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
 
 LABELS = {"model": "llama", "version": "1"}
 INFO = {name: f"the {name}" for name in MODEL_INFO.info}
-KINDS = ["counter", "gauge", "histogram"]
-
-
-class _Family:
-    def __init__(self, kind: int) -> None:
-        self.kind = KINDS[kind]
-        self.series: list[Mock] = []
-
-    def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Mock:  # noqa: N802 - Triton's name
-        self.series.append(Mock(["increment", "set", "observe"], labels=labels, buckets=buckets))
-        return self.series[-1]
-
-
-class _Triton:
-    """Stands for pb_utils.MetricFamily; a family of the same name is the same one."""
-
-    COUNTER, GAUGE, HISTOGRAM = range(3)
-
-    def __init__(self) -> None:
-        self.families: dict[str, _Family] = {}
-
-    def __call__(self, name: str, description: str, kind: int) -> _Family:
-        assert description
-        return self.families.setdefault(name, _Family(kind))
 
 
 @pytest.fixture
-def triton() -> _Triton:
-    return _Triton()
+def triton() -> MetricFamilies:
+    return MetricFamilies()
 
 
-def test_an_instance_shares_all_series_but_gauges(triton: _Triton) -> None:
+def test_an_instance_shares_all_series_but_gauges(triton: MetricFamilies) -> None:
     instances = ["llama_0_0_gpu0", "llama_0_0_gpu1"]
     for instance in instances:
         TritonMetrics(triton, LABELS, instance, INFO)
@@ -60,7 +36,7 @@ def test_an_instance_shares_all_series_but_gauges(triton: _Triton) -> None:
         assert all((series.buckets is not None) == (metric.kind == "histogram") for series in family.series)
 
 
-def test_series_outlive_closed_metrics(triton: _Triton) -> None:
+def test_series_outlive_closed_metrics(triton: MetricFamilies) -> None:
     metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
     references = [weakref.ref(series) for family in triton.families.values() for series in [family, *family.series]]
     metrics.close()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contract.code_blocks import ROOT
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-MODEL = ROOT / "model_repository" / "llama"
+MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama"
 FILES = {path.stem: path for path in (MODEL / "config.pbtxt", *sorted(MODEL.glob("configs/*")))}
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import grimp
-from contract.configs import MODEL
+from engine.configs import MODEL
 
 VERSION = MODEL / "1"
 SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contract.code_blocks import ROOT
+from deploy.code_blocks import ROOT
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 

@@ -1,0 +1,98 @@
+"""`--openai-port`: the endpoint starts after the server, and ends before it; its death ends both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from deploy.launcher.launching import Launch, supervisor_lines
+from deploy.supervisor.supervisors import alive, until
+from end_to_end.plans import copy_repository
+from end_to_end.servers import HTTP
+
+OPENAI = "--openai-port=0"
+PROMPT = {"text_input": "Return a list of", "max_tokens": 20, "min_tokens": 20}
+
+
+def _takes_connections(address: str) -> bool:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def _events(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.splitlines() if line]
+
+
+def test_the_endpoints_death_ends_the_server_with_code_70(launch: Launch) -> None:
+    launcher = launch(OPENAI)
+    address = launcher.facts()["openai"]
+    assert launcher.line("  openai  ").split()[-1] == f"http://{address}/v1"
+    (model,) = HTTP.get(f"http://{address}/v1/models").json()["data"]
+    assert model["id"] == "pydoc-llama"
+    os.kill(launcher.endpoint(), signal.SIGKILL)
+    code, _, errors = launcher.ends()
+    assert code == 70
+    assert errors.endswith("triton_local: the OpenAI endpoint has ended with code -9\n")
+
+
+def test_a_drain_ends_the_endpoint(launch: Launch) -> None:
+    launcher = launch(OPENAI)
+    launcher.facts()
+    endpoint = launcher.endpoint()
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.ends()[0] == 0
+    assert not alive(endpoint)
+
+
+@pytest.mark.long
+def test_by_default_every_way_to_ask_is_open_until_the_drain(launch: Launch, tmp_path: Path) -> None:
+    """With the product's repository: infer, generate, streams, streamed chats, and the command that is printed."""
+    repository = copy_repository(tmp_path / "repository", "slow_model")
+    launcher = launch(OPENAI, f"--model-repository={repository}", "--host=0.0.0.0", OMP_NUM_THREADS="1")
+    facts = launcher.facts()
+    assert facts["variant"] == "streaming"
+    models = f"http://{facts['http']}/v2/models"
+    assert HTTP.post(f"{models}/llama/generate", json=PROMPT).json()["num_output_tokens"] == 20
+    streamed = HTTP.post(f"{models}/llama/generate_stream", json={**PROMPT, "stream": True})
+    deltas = [json.loads(event) for event in _events(streamed.text)]
+    assert len(deltas) > 1
+    assert sum(delta["num_output_tokens"] for delta in deltas) == 20
+    prompt = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [PROMPT["text_input"]]}
+    answer = HTTP.post(f"{models}/llama_unary/infer", json={"inputs": [prompt]}).json()
+    assert any(output["name"] == "text_output" and output["data"][0] for output in answer["outputs"])
+    command = shlex.split(launcher.line("try: ").partition("try: ")[2])
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert '"finish_reason":"' in said
+    messages = [{"role": "user", "content": "What is a list?"}]
+    chat = {"model": "pydoc-llama", "messages": messages, "stream": True, "max_tokens": 300, "min_tokens": 300}
+    url = f"http://{facts['openai']}/v1/chat/completions"
+    with httpx.stream("POST", url, json=chat, timeout=60, trust_env=False) as response:
+        lines = response.iter_lines()
+        assert '"role":"assistant"' in next(lines)
+        launcher.process.send_signal(signal.SIGTERM)
+        until(lambda: not _takes_connections(facts["openai"]))
+        assert HTTP.get(f"{models}/llama/ready").status_code == 200
+        rest = [line for line in lines if line]
+    assert '"finish_reason":"length"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    assert launcher.ends()[0] == 0
+
+
+@pytest.mark.long
+def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch) -> None:
+    code, output, errors = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends()
+    assert code == 1
+    assert "unknown setting (did you mean 'port'?)" in errors
+    assert supervisor_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
+    assert "ready" not in output

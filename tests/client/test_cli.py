@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from click.testing import CliRunner
+from client.peers import HOST
 from triton_llama import (
     Completion,
     LlamaClient,
@@ -39,6 +42,17 @@ def test_each_kind_of_failure_has_its_exit_code(
     monkeypatch.setattr(LlamaClient, "generate", fail)
     result = CliRunner().invoke(main, ["generate", "a"])
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: broken\n")
+
+
+@pytest.mark.parametrize("arguments", [("generate", "a"), ("generate", "a", "--stream"), ("status",)])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_without_a_server_a_command_is_one_line_and_exit_code_3(protocol: str, arguments: tuple[str, ...]) -> None:
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        url = f"{protocol}://{HOST}:{bound.getsockname()[1]}"
+        result = CliRunner().invoke(main, [*arguments, "--url", url])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (3, 1)
+    assert f"no connection to {url}" in result.stderr
 
 
 @pytest.mark.parametrize(

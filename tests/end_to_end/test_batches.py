@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 
 import pytest
-from end_to_end.batches import FULL_SET, in_one_batch, random_request
+from end_to_end.batches import FULL_SET, in_one_batch
 from end_to_end.servers import Statistics, facts, get_json, is_decoupled
 from end_to_end.wires import WIRES, ask
 from triton_local.server import LocalTriton
@@ -53,14 +52,3 @@ def test_every_endpoint_gives_the_same_answer_in_a_batch(
     assert [answer.num_output_tokens for answer in answers] == [6] * 4
     assert answers == [answers[0]] * 4
     assert max(statistics.batches()) <= expected[0]
-
-
-def test_a_request_in_a_mixed_batch_has_the_text_it_has_alone(triton: LocalTriton) -> None:
-    draw = random.Random(16)
-    requests = [random_request(draw) for _ in range(16)]
-    alone = [ask(triton, **request) for request in requests]
-    jobs = [partial(ask, triton, WIRES[index % 4], **request) for index, request in enumerate(requests)]
-    together, batches = in_one_batch(triton, jobs)
-    assert together == alone
-    assert max(batches) >= 8, batches
-    assert sum(size * count for size, count in batches.items()) == 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -89,17 +88,20 @@ def test_a_stream_prints_the_same_text_in_chunks(streaming: LocalTriton, protoco
 
 
 @both_protocols
-def test_ctrl_c_stops_the_command_and_the_request(narrow_streaming: LocalTriton, protocol: str) -> None:
+@pytest.mark.parametrize("form", [(), ("--stream",)], ids=["whole", "stream"])
+def test_ctrl_c_ends_the_command_and_a_stream(
+    narrow_streaming: LocalTriton, protocol: str, form: tuple[str, ...]
+) -> None:
     metrics = Metrics(narrow_streaming)
     long = ("--max-tokens", "300", "--min-tokens", "300")
     with subprocess.Popen(
-        command(narrow_streaming, protocol, "generate", "def", "--stream", *long),
+        command(narrow_streaming, protocol, "generate", "def", *form, *long),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
-        assert os.read(process.stdout.fileno(), 1)
+        metrics.wait_for_slots(1)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr.strip()) == (1, b"Aborted!")
-    metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
+    if form:
+        metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")

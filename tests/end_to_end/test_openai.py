@@ -6,7 +6,6 @@ The protocol's forms and refusals are tested with a small Triton in tests/fronte
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 
@@ -17,19 +16,11 @@ from end_to_end.openai_endpoint import in_front_of
 from end_to_end.wires import ask, generate
 from frontend.endpoints import HOST, Endpoint, Json, error_of, events_of
 from frontend.openai_types import read_events, read_response
-from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolCall, ResponseIncompleteEvent
+from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 from triton_local.server import LocalTriton
 
 MODEL = "pydoc-llama"
 PROMPT = "Return a list of"
-SCHEMA = {
-    "type": "object",
-    "properties": {"kind": {"enum": ["list", "dict"]}, "size": {"enum": [1, 22]}},
-    "required": ["kind", "size"],
-    "additionalProperties": False,
-}
-TOOL = {"type": "function", "function": {"name": "make", "parameters": SCHEMA}}
-ANSWERS = [{"kind": kind, "size": size} for kind in ("list", "dict") for size in (1, 22)]
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +35,6 @@ def _chat(served: Endpoint, **fields: object) -> list[Json]:
     assert response.status_code == 200, response.text
     choices = response.json()["choices"]
     assert isinstance(choices, list)
-    return choices
-
-
-def _streamed(served: Endpoint, **fields: object) -> dict[int, tuple[str, str, str]]:
-    """Return, of each choice of a streamed chat, its text, its calls' arguments and its finish reason."""
-    choices: dict[int, tuple[str, str, str]] = {}
-    for event in events_of(served.chat(stream=True, **fields)):
-        assert isinstance(event["choices"], list)
-        for choice in event["choices"]:
-            text, arguments, reason = choices.get(choice["index"], ("", "", ""))
-            delta = choice["delta"]
-            calls = delta.get("tool_calls", [])
-            arguments += "".join(call["function"].get("arguments", "") for call in calls)
-            choices[choice["index"]] = (
-                text + (delta.get("content") or ""),
-                arguments,
-                choice["finish_reason"] or reason,
-            )
     return choices
 
 
@@ -98,19 +71,6 @@ def test_a_response_is_a_chats_answer_streamed_or_not(served: Endpoint) -> None:
     assert last.response.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_a_response_is_one_forced_call(served: Endpoint) -> None:
-    tool = {"type": "function", "name": "make", "parameters": SCHEMA, "strict": True}
-    fields: Json = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "seed": 3}
-    (call,) = read_response(served.respond(**fields).json()).output
-    assert isinstance(call, ResponseFunctionToolCall)
-    assert json.loads(call.arguments) in ANSWERS
-    last = read_events(served.respond(stream=True, **fields))[-1]
-    assert isinstance(last, ResponseCompletedEvent)
-    (streamed,) = last.response.output
-    assert isinstance(streamed, ResponseFunctionToolCall)
-    assert streamed.arguments == call.arguments
-
-
 def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoint) -> None:
     response = served.complete(prompt="word " * 3000)
     assert response.status_code == 400
@@ -144,48 +104,6 @@ def test_refused_requests_leave_no_error_in_tritons_log(served: Endpoint, stream
 def _error_lines(server: LocalTriton) -> list[str]:
     """Return Triton's own lines of the level error."""
     return re.findall(r"^E\d{4} .*", server.log_text(), re.MULTILINE)
-
-
-def test_the_logprobs_of_a_chat_are_of_its_tokens(served: Endpoint) -> None:
-    (choice,) = _chat(served, temperature=0, repetition_penalty=1, max_tokens=8, logprobs=True, top_logprobs=2)
-    logprobs = choice["logprobs"]
-    assert isinstance(logprobs, dict)
-    assert "".join(token["token"] for token in logprobs["content"]) == _message(choice)["content"]
-    for token in logprobs["content"]:
-        likeliest, second = token["top_logprobs"]
-        # Greedy.
-        assert token["logprob"] == likeliest["logprob"] >= second["logprob"]
-        assert bytes(token["bytes"]).decode() == token["token"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "form"),
-    [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, None),
-        ({"guided_regex": "(ab|cd)[0-9]{3}"}, "(ab|cd)[0-9]{3}"),
-        ({"guided_choice": ["yes", 'no "really"\n']}, 'yes|no "really"\n'),
-        ({"guided_grammar": 'root ::= "a" root | "b"'}, "a*b"),
-    ],
-)
-def test_a_structured_text_has_its_form(served: Endpoint, fields: dict[str, object], form: str | None) -> None:
-    for choice in _chat(served, temperature=1, seed=5, n=2, max_tokens=60, **fields):
-        assert choice["finish_reason"] == "stop", choice
-        text = str(_message(choice)["content"])
-        assert re.fullmatch(form, text) if form else json.loads(text) in ANSWERS
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "make"}}])
-def test_a_forced_call_has_valid_arguments_streamed_or_not(served: Endpoint, choice: object) -> None:
-    request = {"tools": [TOOL], "tool_choice": choice, "temperature": 1, "seed": 3, "max_tokens": 280}
-    (answer,) = _chat(served, parallel_tool_calls=False, **request)
-    calls = _message(answer)["tool_calls"]
-    assert isinstance(calls, list)
-    (call,) = calls
-    assert call["function"]["name"] == "make"
-    assert json.loads(call["function"]["arguments"]) in ANSWERS
-    assert answer["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
-    streamed = _streamed(served, parallel_tool_calls=False, **request)[0]
-    assert streamed == ("", call["function"]["arguments"], answer["finish_reason"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -147,13 +147,6 @@ def test_kserves_parameters_are_inputs(narrow_streaming: LocalTriton) -> None:
     )
 
 
-def test_an_unknown_parameter_of_kserves_is_refused_by_name(narrow_streaming: LocalTriton) -> None:
-    url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
-    refused = HTTP.post(url, json={"text_input": PROMPT, "parameters": {**KSERVE, "best_of": 2}})
-    assert refused.status_code == 400
-    assert refused.json()["error"].startswith("'best_of' is no input of this model")
-
-
 @pytest.fixture
 def greedy(narrow_streaming: LocalTriton) -> Answer:
     """Llama's own answer to vllm_backend's client."""

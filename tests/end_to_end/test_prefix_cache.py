@@ -53,16 +53,6 @@ def test_a_key_finds_no_prefix_of_another_key(keyed: Endpoint, prompt: str) -> N
     assert _cached_tokens(keyed, prompt, SECOND) == 0
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_salt_finds_no_prefix_of_another_salt(triton: LocalTriton, prompt: str, protocol: str) -> None:
-    url = triton.http_url if protocol == "http" else f"grpc://{triton.grpc_url}"
-    with LlamaClient(url, "grpc" if protocol == "grpc" else "http") as client:
-        counts = [
-            client.generate(prompt, max_tokens=2, cache_salt=salt).num_cached_tokens for salt in ("a", "b", "a", None)
-        ]
-    assert [bool(count) for count in counts] == [False, False, True, False]
-
-
 def test_hits_and_queries_are_counted_in_tokens(triton: LocalTriton, prompt: str) -> None:
     metrics = Metrics(triton)
     with LlamaClient(triton.http_url) as client:

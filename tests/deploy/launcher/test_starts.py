@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from deploy.launcher.launching import Launch, generate
-from end_to_end.servers import HTTP, ROOT
+from deploy.launcher.launching import Launch
+from end_to_end.servers import ROOT
 from triton_local.server import LocalTriton
 
 
@@ -41,7 +41,6 @@ def test_a_refused_start_ends_with_its_reason(
     ("arguments", "message"),
     [
         (["--model=./nowhere"], "model './nowhere' is neither an existing folder or GGUF file nor a hub id"),
-        (["--", "--http-port=1"], "--http-port can't go to tritonserver directly"),
         (["--grpc-port={taken}"], "port {taken} (grpc) on 127.0.0.1 is in use"),
         (
             ["--openai-port={taken}"],
@@ -73,23 +72,6 @@ def test_a_port_that_is_taken_while_the_model_loads_is_named(launch: Launch, tmp
     message = errors[errors.index("triton_local: ") :]
     assert f"127.0.0.1:{port}" in message
     assert "already in use" in message
-
-
-@pytest.mark.long
-def test_two_servers_run_beside_each_other(repository: Path, tmp_path: Path) -> None:
-    first = LocalTriton(model_repository=repository)
-    first.start()
-    try:
-        with LocalTriton(model_repository=repository, model=str(tmp_path), extra_args=("--id=the-second",)) as second:
-            names = [HTTP.get(f"http://{server.http_url}/v2").json()["name"] for server in (first, second)]
-            assert names == ["triton", "the-second"]
-            assert generate(second.http_url, "über") == "über"
-            assert f"LLAMA_MODEL is {tmp_path}" in second.log_text()
-        assert second.exit_code == 0
-        assert generate(first.http_url, "still there") == "still there"
-    finally:
-        first.kill()
-        first.stop()
 
 
 def test_the_default_is_config_pbtxt_where_there_is_no_config_streaming(repository: Path) -> None:

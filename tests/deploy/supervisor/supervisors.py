@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from triton_supervisor.process import SHARED_MEMORY, model_processes, runs
+from triton_supervisor.process import model_processes, runs
 
 PATIENCE_S = 30.0
 _FAKE = Path(__file__).with_name("fake_tritonserver.py")
@@ -82,13 +82,6 @@ class Supervisor:
     def models(self) -> list[int]:
         """Return the process ids of the model's instances."""
         return [process.pid for process in model_processes(self.tritonserver())]
-
-    def region(self) -> Path:
-        """Leave a region of shared memory as a model does; return its path."""
-        (option,) = (word for word in psutil.Process(self.tritonserver()).cmdline() if "shm-region-prefix-name" in word)
-        region = SHARED_MEMORY / f"{option.rpartition('=')[2]}1"
-        region.touch()
-        return region
 
     def ends(self) -> tuple[int, list[str]]:
         """Wait for its end; return the exit code and the supervisor's own lines. Fails on a traceback."""

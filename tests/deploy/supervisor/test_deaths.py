@@ -16,18 +16,6 @@ from triton_supervisor.watch import Watch
 STUCK_S = 2.0
 
 
-def test_a_dead_tritonserver_ends_it_with_code_70_and_nothing_left(tmp_path: Path) -> None:
-    with supervisor(tmp_path) as running:
-        running.wait_for("ready llama")
-        (model,) = running.models()
-        left = running.region()
-        os.kill(running.tritonserver(), signal.SIGSEGV)
-        assert running.ends() == (70, ["tritonserver died of SIGSEGV; the server ends with code 70"])
-    assert not alive(model)
-    assert not left.exists()
-    assert running.events().count("loading") == 1, "it is started again"
-
-
 def test_any_of_several_model_processes_is_watched(tmp_path: Path) -> None:
     with supervisor(tmp_path, FAKE_INSTANCES="2") as running:
         running.wait_for("ready llama")

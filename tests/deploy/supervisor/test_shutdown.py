@@ -77,13 +77,6 @@ def test_accepted_requests_are_answered_before_the_server_ends(
     assert running.events()[-1] == "unloaded llama", "everything that was accepted is answered"
 
 
-def test_the_model_that_calls_the_other_is_unloaded_first(tmp_path: Path) -> None:
-    with _serving(tmp_path, TRITON_MODEL_CONFIG="streaming") as running:
-        running.send(signal.SIGTERM)
-        assert running.ends() == (0, [])
-    assert [event for event in running.events() if "unloaded" in event] == ["unloaded llama_unary", "unloaded llama"]
-
-
 def test_a_held_model_is_left_once_the_metrics_show_nothing(tmp_path: Path, busy: Path) -> None:
     """Triton holds a model for as long as a gRPC stream is open, or leaked."""
     with _serving(tmp_path, FAKE_BUSY=busy, FAKE_HOLDS="1", TRITON_MODEL_CONFIG="streaming") as running:
@@ -133,14 +126,6 @@ def test_a_model_that_dies_during_the_drain_is_code_70(tmp_path: Path, busy: Pat
         assert all(text.startswith("unloading: ") for text in earlier), earlier
         assert line.startswith(f"the model process {model} ")
         assert line.endswith(" before the last request was answered; the server ends with code 70")
-
-
-def test_a_drained_server_leaves_no_shared_memory(tmp_path: Path) -> None:
-    with _serving(tmp_path) as running:
-        left = running.region()
-        running.send(signal.SIGTERM)
-        assert running.ends() == (0, [])
-    assert not left.exists()
 
 
 def test_a_server_that_became_ready_just_before_the_signal_is_drained(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ HOST = "127.0.0.1"
 
 
 @contextmanager
-def server(behave: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Serve connections one after the other, each by `behave`, which need not close it."""
-    with ExitStack() as sockets, socket.create_server((HOST, 0)) as listener:
+def server(behave: Callable[[socket.socket], None], port: int = 0) -> Iterator[int]:
+    """Serve connections one after the other, each by `behave`, which need not close it. port: 0 is any free one."""
+    with ExitStack() as sockets, socket.create_server((HOST, port)) as listener:
 
         def serve() -> None:
             while True:

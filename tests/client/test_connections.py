@@ -176,14 +176,3 @@ async def test_a_closed_client_raises_runtime_error(protocol: Protocol, dead_por
     for awaitable in (twin.generate("def"), anext(twin.stream("def")), twin.status()):
         with pytest.raises(RuntimeError, match="closed"):
             await awaitable
-
-
-@both_protocols
-async def test_cancelling_a_task_ends_its_request(protocol: Protocol) -> None:
-    with server(stay_silent) as port:
-        async with AsyncLlamaClient(f"{HOST}:{port}", protocol, connect_timeout=60.0) as client:
-            task = asyncio.create_task(client.generate("a"))
-            await asyncio.sleep(0.1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -111,6 +113,14 @@ def _series(model: str, info: InstanceInfo) -> str:
 OTHER = _series("other", EXACT)
 
 
+@contextmanager
+def metrics_page(*lines: str) -> Iterator[str]:
+    """Serve a page of these lines; yields its address."""
+    body = "\n".join([*lines, ""])
+    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
+        yield f"{HOST}:{port}"
+
+
 @pytest.mark.parametrize(
     ("lines", "instances"),
     [
@@ -122,9 +132,7 @@ OTHER = _series("other", EXACT)
 def test_the_instances_of_the_model_are_read_from_the_page(
     lines: list[str], instances: list[InstanceInfo] | None
 ) -> None:
-    body = "\n".join(["# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4', ""])
-    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
-        page = f"{HOST}:{port}"
+    with metrics_page("# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4') as page:
         if instances is None:
             with pytest.raises(NoModelInfoError, match=f"^{page} has no llama_model_info of the model llama$"):
                 read_model_info(page, "llama")
@@ -149,11 +157,9 @@ def test_shares_of_rows_with_two_terms_are_read_from_the_page() -> None:
               ("outlier_rows", "down", "llama", 396), ("outlier_rows", "head", "llama", 0),
               ("outlier_rows", "gate_up", "llama", 0), ("rows", "down", "other", 1),
           )),
-        "",
     ]  # fmt: skip
-    body = "\n".join(lines)
-    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
-        info = read_model_info(f"{HOST}:{port}", "llama")
+    with metrics_page(*lines) as page:
+        info = read_model_info(page, "llama")
     assert info == ModelInfo([EXACT], {"down": 0.99, "head": 0.0})
     assert "two terms   of input rows: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
 
@@ -170,11 +176,9 @@ def test_the_kv_cache_of_all_instances_is_read_from_the_page(queries: int, hit_r
           for instance, counts in pages.items() for state, count in zip(states, counts, strict=True)),
         f'llama_prefix_cache_queries_total{{model="llama",version="1"}} {queries}',
         'llama_prefix_cache_hits_total{model="llama",version="1"} 100',
-        "",
     ]  # fmt: skip
-    body = "\n".join(lines)
-    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
-        info = read_model_info(f"{HOST}:{port}", "llama")
+    with metrics_page(*lines) as page:
+        info = read_model_info(page, "llama")
     assert info.cache == CacheInfo(pages=16, used=5, cached=4, hit_ratio=hit_ratio)
     line = f"KV cache    5 of 16 pages used, 4 hold cached prefixes{hits}"
     assert line in status_lines(STATUS, info, None)

@@ -289,11 +289,3 @@ async def test_cancelling_a_task_cancels_its_stream(protocol: Protocol) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await reading
             assert await asyncio.to_thread(peer.left.wait, 20)
-
-
-def test_a_value_that_cannot_be_sent_is_refused() -> None:
-    with LlamaClient(HOST) as client:
-        with pytest.raises(RejectedInputError, match="seed is -1"):
-            client.stream("def", seed=-1)
-        with pytest.raises(RejectedInputError, match="temperature is nan, must lie in"):
-            next(client.stream("def", temperature=float("nan")))

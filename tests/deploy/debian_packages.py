@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
-from end_to_end.compose.commands import CommandFailedError, run
+from deploy.commands import CommandFailedError, run
 from filelock import FileLock
 
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")

@@ -10,6 +10,7 @@ import re
 
 import pytest
 from deploy.code_blocks import ROOT
+from deploy.commands import run
 from deploy.debian_packages import prometheus_or_skip
 from deploy.monitoring_files import (
     GPU_METRICS,
@@ -23,7 +24,6 @@ from deploy.monitoring_files import (
     queries,
     rules,
 )
-from end_to_end.compose.commands import run
 
 ALERTS = [rule for rule in rules() if rule.alerts]
 RULE_TESTS = sorted((MONITORING / "tests").glob("*.yml"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 
 import pytest
 from client.peers import HOST, hang_up, respond, server, stay_silent
@@ -90,6 +91,15 @@ def test_the_probe_prints_one_line_and_exits_with_0_or_1(
     with server(respond(answer)) as port:
         assert main(["--url", f"{HOST}:{port}"]) == code
     assert re.fullmatch(f"{line}\n", capsys.readouterr().out)
+
+
+def test_the_probe_reads_the_metrics_two_ports_above_the_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(20):
+        # That port may be in use.
+        with suppress(OSError), server(respond(b"")) as port, server(respond(_page(OLD)), port + 2):
+            assert main(["--url", f"{HOST}:{port}", "--step-age", "1000"]) == 0
+            break
+    assert capsys.readouterr().out.startswith("healthy: a step ")
 
 
 @pytest.mark.parametrize(

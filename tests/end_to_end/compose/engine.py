@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from deploy.code_blocks import ROOT
-from end_to_end.compose.commands import CommandFailedError, run
+from deploy.commands import CommandFailedError, run
 
 # Variables that steer compose, the build or the server; a test sets its own, and only those.
 STEERING = ("COMPOSE_", "HF_", "LLAMA_", "PIP_", "TRITON_")

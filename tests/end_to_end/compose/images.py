@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from deploy.code_blocks import ROOT
+from deploy.commands import run
 from deploy.debian_packages import made_once, prometheus_or_skip
-from end_to_end.compose.commands import run
 from end_to_end.compose.engine import DockerEngine
 from triton_local.installation import find_wheel
 

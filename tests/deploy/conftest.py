@@ -1,4 +1,4 @@
-"""Fixtures of the contract tests."""
+"""Fixtures of the tests of deploy/kubernetes."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_no_alert_is_active_under_normal_load(prometheus: Prometheus) -> None:
 
 
 def test_queries_without_data_here_are_valid(prometheus: Prometheus) -> None:
-    """Without a GPU only the syntax of its panels is tested; contract tests check the names of the series."""
+    """Without a GPU only the syntax of its panels is tested; tests/deploy checks the names of its series."""
     (annotation,) = monitoring.DASHBOARD["annotations"]["list"]
     assert _values(prometheus, annotation["expr"]) == []
     _has_data(prometheus, 'count by (model, instance) (llama_slots{model=~".+"})')

@@ -56,14 +56,6 @@ def test_only_the_prompt_is_required(triton: LocalTriton) -> None:
     assert "text_input is missing, and so is input_ids" in refused.json()["error"]
 
 
-def test_request_parameters_are_inputs(triton: LocalTriton) -> None:
-    prompt = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [PROMPT]}
-    parameters = {name: value for name, value in GREEDY.items() if name != "text_input"}
-    answered = post(triton, "infer", {"inputs": [prompt], "parameters": parameters}).json()
-    outputs = {output["name"]: output for output in answered["outputs"]}
-    assert outputs["text_output"]["data"] == [ask(triton, **GREEDY).text]
-
-
 def test_a_prompt_of_tokens_is_answered_as_its_text(triton: LocalTriton) -> None:
     ids = {name: value for name, value in GREEDY.items() if name != "text_input"}
     assert everywhere(triton, **ids, input_ids=TOKENIZER.encode(PROMPT).ids) == ask(triton, **GREEDY)

@@ -1,4 +1,4 @@
-"""The optional outputs over Triton: shapes, names, chunks and choices. Their values are tested in tests/engine."""
+"""The optional outputs over Triton: shapes and names. Their values are tested in tests/engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc
-from end_to_end.streams import GrpcStream, events, sse_response
+from end_to_end.streams import GrpcStream
 from end_to_end.wires import tensors
 from numpy.typing import NDArray
 from triton_local.server import LocalTriton
@@ -17,7 +17,6 @@ TWELVE: dict[str, object] = {
     "text_input": "Return a list of the", "max_tokens": 12, "ignore_eos": True, "temperature": 0.0,
     "repetition_penalty": 1.0,
 }  # fmt: skip
-HOT = {**TWELVE, "temperature": 1.5, "seed": 5}
 OPTIONS = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
 TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 LAST = {"stop_reason", "num_cached_tokens"}
@@ -31,16 +30,6 @@ def _outputs(server: LocalTriton, **inputs: object) -> dict[str, NDArray[Any]]:
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         result = client.infer("llama", tensors(tritonclient.grpc.InferInput, inputs), client_timeout=120)
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
-
-
-def _chunks(server: LocalTriton, **inputs: object) -> dict[int, list[dict[str, Any]]]:
-    """Return the chunks of each choice of a stream."""
-    chunks: dict[int, list[dict[str, Any]]] = {}
-    with sse_response(server, inputs) as response:
-        for event in events(response):
-            assert "error" not in event, event
-            chunks.setdefault(event.get("sequence_index", 0), []).append(event)
-    return chunks
 
 
 def test_only_requested_outputs_are_returned(triton: LocalTriton) -> None:
@@ -72,12 +61,3 @@ def test_a_stream_whose_request_names_no_output_has_all(streaming: LocalTriton) 
         *before, last = stream.outputs()
     assert all(set(outputs) == ALWAYS - LAST for outputs in before)
     assert set(last) == ALWAYS
-
-
-def test_a_stream_of_several_choices_names_the_choice_of_each_chunk(streaming: LocalTriton) -> None:
-    whole = _chunks(streaming, **HOT, n=3)
-    texts = {index: "".join(chunk["text_output"] for chunk in chunks) for index, chunks in whole.items()}
-    assert sorted(texts) == [0, 1, 2]
-    assert texts[0] == "".join(chunk["text_output"] for chunk in _chunks(streaming, **HOT)[0])
-    assert all(chunks[-1]["finish_reason"] == "length" for chunks in whole.values())
-    assert all(sum(chunk["num_output_tokens"] for chunk in chunks) == 12 for chunks in whole.values())

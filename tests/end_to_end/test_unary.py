@@ -5,12 +5,9 @@ The full queue is tested with that of llama itself.
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from end_to_end.servers import HTTP
-from end_to_end.streams import sse, whole
-from end_to_end.wires import BAD, UNARY, UNARY_WIRES, Refusal, Wire, ask, assert_clean, at_once, generate
+from end_to_end.wires import BAD, UNARY, UNARY_WIRES, Refusal, Wire, ask, assert_clean, generate
 from end_to_end.wires import unary_infer as infer
 from triton_local.server import LocalTriton
 
@@ -25,14 +22,6 @@ def test_a_unary_request_gets_what_the_streaming_model_answers(streaming: LocalT
     expected = [ask(streaming, generate, **REQUEST | {"seed": seed}) for seed in (1, 2, 9)]
     assert wire(streaming, REQUEST) == expected[2:]
     assert wire(streaming, ROWS) == expected
-
-
-def test_unary_requests_run_beside_streams(streaming: LocalTriton) -> None:
-    requests = [{**REQUEST, "seed": seed} for seed in range(4)]
-    alone = [ask(streaming, generate, **request) for request in requests]
-    streams = [partial(whole, streaming, sse, request) for request in requests]
-    together: list[object] = at_once([*(partial(infer, streaming, request) for request in requests), *streams])
-    assert together == [*([answer] for answer in alone), *alone]
 
 
 @every_wire

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from deploy.supervisor.supervisors import alive, until
-from end_to_end.servers import HTTP
+from deploy.supervisor.supervisors import alive
+from end_to_end.servers import HTTP, until
 from triton_supervisor.process import model_processes
 
 ENDS_S = 60.0
@@ -35,7 +35,7 @@ class Launcher:
 
     def facts(self) -> dict[str, str]:
         """Return the content of the ready file, once it is there."""
-        until(lambda: self.ready_file.exists() or self.process.poll() is not None)
+        until(lambda: self.ready_file.exists() or self.process.poll() is not None, lambda: "the ready file is there")
         assert self.ready_file.exists(), self.process.communicate()
         facts: dict[str, str] = json.loads(self.ready_file.read_text())
         self._watch(int(facts["pid"]))
@@ -54,7 +54,7 @@ class Launcher:
             found.extend(server for server in servers if model_processes(server))
             return bool(found)
 
-        until(stub_runs)
+        until(stub_runs, lambda: "the stub runs")
         self._watch(found[0])
         return found[0]
 
@@ -72,7 +72,7 @@ class Launcher:
         """Enter once the model has a request with the text "accepted"; yields its answer."""
         with ThreadPoolExecutor() as pool:
             answer = pool.submit(generate, address, "accepted")
-            until(self.running.exists)
+            until(self.running.exists, lambda: "the model has the request")
             yield answer
 
     def line(self, text: str) -> str:

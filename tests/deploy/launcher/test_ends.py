@@ -12,8 +12,7 @@ import httpx
 import pytest
 from deploy.launcher.launching import Launch, Launcher, supervisor_lines
 from deploy.supervisor.supervisors import alive
-from end_to_end.servers import HTTP
-from end_to_end.servers import until as patiently
+from end_to_end.servers import HTTP, until
 
 DRAINS = "SIGQUIT: at once"
 """In the line about the first signal."""
@@ -81,7 +80,7 @@ def test_killing_the_launcher_ends_the_server_and_the_endpoint(launch: Launch) -
     launcher.facts()
     endpoint = launcher.endpoint()
     launcher.process.kill()
-    patiently(lambda: launcher.is_gone() and not alive(endpoint), lambda: "the server and the endpoint end")
+    until(lambda: launcher.is_gone() and not alive(endpoint), lambda: "the server and the endpoint end")
 
 
 def test_a_killed_tritonserver_ends_its_stub_and_the_endpoint(launch: Launch) -> None:

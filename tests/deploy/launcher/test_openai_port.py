@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 from deploy.launcher.launching import Launch, supervisor_lines
-from deploy.supervisor.supervisors import alive, until
+from deploy.supervisor.supervisors import alive
 from end_to_end.plans import copy_repository
-from end_to_end.servers import HTTP
+from end_to_end.servers import HTTP, until
 
 OPENAI = "--openai-port=0"
 
@@ -66,7 +66,7 @@ def test_a_chat_is_streamed_to_its_end_in_the_drain(launch: Launch, tmp_path: Pa
         lines = response.iter_lines()
         assert '"role":"assistant"' in next(lines)
         launcher.process.send_signal(signal.SIGTERM)
-        until(lambda: not _takes_connections(facts["openai"]))
+        until(lambda: not _takes_connections(facts["openai"]), lambda: "the endpoint takes no more connections")
         assert HTTP.get(f"http://{facts['http']}/v2/models/llama/ready").status_code == 200
         rest = [line for line in lines if line]
     assert '"finish_reason":"length"' in rest[-2]

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from end_to_end.servers import until
 from triton_supervisor.process import model_processes, runs
 
 PATIENCE_S = 30.0
@@ -32,14 +32,6 @@ _CONSTANTS = {
     "supervisor.END_S": 0.2,
     "supervisor.IDLE_S": 0.3,
 }
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
 
 
 def free_port() -> int:
@@ -69,13 +61,13 @@ class Supervisor:
 
     def wait_for(self, event: str) -> None:
         """Wait for an event of tritonserver; fail if the supervisor ends before."""
-        until(lambda: event in self.events() or self.process.poll() is not None)
+        until(lambda: event in self.events() or self.process.poll() is not None, lambda: f"the event {event!r}")
         assert event in self.events(), self.process.communicate()
 
     def tritonserver(self) -> int:
         """Return the process id of its tritonserver, once it is started."""
         process = psutil.Process(self.process.pid)
-        until(lambda: bool(process.children()))
+        until(lambda: bool(process.children()), lambda: "tritonserver is started")
         (child,) = process.children()
         return int(child.pid)
 

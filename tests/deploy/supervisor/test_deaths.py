@@ -9,7 +9,8 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from deploy.supervisor.supervisors import alive, supervisor, until
+from deploy.supervisor.supervisors import alive, supervisor
+from end_to_end.servers import until
 from triton_supervisor.health import Limits, Verdict
 from triton_supervisor.watch import Watch
 
@@ -61,7 +62,7 @@ def test_a_model_that_makes_no_step_is_dead_in_time() -> None:
         return Verdict(False, "no token")
 
     watch = Watch([], probe, STUCK_S)
-    until(lambda: watch.death() is not None)
+    until(lambda: watch.death() is not None, lambda: "the model is declared dead")
     assert watch.death() == "the model is dead: no token"
     # The upper bound is STUCK_S; a busy machine is late.
     assert 0.6 * STUCK_S <= time.monotonic() - last_step <= STUCK_S + 1.0

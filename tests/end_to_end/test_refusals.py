@@ -1,7 +1,7 @@
 """Requests outside the contract: the error names input, value and bound, and other requests are not affected.
 
 Every bound of every input is tested in tests/engine/test_request_parser.py and test_request_fields.py; here is one of
-each kind of error, over every endpoint that can carry it. Drawn requests are in test_hostile_input.py.
+each kind of error, over every endpoint that can carry it. Drawn values are in tests/engine/test_request_fuzzing.py.
 """
 
 from __future__ import annotations

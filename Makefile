@@ -40,8 +40,9 @@ READY_ANALYZER := .venv/.ready-analyzer
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
-# Folders of tests/, the longest first but for unit, which mostly waits.
-ROOMS := engine server frontend perf unit programs launcher contract
+# Folders of tests/, the longest first.
+ROOMS := engine end_to_end frontend perf deploy client
+PYTEST := $(BIN)/python -m pytest
 # More at a time than two cores, because tests of servers mostly wait; a room's output comes at its end.
 SIDE_BY_SIDE := $(MAKE) --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
@@ -70,28 +71,32 @@ prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so 
 inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why not: make inspect MODEL=<path or hub id> (REVISION, LLAMA_* settings)
 	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')
 
+# Two threads that wait for each other on busy cores are slower than one.
+test test-all test-clients: export OMP_NUM_THREADS ?= 1
+
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
-	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))
+	@$(if $(ROOM),exec $(PYTEST) tests/$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=4 NICE= .long-engine .room-compose .room-clients $(subst .room-engine,.short-engine,$(ROOMS:%=.room-%)) check
+	@$(SIDE_BY_SIDE) --jobs=4 .long-engine .whole-compose test-clients .short-engine \
+	  $(patsubst %,.whole-%,$(filter-out engine,$(ROOMS))) check
 
-test-clients: .room-clients ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
+test-clients: $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
+	@exec $(PYTEST) tests/end_to_end/clients
 
-# Two threads that wait for each other on busy cores are slower than one.
-.room-% .short-% .long-%: export OMP_NUM_THREADS ?= 1
-# The engine's tests take longest. In make test they have a core to themselves; in make test-all, in two parts, no room waits
-# for them.
-NICE := nice
-.room-engine .short-engine: NICE :=
-.room-%:
-	@exec $(NICE) $(BIN)/python -m pytest tests/$*
+# The engine's tests take longest. In make test they have a core to themselves; in make test-all they are two parts.
+.short-engine:
+	@exec $(PYTEST) tests/engine -m 'not long'
+.long-engine:
+	@exec $(PYTEST) tests/engine -m long
 .short-%:
-	@exec $(NICE) $(BIN)/python -m pytest tests/$* -m 'not long'
-.long-%:
-	@exec $(NICE) $(BIN)/python -m pytest tests/$* -m long
-
-.room-clients: $(READY_CLIENTS)
+	@exec nice $(PYTEST) tests/$* -m 'not long'
+.whole-end_to_end:
+	@exec $(PYTEST) tests/end_to_end --ignore=tests/end_to_end/compose --ignore=tests/end_to_end/clients
+.whole-compose:
+	@exec $(PYTEST) tests/end_to_end/compose
+.whole-%:
+	@exec $(PYTEST) tests/$*
 
 bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
@@ -120,12 +125,13 @@ report: $(READY_PERF) ## write the tables of docs/benchmarks.md from perf/result
 bench-gpu: $(READY_PERF) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
-check: $(READY_PERF) ## ruff, mypy --strict, which part imports which, and whether make configs is due
+check: $(READY_PERF) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by room
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=model_repository/llama/1:. $(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
+	@.ci/lines
 
 configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py
@@ -168,13 +174,13 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	@touch $@
 
-.work/clients/%/.ready: tests/clients/requirements/%.txt | $(INSTALLED)
+.work/clients/%/.ready: tests/end_to_end/clients/requirements/%.txt | $(INSTALLED)
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
 	@$(BIN)/uv pip sync --quiet --python $(@D)/bin/python $<
 	@touch $@
 
 # In JavaScript.
-.work/clients/node/.ready: tests/clients/node/package.json tests/clients/node/package-lock.json
+.work/clients/node/.ready: tests/end_to_end/clients/node/package.json tests/end_to_end/clients/node/package-lock.json
 	@for program in node npm; do command -v $$program > /dev/null \
 	  || { echo "$$program is missing: the clients' tests need Node.js 20 or later" >&2; exit 2; }; done
 	@mkdir -p $(@D) && cp $^ $(@D)

@@ -29,9 +29,9 @@ from pydantic_core import PydanticCustomError
 from triton_llama_openai import settings as endpoint
 from triton_llama_openai.app import create_app
 from triton_llama_openai.metrics import Metrics
-from triton_llama_openai.models import Models
 from triton_llama_openai.openapi import BODIES, openapi_document
 from triton_llama_openai.protocol.schema import IGNORED, MAX_TOKEN
+from triton_llama_openai.routes.models import Models
 
 REPOSITORY = Path(__file__).parent
 ROOT = REPOSITORY.parent

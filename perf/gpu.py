@@ -32,7 +32,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaFo
 
 from perf.checkpoint import LLAMA_2_7B, SMALL, described, random_checkpoint
 from perf.command import CORES, count, make_command
-from perf.gpu_checks import divergence, exactness, generate, mixes, products, requests
+from perf.gpu_checks import MIX_TOKENS, divergence, exactness, generate, mixes, products, requests
 from perf.results_file import Results
 from perf.roofline.device import measure_rates
 from perf.roofline.physics import roofline
@@ -120,9 +120,8 @@ def measure(
     """Note the rates, the memory and the mixes of the large model in these weights."""
     quantization = "int8" if weights == "int8" else "none"
     # Mixed lengths are up to 1.9 times the mean.
-    settings = Settings(
-        model=str(large), quantization=quantization, max_model_len=PROMPT_TOKENS + 2 * tokens, prefix_cache="off"
-    )
+    longest = PROMPT_TOKENS + max(2 * tokens, MIX_TOKENS)
+    settings = Settings(model=str(large), quantization=quantization, max_model_len=longest, prefix_cache="off")
     checkpoint = load_checkpoint(settings, device)
     for rows in ROWS:
         note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, tokens))

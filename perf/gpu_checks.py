@@ -31,6 +31,8 @@ from perf.workload import PROMPT_TOKENS, prompts
 SLOTS = 32
 BUDGETS = (7, 40, 512)
 """Prompt tokens per prefill pass of the random mixes; in all but the last a prompt is cut."""
+MIX_TOKENS = 16
+"""Tokens of each request of the random mixes."""
 TEXTS = 32
 """Rows of the held-out text that KL divergence is taken over."""
 
@@ -84,7 +86,7 @@ def products(device: torch.device, config: LlamaConfig, terms: int) -> dict[str,
     return {"values": values, "different": different, "fused": fused}
 
 
-def mixes(checkpoint: LoadedModel, settings: Settings, amount: int, tokens: int = 16) -> dict[str, object]:
+def mixes(checkpoint: LoadedModel, settings: Settings, amount: int, tokens: int = MIX_TOKENS) -> dict[str, object]:
     """Compare tokens and log probabilities of requests in random mixes and cuts with those of each alone."""
     randomness = random.Random(0)
     load = [

@@ -46,6 +46,7 @@ _TYPES: dict[str, click.types.ParamType[object]] = {
     "FP32": click.FLOAT,
     "BOOL": click.BOOL,
 }
+_CHUNK_FIELDS = ("text", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 
 Command = Callable[..., None]
 
@@ -167,7 +168,8 @@ async def _stream(client: AsyncLlamaClient, prompt: str, params: SamplingParams,
     async with client, client.stream(prompt, params) as stream:
         async for chunk in stream:
             if as_json:
-                chunk_fields = {**asdict(chunk), "request_id": stream.request_id, "seed": stream.seed}
+                chunk_fields = {name: getattr(chunk, name) for name in _CHUNK_FIELDS}
+                chunk_fields |= {"request_id": stream.request_id, "seed": stream.seed}
                 click.echo(json.dumps(chunk_fields, ensure_ascii=False))
             else:
                 click.echo(chunk.text, nl=False)

@@ -101,7 +101,8 @@ class LlamaClient(_BaseClient["HttpTransport | GrpcTransport"]):
                 return self._transport.infer(self.model, request, timeout)
             except DecoupledModelError:
                 self._decoupled = True
-        with CompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
+        chunks = self._transport.stream(self.model, request, timeout)
+        with CompletionStream(chunks, request.request_id, request.seed) as stream:
             for _ in stream:
                 pass
         return stream.completion
@@ -121,7 +122,8 @@ class LlamaClient(_BaseClient["HttpTransport | GrpcTransport"]):
                 first chunk or after any. A stream that ends without an error is complete.
         """
         request, timeout = self._prepare(prompt, params, stream=True, **options)
-        return CompletionStream(self._transport.stream(self.model, request, timeout), request)
+        chunks = self._transport.stream(self.model, request, timeout)
+        return CompletionStream(chunks, request.request_id, request.seed)
 
     def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask for the state of the server, of the model, and for its live configuration.
@@ -175,7 +177,8 @@ class AsyncLlamaClient(_BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
                 return await self._transport.infer(self.model, request, timeout)
             except DecoupledModelError:
                 self._decoupled = True
-        async with AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
+        chunks = self._transport.stream(self.model, request, timeout)
+        async with AsyncCompletionStream(chunks, request.request_id, request.seed) as stream:
             async for _ in stream:
                 pass
         return stream.completion
@@ -192,7 +195,8 @@ class AsyncLlamaClient(_BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
         Leaving the block early cancels the request.
         """
         request, timeout = self._prepare(prompt, params, stream=True, **options)
-        return AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request)
+        chunks = self._transport.stream(self.model, request, timeout)
+        return AsyncCompletionStream(chunks, request.request_id, request.seed)
 
     async def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask for the state of server and model, and for the live configuration, as `LlamaClient.status` does."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import Self
 
 from triton_llama.errors import ServerError
 
-if TYPE_CHECKING:
-    from triton_llama.tensors import PreparedRequest
+TokenLogprobs = dict[str, dict[str, object]]
+"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,12 @@ class Completion:
     """Tokens of the prompt that were in the KV cache already; None if the server doesn't report them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a completion: the text generated since the chunk before; `str()` of it is that text."""
+    """A part of a completion: the text generated since the chunk before; `str()` of it is that text.
+
+    The clients read the first five fields; the OpenAI endpoint reads all of them.
+    """
 
     text: str
     """The text of one or several tokens; whole characters only, possibly empty in the last chunk."""
@@ -46,6 +49,17 @@ class Chunk:
     """Tokens generated since the chunk before; the sum over all chunks is the completion's."""
     num_cached_tokens: int | None = None
     """As in `Completion`, in the last chunk; None before."""
+    index: int = 0
+    """Index of the completion, of a request with several."""
+    stop_reason: str = ""
+    """The stop string, the decimal id of the stop token, or empty."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Of the prompt's tokens; None for the first one, which has none. In the first chunk of a request with them."""
+    output_ids: tuple[int, ...] = ()
+    """The chunk's own tokens."""
+    seed: int | None = None
+    """The completion's own."""
 
     def __str__(self) -> str:
         return self.text
@@ -54,10 +68,10 @@ class Chunk:
 class _Stream:
     """The chunks so far."""
 
-    def __init__(self, request: PreparedRequest) -> None:
-        self.request_id = request.request_id
+    def __init__(self, request_id: str, seed: int) -> None:
+        self.request_id = request_id
         """The request's id, in the server's log too."""
-        self.seed = request.seed
+        self.seed = seed
         """The seed sent: with it the same request gives the same text."""
         self._texts: list[str] = []
         self._num_output_tokens = 0
@@ -113,8 +127,8 @@ class CompletionStream(_Stream):
     server; so does `close`, and dropping the last reference to the stream.
     """
 
-    def __init__(self, chunks: Generator[Chunk, None, None], request: PreparedRequest) -> None:
-        super().__init__(request)
+    def __init__(self, chunks: Generator[Chunk, None, None], request_id: str, seed: int) -> None:
+        super().__init__(request_id, seed)
         self._chunks = chunks
 
     def __iter__(self) -> Self:
@@ -142,8 +156,8 @@ class CompletionStream(_Stream):
 class AsyncCompletionStream(_Stream):
     """`CompletionStream` in asyncio: `async with`, `async for`, `await stream.close()`."""
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None], request: PreparedRequest) -> None:
-        super().__init__(request)
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], request_id: str, seed: int) -> None:
+        super().__init__(request_id, seed)
         self._chunks = chunks
 
     def __aiter__(self) -> Self:

@@ -12,15 +12,15 @@
 The library's exception underneath, where there is one, is kept as `__cause__`. Wrong use of the Python API itself
 (an unknown keyword, a malformed URL, a closed client) raises the usual TypeError, ValueError or RuntimeError instead.
 
-Over gRPC, UNAVAILABLE is both Triton's answer for a full queue and gRPC's own for a missing connection, and only the
-text tells them apart. /generate_stream answers 400 to every error of the model, a full queue included, and streams
-carry errors without a status: there, too, only the text tells.
+A message of the model begins with a code (docs/api.md), which decides; `str()` of the error leaves it out. Messages of
+Triton and gRPC have none, and a status often doesn't tell: over gRPC, UNAVAILABLE is both Triton's answer for a full
+queue and gRPC's own for a missing connection, /generate_stream answers 400 to every error, and streams carry errors
+without a status. There the words decide.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,13 +28,25 @@ import grpc
 
 from triton_llama.endpoint import Endpoint
 
+LOST = "LOST"
+"""The code of an error by which the server, or its model's process, was lost."""
+
 
 class TritonLlamaError(Exception):
     """Base of all errors of a request; `str()` of it is one line."""
 
+    code = ""
+    """The model's code for the error, also of what Triton says in its own words; LOST; or empty."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code or self.code
+
 
 class LlamaConnectionError(TritonLlamaError):
     """The server can't be reached, or the connection broke before the answer was complete."""
+
+    code = LOST
 
 
 class LlamaTimeoutError(TritonLlamaError):
@@ -43,6 +55,16 @@ class LlamaTimeoutError(TritonLlamaError):
 
 class RejectedInputError(TritonLlamaError):
     """The request is at fault: the message names input, value and bound. Sending it again fails again."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs that the message begins with: `top_p is 2; ...`, `min_tokens, ignore_eos together ...`."""
+        names: list[str] = []
+        for word in str(self).split(" "):
+            names.append(word.removesuffix(","))
+            if not word.endswith(","):
+                break
+        return names
 
 
 class OverloadedError(TritonLlamaError):
@@ -80,33 +102,39 @@ _NO_MODEL = "request for unknown model"
 # With these additions Triton has the model, but it isn't loaded yet, or not any more: this is how a server drains. The
 # status is that of a missing model or of a full queue, depending on version and protocol.
 _NOT_LOADED = ("has no available versions", "is not at ready state")
-# Messages of Triton's queue and of this project's model where there is no status, and gRPC's for a proxy's 429 or 503.
-# A test checks the model's own against its source.
-_OVERLOADED = re.compile(
-    "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot|too many guides|"
-    "http2 header with status: (?:429|503)"
-)
-_SERVER_FAULT = re.compile(
-    "stub process|the server's log has the reason|were not finite|memory was exhausted|the request was cancelled"
-)
+MODEL_ERRORS: dict[str, type[TritonLlamaError]] = {
+    "INVALID_ARG": RejectedInputError,
+    "CONTEXT_LENGTH": RejectedInputError,
+    "CANCELLED": ServerError,
+    "UNAVAILABLE": OverloadedError,
+    "QUEUE_FULL": OverloadedError,
+    "STOPPING": OverloadedError,
+    "INTERNAL": ServerError,
+}
+"""The error of each code that a message of the model begins with."""
 
-# What Triton, its Python backend, gRPC and this project's model say when a server or its model process is lost or ends.
-_INTERRUPTED = re.compile(
-    "no connection to|stub process|server is stopping|http2 header with status|stream ended without the finish_reason"
-)
+_WORDS: dict[str, tuple[str, type[TritonLlamaError] | None]] = {
+    "maximum queue size": ("QUEUE_FULL", OverloadedError),
+    "request timeout expired": ("UNAVAILABLE", OverloadedError),
+    "server is stopping": ("STOPPING", OverloadedError),
+    "http2 header with status: 429": (LOST, OverloadedError),
+    "http2 header with status: 503": (LOST, OverloadedError),
+    "http2 header with status": (LOST, None),
+    "stub process": (LOST, None),
+}
+"""Code and error of what Triton's messages say in lower case, and gRPC's of a proxy's answer; None: the status's."""
 # What gRPC says, with another status than UNAVAILABLE, of a closed channel and of a request cut off while it was sent.
-_BROKEN = re.compile("Channel closed|Internal error from Core")
-_FULL = re.compile("maximum queue size|too many guides")
+_BROKEN = ("Channel closed", "Internal error from Core")
 
 
 def is_interruption(error: TritonLlamaError) -> bool:
     """Return whether the server was lost, ends or still loads: the same request can be answered elsewhere, or later."""
-    return not isinstance(error, RejectedInputError) and _INTERRUPTED.search(str(error).lower()) is not None
+    return error.code in (LOST, "STOPPING")
 
 
 def is_full_queue(error: TritonLlamaError) -> bool:
     """Return whether a working server has no room for another request; nothing was run."""
-    return isinstance(error, OverloadedError) and _FULL.search(str(error).lower()) is not None
+    return error.code == "QUEUE_FULL"
 
 
 @contextmanager
@@ -139,9 +167,9 @@ def from_generate_response(status: int, body: bytes) -> TritonLlamaError:
 def from_stream_error(message: str, *, started: bool) -> TritonLlamaError:
     """Return the error for a message without a status, as in streams; `started`: chunks came before it.
 
-    A request with chunks was accepted, so a later error isn't its fault.
+    A request with chunks was accepted, so a later error of Triton isn't its fault.
     """
-    server_failed = started or _SERVER_FAULT.search(message.lower()) is not None
+    server_failed = started or "stub process" in message.lower()
     return _from_message(ServerError if server_failed else RejectedInputError, message)
 
 
@@ -151,27 +179,39 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
         return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
     if status == "INVALID_ARGUMENT" and not details.lower().startswith(_NO_MODEL):
         # The message may quote a value with any words.
-        return RejectedInputError(one_line(details))
+        code, message = _split(one_line(details))
+        return RejectedInputError(message, code)
     error = _from_message(_GRPC_STATUS.get(status, ServerError), details)
-    if type(error) is not ServerError or not (status == "UNAVAILABLE" or _BROKEN.search(details)):
+    broken = any(words in details for words in _BROKEN)
+    if type(error) is not ServerError or not (status == "UNAVAILABLE" or broken):
         return error
-    kind = LlamaTimeoutError if "connection attempt timed out" in details else LlamaConnectionError
-    return kind(f"no connection to {endpoint}: {error}")
+    if "connection attempt timed out" in details:
+        return LlamaTimeoutError(f"no connection to {endpoint}: {error}", LOST)
+    return LlamaConnectionError(f"no connection to {endpoint}: {error}")
 
 
 def _from_message(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:
     """Return an error of this kind, unless the message says more than the status."""
-    message = one_line(message)
+    code, message = _split(one_line(message))
+    if code:
+        return MODEL_ERRORS[code](message, code)
     lowered = message.lower()
-    if _OVERLOADED.search(lowered):
-        return OverloadedError(message)
     if kind is DecoupledModelError and "decoupled" not in message:
-        return ServerError(message)
+        kind = ServerError
+    for words, (code, its_kind) in _WORDS.items():
+        if words in lowered:
+            return (its_kind or kind)(message, code)
     if not lowered.startswith(_NO_MODEL):
         return kind(message)
     if any(words in message for words in _NOT_LOADED):
-        return OverloadedError(f"the server is stopping, or still loading the model: {message}")
+        return OverloadedError(f"the server is stopping, or still loading the model: {message}", "STOPPING")
     return ModelNotFoundError(message)
+
+
+def _split(message: str) -> tuple[str, str]:
+    """Return the code that a message of the model begins with, and the rest; for any other, an empty code."""
+    code, separator, rest = message.partition(": ")
+    return (code, rest) if separator and code in MODEL_ERRORS else ("", message)
 
 
 def _http_message(status: int, body: bytes) -> str:

@@ -21,7 +21,14 @@ from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import from_stream_error, grpc_errors
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, decode, read_chunk, read_completion
+from triton_llama.tensors import (
+    OUTPUT_NAMES,
+    PreparedRequest,
+    decode_response,
+    encode_request,
+    read_chunk,
+    read_completion,
+)
 
 # Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
 ERRORS_WITH_STATUS = ("triton_grpc_error", "true")
@@ -60,10 +67,10 @@ class GrpcTransport(_Transport):
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        message = _infer_request(model, request)
+        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
         with grpc_errors(self._endpoint, timeout):
             response = self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
-        return read_completion(_outputs(response), request)
+        return read_completion(decode_response(response), request)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
@@ -81,7 +88,7 @@ class GrpcTransport(_Transport):
 
         Closing the generator cancels the request on the server.
         """
-        message = _infer_request(model, request)
+        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
         try:
             with grpc_errors(self._endpoint, timeout):
                 call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
@@ -112,10 +119,10 @@ class AsyncGrpcTransport(_Transport):
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        message = _infer_request(model, request)
+        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
         with grpc_errors(self._endpoint, timeout):
             response = await self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
-        return read_completion(_outputs(response), request)
+        return read_completion(decode_response(response), request)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
@@ -130,7 +137,7 @@ class AsyncGrpcTransport(_Transport):
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, as `GrpcTransport.stream` does."""
-        message = _infer_request(model, request)
+        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
         with grpc_errors(self._endpoint, timeout):
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
             started = False
@@ -170,27 +177,10 @@ def open_channel(library: ModuleType, endpoint: Endpoint, connect_timeout: float
     return library.insecure_channel(endpoint.authority, options=options)
 
 
-def _infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRequest:
-    """Encode a request; `ModelInfer` and `ModelStreamInfer` take the same message."""
-    message = messages.ModelInferRequest(model_name=model, id=request.request_id)
-    for tensor in request.tensors:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.encode())
-    for name in OUTPUT_NAMES:
-        message.outputs.add(name=name)
-    return message
-
-
 def _read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Chunk:
     if response.error_message:
         raise from_stream_error(response.error_message, started=started)
-    return read_chunk(_outputs(response.infer_response))
-
-
-def _outputs(response: messages.ModelInferResponse) -> dict[str, object]:
-    # An output without content is missing.
-    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
-    return {output.name: decode(output.name, output.datatype, content) for output, content in pairs}
+    return read_chunk(decode_response(response.infer_response))
 
 
 def _status_requests(model: str) -> dict[str, object]:

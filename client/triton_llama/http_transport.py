@@ -187,7 +187,7 @@ def _stream_body(request: PreparedRequest) -> JsonObject:
 def _read_completion(response: httpx.Response, request: PreparedRequest) -> Completion:
     answer = _read_object(response)
     try:
-        outputs = {output["name"]: output["data"][0] for output in answer["outputs"]}  # type: ignore[attr-defined]
+        outputs = {output["name"]: list(output["data"]) for output in answer["outputs"]}  # type: ignore[attr-defined]
     except (LookupError, TypeError) as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
     return read_completion(outputs, request)
@@ -203,7 +203,7 @@ def _read_event(data: str, *, started: bool) -> Chunk:
     event = _read_json(data)
     if "error" in event:
         raise from_stream_error(str(event["error"]), started=started)
-    return read_chunk(event)
+    return read_chunk({name: value if isinstance(value, list) else [value] for name, value in event.items()})
 
 
 def _read_object(response: httpx.Response) -> JsonObject:

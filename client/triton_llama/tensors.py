@@ -1,4 +1,4 @@
-"""Tensors of the contract: a request's inputs encoded, a response's outputs decoded, the same for HTTP and gRPC.
+"""Tensors of the contract: a request's inputs and a response's outputs, the same for HTTP and gRPC; gRPC's messages.
 
 A value that no INT32, FP32, UINT64 or UTF-8 string can hold is refused here, because it can't be sent. The server
 checks all other bounds, so that there is one copy of each.
@@ -6,25 +6,29 @@ checks all other bounds, so that there is one copy of each.
 
 from __future__ import annotations
 
+import json
 import secrets
 import struct
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import SupportsFloat
+
+from tritonclient.grpc import service_pb2 as messages
 
 from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.sampling_params import INPUTS, SamplingParams
 
 OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
-"""The outputs that are read: the first four of every response, the last one of those that have it."""
+"""The outputs that the clients read: the first four of every response, the last one of those that have it."""
 
 _ALWAYS = OUTPUT_NAMES[:4]
 
 Value = str | int | float | bool
-_FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+_FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+_INTEGERS = ("INT32", "INT64", "UINT64")
 _FP32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
@@ -50,17 +54,49 @@ class Tensor:
         return struct.pack(f"<{len(self.values)}{_FORMATS[self.datatype]}", *self.values)
 
 
-def decode(name: str, datatype: str, content: bytes) -> Value:
-    """Return the only value of an output in Triton's binary form.
+def encode_request(
+    model: str, request_id: str, tensors: Sequence[Tensor], outputs: Sequence[str]
+) -> messages.ModelInferRequest:
+    """Encode a request for these outputs; `ModelInfer` and `ModelStreamInfer` take the same message."""
+    message = messages.ModelInferRequest(model_name=model, id=request_id)
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.encode())
+    for name in outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+def decode_response(response: messages.ModelInferResponse) -> dict[str, list[str] | list[int]]:
+    """Return the values of a response's outputs, by name. Raises ServerError for malformed ones."""
+    # An output without content is missing.
+    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
+    return {output.name: decode(output.name, output.datatype, content) for output, content in pairs}
+
+
+def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
+    """Return an output's values from Triton's binary form.
 
     Raises:
-        ServerError: it has several values, or a datatype that no output of the contract has.
+        ServerError: the content is malformed, or has a datatype that no output of the contract has.
     """
-    if datatype == "INT32" and len(content) == 4:
-        return int.from_bytes(content, "little", signed=True)
-    if datatype == "BYTES" and len(content) == 4 + int.from_bytes(content[:4], "little"):
-        return content[4:].decode()
+    try:
+        if datatype == "BYTES":
+            return list(_strings(content))
+        if datatype in _INTEGERS:
+            return [value for (value,) in struct.iter_unpack(f"<{_FORMATS[datatype]}", content)]
+    except (struct.error, UnicodeDecodeError):
+        pass
     raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
+
+
+def _strings(content: bytes) -> Iterator[str]:
+    start = 0
+    while start < len(content):
+        (size,) = struct.unpack_from("<I", content, start)
+        (text,) = struct.unpack_from(f"{size}s", content, start + 4)
+        yield text.decode()
+        start += 4 + size
 
 
 @dataclass(frozen=True)
@@ -90,8 +126,10 @@ def prepare(prompt: str, params: SamplingParams, stream: bool = False) -> Prepar
     return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
 
 
-def read_chunk(outputs: Mapping[str, object]) -> Chunk:
-    """Check the outputs of one response, by name.
+def read_chunks(outputs: Mapping[str, Sequence[object]], choices: range) -> list[Chunk]:
+    """Return a response's chunks: one of a stream has one choice's, any other all choices'.
+
+    outputs: values by name. choices: the indices of the request's choices.
 
     Raises:
         ServerError: an output is missing or isn't what the contract says.
@@ -99,22 +137,71 @@ def read_chunk(outputs: Mapping[str, object]) -> Chunk:
     missing = [name for name in _ALWAYS if name not in outputs]
     if missing:
         raise ServerError(f"the server's answer lacks the output {missing[0]}")
-    text, finish_reason, num_input_tokens, num_output_tokens = (outputs[name] for name in _ALWAYS)
-    num_cached_tokens = outputs.get("num_cached_tokens")
-    if not (
-        isinstance(text, str)
-        and isinstance(finish_reason, str)
-        and isinstance(num_input_tokens, int)
-        and isinstance(num_output_tokens, int)
-        and isinstance(num_cached_tokens, int | None)
-    ):
-        raise ServerError(f"the server's outputs {', '.join(OUTPUT_NAMES)} must be two strings and three integers")
-    return Chunk(text, finish_reason, num_input_tokens, num_output_tokens, num_cached_tokens)
+    rows = range(len(outputs["text_output"]))
+    try:
+        indices = [_integer_of(outputs, "sequence_index", row) if "sequence_index" in outputs else row for row in rows]
+        if not all(0 <= index < len(choices) for index in indices):
+            raise ServerError(f"the server answered about choices {indices} of {len(choices)}")
+        return [_chunk(outputs, row, choices[indices[row]]) for row in rows]
+    except (IndexError, ValueError) as error:
+        raise ServerError(f"the server's answer violates the contract: {error}") from error
 
 
-def read_completion(outputs: Mapping[str, object], request: PreparedRequest) -> Completion:
-    """Check the outputs of the only response to a request; raises as `read_chunk`."""
-    return Completion(**vars(read_chunk(outputs)), request_id=request.request_id, seed=request.seed)
+def _chunk(outputs: Mapping[str, Sequence[object]], row: int, index: int) -> Chunk:
+    # [rows, tokens], with -1 beyond a shorter row's end.
+    ids = outputs.get("output_ids", ())
+    width = len(ids) // len(outputs["text_output"])
+    own_ids = [token for token in ids[row * width : (row + 1) * width] if isinstance(token, int)]
+    logprobs, prompt_logprobs = (_string_of(outputs, name, row) for name in ("logprobs", "prompt_logprobs"))
+    return Chunk(
+        text=_string_of(outputs, "text_output", row),
+        finish_reason=_string_of(outputs, "finish_reason", row),
+        num_input_tokens=_integer_of(outputs, "num_input_tokens", row),
+        num_output_tokens=_integer_of(outputs, "num_output_tokens", row),
+        num_cached_tokens=_integer_of(outputs, "num_cached_tokens", row) if "num_cached_tokens" in outputs else None,
+        index=index,
+        stop_reason=_string_of(outputs, "stop_reason", row),
+        logprobs=json.loads(logprobs) if logprobs else [],
+        prompt_logprobs=json.loads(prompt_logprobs) if prompt_logprobs else None,
+        output_ids=tuple(token for token in own_ids if token >= 0),
+        seed=_integer_of(outputs, "seed", row) if "seed" in outputs else None,
+    )
+
+
+def _string_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) -> str:
+    value = outputs[name][row] if name in outputs else ""
+    if not isinstance(value, str):
+        raise ServerError(f"the server's output {name} is {value!r}, must be a string")
+    return value
+
+
+def _integer_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) -> int:
+    value = outputs[name][row]
+    if not isinstance(value, int):
+        raise ServerError(f"the server's output {name} is {value!r}, must be an integer")
+    return value
+
+
+def read_chunk(outputs: Mapping[str, Sequence[object]]) -> Chunk:
+    """Return the only chunk of a response; raises as `read_chunks`."""
+    chunks = read_chunks(outputs, range(1))
+    if len(chunks) != 1:
+        raise ServerError(f"the server's answer has {len(chunks)} texts, must have one")
+    return chunks[0]
+
+
+def read_completion(outputs: Mapping[str, Sequence[object]], request: PreparedRequest) -> Completion:
+    """Return the only response to a request; raises as `read_chunks`."""
+    chunk = read_chunk(outputs)
+    return Completion(
+        text=chunk.text,
+        finish_reason=chunk.finish_reason,
+        num_input_tokens=chunk.num_input_tokens,
+        num_output_tokens=chunk.num_output_tokens,
+        request_id=request.request_id,
+        seed=request.seed,
+        num_cached_tokens=chunk.num_cached_tokens,
+    )
 
 
 def _integer(bits: int, signed: bool) -> Callable[[str, object], Value]:

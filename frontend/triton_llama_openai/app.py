@@ -19,22 +19,21 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triton_llama_openai.auth import ApiKeys
-from triton_llama_openai.cache_salts import CacheSalts
-from triton_llama_openai.chat import answer_chat
-from triton_llama_openai.completions import answer_completion
+from triton_llama_openai.auth import ApiKeys, CacheSalts
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
-from triton_llama_openai.models import Models
 from triton_llama_openai.openapi import openapi_document
+from triton_llama_openai.prompt.tokenizer import detokenize, tokenize, tokenizer_info
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from triton_llama_openai.responses import answer_response
+from triton_llama_openai.routes.chat import answer_chat
+from triton_llama_openai.routes.completions import answer_completion
+from triton_llama_openai.routes.models import Models
+from triton_llama_openai.routes.responses import answer_response
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
 
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10

@@ -84,8 +84,11 @@ def unsupported(param: str, reason: str) -> ApiError:
 
 def prompt_too_long(param: str, tokens: int, context: int) -> ApiError:
     """Return the error of a prompt that leaves no room for a completion, as the model would word it."""
-    message = f"{param} is {tokens} tokens; it must be at most {context - 1} tokens (max_model_len - 1)"
-    return ApiError(400, f"{message}; {_prompt_phrase(context)}", param, "context_length_exceeded")
+    message = (
+        f"{param} is {tokens} tokens; it must be at most {context - 1} tokens (max_model_len - 1); "
+        f"the prompt is too long: this model's maximum context length is {context} tokens"
+    )
+    return ApiError(400, message, param, "context_length_exceeded")
 
 
 def shorten(value: object) -> str:
@@ -155,29 +158,20 @@ def _path(details: ErrorDetails) -> str:
     return path
 
 
-_ENGINE_INPUTS = re.compile(r"(?:row \d+: )?(\w+(?:, \w+)*) ")
-_NO_ROOM = re.compile(r"at most (?P<prompt>\d+) tokens \(max_model_len - 1\)|together may have (?P<context>\d+)")
-
-
 def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
     """Return what a client gets for an error of Triton or the model.
 
-    fields: the request's field for each input of the model, such as `stop` for `stop_words`. A message of the model
-    begins with the input, or with several.
+    fields: the request's field for each input of the model, such as `stop` for `stop_words`.
     """
     message = str(error)
     if isinstance(error, RejectedInputError):
-        inputs = _ENGINE_INPUTS.match(message)
-        names = [] if inputs is None else inputs[1].split(", ")
-        if inputs is None or not all(name in fields for name in names):
+        names = error.inputs
+        if not all(name in fields for name in names):
             return ApiError(400, message, None, "invalid_value")
         params = [fields[name] for name in names]
-        param = params[0]
-        message = f"{', '.join(params)} {message[inputs.end() :]}"
-        no_room = _NO_ROOM.search(message)
-        if no_room is not None:
-            return ApiError(400, f"{message}; {_phrases(no_room)}", param, "context_length_exceeded")
-        return ApiError(400, message, param, "invalid_value")
+        message = ", ".join(params) + message.removeprefix(", ".join(names))
+        code = "context_length_exceeded" if error.code == "CONTEXT_LENGTH" else "invalid_value"
+        return ApiError(400, message, params[0], code)
     if isinstance(error, OverloadedError):
         return ApiError(503, message, None, "overloaded", retry_after=1)
     if isinstance(error, LlamaConnectionError):
@@ -185,14 +179,3 @@ def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
     if isinstance(error, LlamaTimeoutError):
         return ApiError(504, message, None, "timeout")
     return ApiError(500, message, None, "internal_error")
-
-
-def _phrases(no_room: re.Match[str]) -> str:
-    """Return the words of hosted services: LiteLLM, LangChain and AIPerf search messages for them, not the code."""
-    if no_room["context"] is not None:
-        return f"this model's maximum context length is {no_room['context']} tokens"
-    return _prompt_phrase(int(no_room["prompt"]) + 1)
-
-
-def _prompt_phrase(context: int) -> str:
-    return f"the prompt is too long: this model's maximum context length is {context} tokens"

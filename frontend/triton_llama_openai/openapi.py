@@ -9,12 +9,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.routing import BaseRoute
 
-from triton_llama_openai.models import package_version
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.routes.models import package_version
 
 BODIES: Mapping[str, type[Schema]] = {
     "/v1/chat/completions": ChatRequest,

@@ -2,14 +2,10 @@
 
 In a mix, sequences with common prefixes and choices of one prompt arrive at random times; their prompts are cut; some
 are cancelled; some passes fail; the KV cache may have so few pages that prefixes are evicted and sequences preempted.
-
-A program as well, because the instruction sets that PyTorch and the compiled kernels may use are read from the
-environment at the start of a process: `python -m engine.exact_bits --mixes 50`.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -18,7 +14,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from engine.engines import engine_of, load, spoil_cache
+from engine.engines import engine_of, spoil_cache
 from engine.int8_layers import threads
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import random_request
@@ -189,19 +185,3 @@ class Bits:
         product = self._checkpoint.info.product
         events = ", ".join(f"{self.events[event]} {event}" for event in EVENTS)
         return f"{product}: {self.mixes} mixes, {self.rows} rows, {events}"
-
-
-def main() -> None:
-    """Print what was compared; exit with 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mixes", type=int, required=True)
-    options = parser.parse_args()
-    checkpoint = replace(load("int8"), max_model_len=128)
-    bits = Bits(checkpoint, options.mixes)
-    print(bits.describe())
-    if bits.different:
-        raise SystemExit("\n".join([f"{len(bits.different)} sequences differ", *bits.different[:5]]))
-
-
-if __name__ == "__main__":
-    main()

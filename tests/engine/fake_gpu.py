@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 import bitsandbytes  # noqa: F401 - imported before PyTorch seems to have a GPU, whose functions it would look for
 import pytest
@@ -25,40 +24,20 @@ TOKEN = 20
 """The token that every row samples, and every other integer that is read: "1" in the embedded vocabulary."""
 
 aten = torch.ops.aten
-QUANTIZE_ROWS = torch.ops.bitsandbytes.int8_vectorwise_quant.default
-OUTLIER_WAITS = 2
-"""Reads of one quantization by bitsandbytes with an outlier threshold: whether there are outliers, and how many columns
-have one. Without outliers it is the first one alone."""
 Function = Callable[..., object]
 Arguments = tuple[object, ...]
 Keywords = Mapping[str, object]
-Inputs = ParamSpec("Inputs")
-Result = TypeVar("Result")
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
-    """Records launches on the GPU; counts reads that the host waits for, and copies that wait for the GPU's queue."""
+    """Counts reads that the host waits for, and copies that wait for the GPU's queue."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.launches: list[str] = []
-        self.waits = 0
-        self.blocking_copies = 0
+        self.clear()
 
     def clear(self) -> None:
-        self.launches.clear()
         self.waits = self.blocking_copies = 0
-
-    def fuse(self, function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
-        """Return the function as one launch."""
-
-        def fused(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
-            before = len(self.launches)
-            result = function(*args, **kwargs)
-            self.launches[before:] = [function.__name__]
-            return result
-
-        return fused
 
     def __torch_dispatch__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
@@ -85,26 +64,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
                 return torch.empty(args[0].shape, dtype=dtype, device=DEVICE)
         if func in _COPIES and target == CPU and source == DEVICE:
             self.waits += 1
-        if func is QUANTIZE_ROWS and kwargs.get("threshold", args[1] if len(args) > 1 else 0):
-            self.waits += OUTLIER_WAITS
-        result = func(*args, **kwargs)
-        if func not in _NO_LAUNCH and (func._schema.is_mutable or _allocates(result, tensors)):
-            self.launches.append(str(func))
-        return result
+        return func(*args, **kwargs)
 
 
-def _allocates(result: object, inputs: Sequence[FakeTensor]) -> bool:
-    """Whether a result is on the GPU and no view of an input."""
-    storages = {tensor.untyped_storage()._cdata for tensor in inputs}
-    results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor) and leaf.device == DEVICE]
-    return any(tensor.untyped_storage()._cdata not in storages for tensor in results)
-
-
-_NO_LAUNCH = (aten.empty.memory_format, aten.empty_like.default, aten.detach_.default)
 _COPIES = (aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 
 
-_OF_THE_HOST: tuple[Function, ...] = (torch.Tensor.__getitem__, torch.Tensor.numpy)
+_HOST_METHODS: tuple[Function, ...] = (torch.Tensor.__getitem__, torch.Tensor.numpy)
 
 
 class Indexing(TorchFunctionMode):
@@ -121,7 +87,7 @@ class Indexing(TorchFunctionMode):
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         tensor = args[0] if args else None
         written = isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
-        if (func in (torch.empty, torch.zeros) and pinned) or (func in _OF_THE_HOST and written):
+        if (func in (torch.empty, torch.zeros) and pinned) or (func in _HOST_METHODS and written):
             # The host writes values into pinned memory, through views of it.
             with unset_fake_temporarily():
                 return func(*args, **kwargs)

@@ -10,9 +10,6 @@ import torch
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 
-# (out, in): the demo checkpoint's kind, odd ones, and one that is wider than any block of a kernel.
-SHAPES = [(768, 256), (37, 48), (3, 1), (65, 1031), (130, 5632)]
-
 AUTO = ActivationTerms(6.0)
 TERMS = {"one term": ONE_TERM, "auto": AUTO, "two terms": TWO_TERMS}
 each_terms = pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS.keys())

@@ -1,4 +1,4 @@
-"""Quantizes linear layers by rounding to nearest, and saves them as the quantizers' libraries do.
+"""Quantizes linear layers by rounding to nearest, in the layouts of the quantizers' libraries.
 
 The layouts are those of auto-gptq 0.7.1 (`qlinear_cuda.QuantLinear.pack`), GPTQModel 7.7 (gptq_v2), AutoAWQ 0.2.9
 (`WQLinear_GEMM.from_linear`), compressed-tensors 0.20 (`pack_to_int32`) and transformers 5.23 (`Fp8Quantize`). The
@@ -7,14 +7,9 @@ tensors written here have been compared with those of the first four, bit for bi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 """The tensors of a saved layer, by their names' last part."""
@@ -121,21 +116,3 @@ def fp8(weight: torch.Tensor, block: tuple[int, int], scale_name: str = "weight_
     scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
     floats = (blocks / scales[:, None, :, None]).reshape(padded.shape)[:rows, :columns].to(torch.float8_e4m3fn)
     return {"weight": floats, scale_name: scales.view(-1) if scales.numel() == 1 else scales}
-
-
-def save_quantized(
-    source: Path, folder: Path, config: Mapping[str, Any], save: Callable[[torch.Tensor], Tensors]
-) -> Path:
-    """Copy a checkpoint of floats with its linear layers, an untied head too, saved by `save`."""
-    folder.mkdir()
-    for path in source.glob("*.json"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    tensors: Tensors = {}
-    for name, tensor in load_file(source / "model.safetensors").items():
-        layer = name.removesuffix(".weight")
-        saved = save(tensor) if layer.endswith(("_proj", "lm_head")) else None
-        tensors |= {name: tensor} if saved is None else {f"{layer}.{key}": value for key, value in saved.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**written, "quantization_config": config}))
-    return folder

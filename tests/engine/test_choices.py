@@ -1,15 +1,12 @@
 """Choices of one prompt: the texts of requests alone, one prefill, and no effect on each other."""
 
-import random
-from collections import deque
 from dataclasses import replace
-from itertools import count
 from unittest.mock import patch
 
 import pytest
 from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
-from engine.prompts import request_of, requests_of
+from engine.prompts import request_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion, Result
 from llama_engine.engine.sequence import Sequence
@@ -60,7 +57,7 @@ def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkp
 
 
 @pytest.mark.parametrize(("prefix_cache", "computed"), [("off", 3 * 40), ("on", 40 + 2 * (40 % 16))])
-def test_a_choice_that_no_other_can_give_the_prompt_computes_what_is_not_cached(
+def test_a_choice_without_a_source_of_its_prompt_computes_what_is_not_cached(
     checkpoint: LoadedModel, prefix_cache: str, computed: int
 ) -> None:
     request = _request(checkpoint, 3)
@@ -68,19 +65,6 @@ def test_a_choice_that_no_other_can_give_the_prompt_computes_what_is_not_cached(
     results, prefilled = _prefilled(engine, engine.builder.choices(request))
     assert results == _expected(checkpoint, request)
     assert prefilled == computed
-
-
-def test_choices_among_other_requests_change_no_text(checkpoint: LoadedModel) -> None:
-    randomness = random.Random(11)
-    engine = engine_of(checkpoint, 5, prefill_tokens="32")
-    several = [_request(checkpoint, randomness.randint(2, 6), randomness.choice((3, 20, 50))) for _ in range(4)]
-    # Their choices share what masks their tokens.
-    several = [replace(request, bad_words=(b"in", b"re", b"th"), logit_bias=((300, 4.0),)) for request in several]
-    sequences = [engine.builder.build(request) for request in requests_of(checkpoint, 8)]
-    for request in several:
-        place = randomness.randrange(len(sequences))
-        sequences[place:place] = engine.builder.choices(request)
-    assert run(engine, sequences).results == alone(checkpoint, [sequence.request for sequence in sequences])
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
@@ -102,23 +86,3 @@ def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: LoadedModel, fails
         choice for place, choice in enumerate(expected) if place != fails
     ]
     assert run(engine, engine.builder.choices(request)).results == expected
-
-
-def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: LoadedModel) -> None:
-    engine = engine_of(checkpoint, 2, prefill_tokens="20")
-    for steps in range(4):
-        for gone in range(3):
-            choices = engine.builder.choices(_request(checkpoint, 3, size=50))
-            waiting = deque(choices)
-            for step in count():
-                if step == steps and choices[gone] in waiting:
-                    waiting.remove(choices[gone])
-                elif step == steps:
-                    engine.remove(choices[gone])
-                while waiting and engine.used_slots < engine.slots:
-                    engine.add(waiting.popleft())
-                if not engine.used_slots:
-                    break
-                engine.step()
-            left = [choice for choice in choices if choice is not choices[gone]]
-            assert [choice.result for choice in left] == alone(checkpoint, [choice.request for choice in left])

@@ -1,15 +1,10 @@
 """The engine at its limits: values that are not finite, the shortest sequences and caches; and what ends a text."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import count
-from unittest.mock import patch
 
 import pytest
-import torch
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import alone, attention_by_sequence, completions, engine_of, load, spoil_cache
+from engine.engines import add_all, alone, attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
@@ -25,40 +20,17 @@ def engine(checkpoint: LoadedModel) -> Engine:
     return engine_of(checkpoint, 4)
 
 
-@contextmanager
-def _spoiling(engine: Engine, number: int, slot: int) -> Iterator[None]:
-    """Spoil the hidden state of a row, and its sequence's pages, after an engine's pass of this number."""
-    passes = count()
-
-    def spoiled(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def run(*arguments: object) -> torch.Tensor:
-            hidden = original(*arguments)
-            if next(passes) == number:
-                hidden[slot] = torch.nan if number else torch.inf
-                sequences = engine._batch.sequences or engine._prefill.sequences
-                for page in sequences[slot].pages:
-                    spoil_cache(engine, page)
-            return hidden
-
-        return run
-
-    runner = type(engine._model)
-    with ExitStack() as replaced:
-        for method in ("prefill", "decode"):
-            replaced.enter_context(patch.object(runner, method, spoiled(getattr(runner, method))))
-        yield
-
-
-@pytest.mark.parametrize(("number", "slot"), [(0, 0), (2, 1)], ids=["prefill", "decode step"])
-def test_a_sequence_that_is_not_finite_fails_alone(fp32: LoadedModel, engine: Engine, number: int, slot: int) -> None:
-    requests = requests_of(fp32, 4)
-    expected = completions(engine, requests)
-    with _spoiling(engine, number, slot):
-        results = engine.generate(requests)
-    failed = results.pop(slot)
-    assert isinstance(failed, GenerationError)
-    assert str(failed) == "the model's logits for this request were not finite"
-    assert results == [*expected[:slot], *expected[slot + 1 :]]
+def test_a_sequence_that_is_not_finite_fails_alone(engine: Engine, checkpoint: LoadedModel) -> None:
+    requests = requests_of(checkpoint, 4)
+    expected = alone(checkpoint, requests)
+    sequences = add_all(engine, requests)
+    engine.step()
+    for page in sequences[1].pages:
+        spoil_cache(engine, page)
+    while engine.used_slots:
+        engine.step()
+    assert str(sequences[1].result) == "the model's logits for this request were not finite"
+    assert [sequences[row].result for row in (0, 2, 3)] == [expected[row] for row in (0, 2, 3)]
     assert engine.generate(requests) == expected
 
 

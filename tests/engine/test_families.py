@@ -168,7 +168,7 @@ def test_int8_is_near_fp32(exact: LoadedModel, int8: LoadedModel) -> None:
     assert 0 < kl_div(scores, expected, reduction="none", log_target=True).sum(-1).mean() < 0.005
 
 
-def test_the_compiled_kernels_compute_what_pytorch_does_with_the_same_weights(folder: Path) -> None:
+def test_compiled_kernels_compute_what_pytorch_does_with_the_same_weights(folder: Path) -> None:
     needs_compiled_kernels()
     precise = {"int8_terms": "2", "kv_cache_dtype": "float32"}
     results = []

@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 import torch
 from engine.checkpoints import save_small
-from engine.engines import completions, engine_of, load, runner_with_pages
-from engine.quantizers import (
-    Quantized,
-    Tensors,
-    awq,
-    fp8,
-    gptq,
-    int_quantized,
-    pack_quantized,
-    quantize,
-    save_quantized,
-)
+from engine.engines import load
+from engine.quantizers import Quantized, Tensors, awq, fp8, gptq, int_quantized, pack_quantized, quantize
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
@@ -30,13 +20,12 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight, concatenated
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, LoadedModel
-from llama_engine.model.model_runner import PromptChunk
-from llama_engine.model.precision import quantization_config
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.quantized_checkpoints import write
 
 NAME = "model.layers.0.mlp.down_proj"
 OUTPUTS, INPUTS = 72, 384
@@ -144,18 +133,22 @@ def test_a_scale_of_the_tensor_is_repeated_for_each_row(tmp_path: Path) -> None:
     assert weight.scales.shape == (OUTPUTS,)
 
 
-def test_gptqs_overrides_of_modules_are_those_of_the_tensors(tmp_path: Path) -> None:
-    layer = quantize(WEIGHT, 8, 32)
-    weight = read(tmp_path, gptq(layer), gptq_config(dynamic={"+:.*down.*": {"bits": 8, "group_size": 32}}))
-    assert torch.equal(weight.dequantized(), layer.dequantized())
-
-
-def test_symmetric_awq_may_lack_zero_points(tmp_path: Path) -> None:
-    layer = quantize(WEIGHT, 4, 128)
-    tensors = awq(layer)
-    del tensors["qzeros"]
-    weight = read(tmp_path, tensors, awq_config(zero_point=False))
-    assert torch.equal(weight.dequantized(), layer.dequantized())
+@pytest.mark.parametrize(
+    ("layer", "tensors", "config"),
+    [
+        # GPTQ's overrides of modules: the tensors say as much.
+        (quantize(WEIGHT, 8, 32), gptq(quantize(WEIGHT, 8, 32)),
+         gptq_config(dynamic={"+:.*down.*": {"bits": 8, "group_size": 32}})),
+        # Symmetric AWQ may lack zero points.
+        (quantize(WEIGHT, 4, 128),
+         {key: tensor for key, tensor in awq(quantize(WEIGHT, 4, 128)).items() if key != "qzeros"},
+         awq_config(zero_point=False)),
+    ],
+)  # fmt: skip
+def test_what_a_config_lacks_is_read_from_the_tensors(
+    tmp_path: Path, layer: Quantized, tensors: Tensors, config: Config
+) -> None:
+    assert torch.equal(read(tmp_path, tensors, config).dequantized(), layer.dequantized())
 
 
 def test_large_groups_are_served_as_several(tmp_path: Path) -> None:
@@ -229,10 +222,19 @@ def test_fp8_is_requantized_to_int8_rows(
     assert torch.equal(weight.scales, row_scales)
 
 
-def test_scales_of_activations_are_ignored_with_one_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tensors = int_quantized(quantize(WEIGHT, 8))
-    read(tmp_path, {**tensors, "input_scale": torch.ones(1)}, compressed())
-    assert caplog.messages == [f"1 saved scales of activations are ignored, first {NAME}.input_scale"]
+@pytest.mark.parametrize(
+    ("tensors", "config", "line"),
+    [
+        ({"input_scale": torch.ones(1)}, {}, f"1 saved scales of activations are ignored, first {NAME}.input_scale"),
+        ({}, {"kv_cache_scheme": {"num_bits": 8}},
+         "kv_cache_scheme is ignored: the setting kv_cache_dtype selects the KV cache's dtype"),
+    ],
+)  # fmt: skip
+def test_what_is_ignored_gets_one_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tensors: Tensors, config: Config, line: str
+) -> None:
+    read(tmp_path, {**int_quantized(quantize(WEIGHT, 8)), **tensors}, compressed(**config))
+    assert caplog.messages == [line]
 
 
 @pytest.mark.parametrize(
@@ -243,13 +245,10 @@ def test_scales_of_activations_are_ignored_with_one_log_line(tmp_path: Path, cap
         (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin'; this engine reads gptq, gptq_v2"),
         (gptq_config(size=0), "group_size is 0, not a number of columns or -1"),
         (awq_config(version="gemv_fast"), "version is 'gemv_fast'; this engine reads AWQ's gemm"),
-        (awq_config(backend="llm-awq"), "version is 'llm-awq'"),
         (awq_config(bits=8), "bits is 8; this engine reads AWQ's 4"),
         ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], not the rows and columns"),
         (compressed(format="nvfp4-pack-quantized"), "format is 'nvfp4-pack-quantized'; this engine reads int-quant"),
-        (compressed(format="marlin-24"), "format is 'marlin-24'"),
         (compressed({"num_bits": 3}), "weights is 'int3'; this engine reads int4, int8, float8"),
-        (compressed({"type": "float", "num_bits": 4}), "weights is 'float4'"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format is 'sparse-24-bitmask'"),
         (compressed(transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
          r"transform_config is \['hadamard'\]; this engine applies no transforms"),
@@ -264,13 +263,6 @@ def test_variants_that_are_not_served_are_refused_by_name(tmp_path: Path, config
     assert str(refused.value).startswith(str(tmp_path))
 
 
-def test_a_scheme_for_the_kv_cache_is_ignored_with_one_log_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    linear_format(saved_in(tmp_path, {"weight": torch.zeros(1)}), compressed(kv_cache_scheme={"num_bits": 8}))
-    assert caplog.messages == ["kv_cache_scheme is ignored: the setting kv_cache_dtype selects the KV cache's dtype"]
-
-
 def _changed(tensor: torch.Tensor, value: float) -> torch.Tensor:
     """A copy whose first element is another one."""
     changed = tensor.clone()
@@ -278,7 +270,7 @@ def _changed(tensor: torch.Tensor, value: float) -> torch.Tensor:
     return changed
 
 
-GROUPED, IN_ROWS = quantize(WEIGHT, 4, 128), quantize(WEIGHT, 8)
+GROUPED = quantize(WEIGHT, 4, 128)
 NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
 
 
@@ -291,8 +283,6 @@ NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
          f"has a scale of 0 for weights of {NAME} that aren't 0"),
         *[(gptq(GROUPED), gptq_config(), {"g_idx": _changed(GROUPED.groups.int(), value)},
            f"has group {value} in {NAME}.g_idx, not 0 to 2") for value in (-1, 3)],
-        (awq(GROUPED), awq_config(), {"scales": torch.full((3, OUTPUTS), torch.nan)},
-         NOT_FINITE.format(NAME, "scales")),
         (pack_quantized(GROUPED), in_groups(4, 128), {"weight_shape": torch.tensor([OUTPUTS, 9])},
          rf"has \({OUTPUTS}, 9\) in {NAME}.weight_shape, not \({OUTPUTS}, {INPUTS}\)"),
         (pack_quantized(GROUPED), in_groups(4, 128), {"weight_packed": torch.zeros(OUTPUTS, 36, dtype=torch.int32)},
@@ -302,13 +292,9 @@ NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
         (pack_quantized(GROUPED), in_groups(4, 128),
          {"weight_zero_point": torch.full((OUTPUTS, 3), 8, dtype=torch.int8)},
          f"has zero point 8 in {NAME}.weight_zero_point, not -8 to 7"),
-        (int_quantized(IN_ROWS), compressed(), {"weight_scale": torch.zeros(OUTPUTS, 1)},
-         f"has a scale of 0 for weights of {NAME} that aren't 0"),
         (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8,
          {"weight": torch.full((OUTPUTS, INPUTS), torch.nan).to(torch.float8_e4m3fn)},
          f"has a weight in {NAME}.weight that is NaN"),
-        (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.zeros(1, 3)},
-         f"has a scale of 0 for weights of {NAME} that aren't 0"),
         (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.ones(2, 3)},
          rf"has {NAME}.weight_scale_inv in shape \(2, 3\), not per tensor, channel or block"),
     ],
@@ -362,86 +348,40 @@ def test_layers_with_different_orders_are_requantized_before_fusing(tmp_path: Pa
     assert torch.equal(rows.scales, scales)
 
 
-def _random_order(weight: torch.Tensor) -> Tensors:
-    """GPTQ with another order of the inputs for each layer, so that those of fused layers differ."""
-    groups = (torch.arange(weight.shape[1]) // 64)[torch.randperm(weight.shape[1])]
-    return gptq(quantize(weight, 8, groups=groups))
-
-
-CHECKPOINTS: dict[str, tuple[Config, Callable[[torch.Tensor], Tensors]]] = {
-    "w8a8": (compressed(), lambda weight: int_quantized(quantize(weight, 8, dtype=torch.bfloat16))),
-    "w8a16": (in_groups(8, 128), lambda weight: pack_quantized(quantize(weight, 8, 128))),
-    "gptq": (gptq_config(8, 64), _random_order),
-    "fp8": (FP8, lambda weight: fp8(weight, (128, 128), "weight_scale_inv")),
-    "fp8 rows": ({"quant_method": "fbgemm_fp8"}, lambda weight: fp8(weight, (1, weight.shape[1]))),
-    "w4a16": (
-        in_groups(4, 32),
-        lambda weight: pack_quantized(quantize(weight, 4, 32, symmetric=False), symmetric=False),
-    ),
-    "gptq 4": (gptq_config(4, 32), lambda weight: gptq(quantize(weight, 4, 32))),
-    "awq": (awq_config(32), lambda weight: awq(quantize(weight, 4, 32, symmetric=False))),
-}
-PROMPT = "The with statement is used to wrap the execution of a block"
-
-
-def _log_probs(checkpoint: LoadedModel) -> torch.Tensor:
-    """The next token's, after each token of the prompt."""
-    runner = runner_with_pages(checkpoint)
-    hidden = runner.prefill([PromptChunk(0, 0, checkpoint.tokenizer.encode(PROMPT))], every=True)
-    return runner.logits(hidden).float().log_softmax(-1)
-
-
-@pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_a_checkpoint_answers_in_each_format(tmp_path: Path, fp32: LoadedModel, kind: str) -> None:
-    config, save = CHECKPOINTS[kind]
-    folder = save_quantized(EMBEDDED, tmp_path / "saved", config, save)
-    loaded = load("int8", model=str(folder), kernels="stock")
-    assert loaded.info.linears == {"float32": 43}
-    assert torch.equal(_log_probs(loaded), _log_probs(load("checkpoint", model=str(folder), kernels="stock")))
-    expected = _log_probs(fp32)
-    divergence = (expected.exp() * (expected - _log_probs(loaded))).sum(-1).mean()
-    assert divergence < (0.1 if "4" in kind or kind == "awq" else 0.01)
-    request = GenerationRequest(PROMPT, tuple(fp32.tokenizer.encode(PROMPT)), max_tokens=4, min_tokens=4)
-    assert completions(engine_of(loaded, 1), [request])[0].num_output_tokens == 4
-
-
 def test_a_quantized_head_is_read_as_saved(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    source = save_small(tmp_path / "small", tokenizer)
-    folder = save_quantized(source, tmp_path / "saved", *CHECKPOINTS["gptq 4"])
-    config, saved = LlamaConfig.from_pretrained(folder), SavedTensors(folder)
-    quantized = linear_format(saved, quantization_config(config))
-    head = WeightReader(saved, read_architecture(config, "small"), torch.float32, quantized, int8=True).head()
-    original = load_file(source / "model.safetensors")["lm_head.weight"]
-    assert torch.equal(head.dequantized(), quantize(original, 4, 32).dequantized())
+    folder = save_small(tmp_path / "small", tokenizer)
+    tensors = load_file(folder / "model.safetensors")
+    layer = quantize(tensors.pop("lm_head.weight"), 4, 32)
+    saved = {f"lm_head.{key}": tensor for key, tensor in gptq(layer).items()}
+    save_file({**tensors, **saved}, folder / "model.safetensors", {"format": "pt"})
+    architecture = read_architecture(LlamaConfig.from_pretrained(folder), "small")
+    quantized = linear_format(SavedTensors(folder), gptq_config(4, 32))
+    head = WeightReader(SavedTensors(folder), architecture, torch.float32, quantized, int8=True).head()
+    assert torch.equal(head.dequantized(), layer.dequantized())
 
 
 def test_fp8_is_widened_as_by_transformers(tmp_path: Path) -> None:
-    config, save = CHECKPOINTS["fp8"]
-    folder = save_quantized(EMBEDDED, tmp_path / "saved", config, save)
+    folder = write(EMBEDDED, "fp8", tmp_path / "saved")
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     name = "model.layers.1.mlp.down_proj"
     widened = model.get_parameter(f"{name}.weight").detach()
-    quantized = linear_format(SavedTensors(folder), config)
+    quantized = linear_format(SavedTensors(folder), FP8)
     assert quantized is not None
     read_layer = quantized.read(SavedLinear(name, (widened.shape[0], widened.shape[1])))
     assert torch.equal(read_layer.weight, quantize_per_channel(widened.float())[0])
 
 
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_another_quantization_than_the_saved_one_is_refused(tmp_path: Path, quantization: str) -> None:
-    folder = save_quantized(EMBEDDED, tmp_path / "saved", *CHECKPOINTS["gptq"])
-    with pytest.raises(CheckpointError, match=rf"^quantization is '{quantization}', but .* is saved in gptq; set"):
-        load(quantization, model=str(folder))
-
-
-def test_a_format_that_is_not_read_is_refused_in_any_quantization(tmp_path: Path) -> None:
-    folder = save_quantized(EMBEDDED, tmp_path / "saved", {"quant_method": "aqlm"}, CHECKPOINTS["gptq"][1])
-    for quantization in ("int8", "none", "checkpoint"):
-        with pytest.raises(CheckpointError, match="is quantized with 'aqlm'; this engine reads bitsandbytes, "):
-            load(quantization, model=str(folder))
-
-
-def test_an_outlier_threshold_for_another_format_is_refused(tmp_path: Path) -> None:
-    folder = save_quantized(EMBEDDED, tmp_path / "saved", *CHECKPOINTS["gptq"])
-    with pytest.raises(CheckpointError, match=r"^int8_threshold is 6, but .* is saved in gptq, which has no outlier"):
-        load("int8", model=str(folder), int8_threshold="6")
+@pytest.mark.parametrize(
+    ("quantization", "threshold", "message"),
+    [
+        ("none", "0", "quantization is 'none', but .* is saved in gptq; set"),
+        ("nf4", "0", "quantization is 'nf4', but .* is saved in gptq; set"),
+        ("int8", "6", "int8_threshold is 6, but .* is saved in gptq, which has no outlier"),
+    ],
+)
+def test_another_quantization_than_the_saved_one_is_refused(
+    tmp_path: Path, quantization: str, threshold: str, message: str
+) -> None:
+    folder = write(EMBEDDED, "gptq8", tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=f"^{message}"):
+        load(quantization, model=str(folder), int8_threshold=threshold)

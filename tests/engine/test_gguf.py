@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -69,17 +68,12 @@ def _generate(checkpoint: LoadedModel, prompt: str) -> str:
     return completions(engine_of(checkpoint), [request])[0].text
 
 
-def test_the_architecture_is_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
-    config: Any = model.config
-    read = read_architecture(read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model))), "it")
-    # A Mistral without windows is a Llama, and is saved as one.
-    model_type = "llama" if config.model_type == "mistral" else config.model_type
-    assert read == replace(read_architecture(config, "it"), model_type=model_type)
-
-
-def test_rope_is_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_the_config_is_the_models(model: torch.nn.Module, tmp_path: Path) -> None:
     config: Any = model.config
     read = read_gguf_config(read_gguf(write_model(tmp_path / "it.gguf", model)))
+    # A Mistral without windows is a Llama, and is saved as one.
+    model_type = "llama" if config.model_type == "mistral" else config.model_type
+    assert read_architecture(read, "it") == replace(read_architecture(config, "it"), model_type=model_type)
     assert read.rope_parameters == config.rope_parameters
     assert read.max_position_embeddings == config.max_position_embeddings
 
@@ -122,19 +116,6 @@ def test_other_types_are_rounded_to_8_bit_groups(kind: Kind, tmp_path: Path) -> 
     assert (error <= floats.abs().view(256, -1, 32).amax(2) / 253).all()
 
 
-def test_quantized_rows_of_a_head_are_put_in_order(tmp_path: Path) -> None:
-    model = small_model("llama")
-    served = _blocks(write_model(tmp_path / "it.gguf", model, Kind.Q8_0)).read(QUERY)
-    weight = model.state_dict()[f"{QUERY.name}.weight"]
-    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), Kind.Q8_0), Kind.Q8_0))
-    assert torch.equal(served.dequantized(), expected)
-
-
-def test_reading_dequantizes(tmp_path: Path) -> None:
-    saved = _saved(write_model(tmp_path / "it.gguf", small_model("qwen2"), Kind.Q6_K))
-    assert torch.equal(saved.read("model.embed_tokens.weight"), _by_package(tmp_path / "it.gguf", "token_embd.weight"))
-
-
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     model = small_model("qwen2")
     model.state_dict()[f"{DOWN.name}.weight"][3, 40] = 1e9
@@ -151,16 +132,10 @@ def test_unknown_divisors_of_rope_are_kept(tmp_path: Path) -> None:
     assert (rope["rope_type"], rope["attention_factor"], max(rope["long_factor"])) == ("longrope", 1.0, 32.0)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("attention.layer_norm_rms_epsilon", -1.0, "rms_norm_eps is -1.0; it must be a finite number, at least 0"),
-        ("attention.head_count_kv", 3, "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4"),
-    ],
-)
-def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: object, message: str, tmp_path: Path) -> None:
-    write_model(tmp_path / "it.gguf", small_model("llama"), metadata={f"llama.{key}": value})
-    with pytest.raises(CheckpointError, match=f"it: its metadata: {re.escape(message)}"):
+def test_a_value_out_of_bounds_is_refused_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path / "it.gguf", small_model("llama"), metadata={"llama.attention.head_count_kv": 3})
+    message = "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4"
+    with pytest.raises(CheckpointError, match=f"it: its metadata: {message}"):
         read_checkpoint_headers(tmp_path, "it")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from pathlib import Path
 
@@ -23,11 +22,6 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SENTENCEPIECE = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "▁a", "ab", "▁ab"]
 ALPHABET = sorted({chr(byte) for byte in range(33, 127)} | {"Ġ"})
 BYTE_LEVEL = [*ALPHABET, "12", "345", "<s>", "<|im_end|>"]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("small") / "small.gguf", small_model("llama", num_hidden_layers=1))
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +90,6 @@ def test_safetensors_come_before_a_file_beside_them(tmp_path: Path) -> None:
     assert find_gguf(tmp_path) is None
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such folder or GGUF file"):
-        load("checkpoint", model=str(tmp_path / "it.gguf"))
-
-
 @pytest.mark.parametrize("named", [0, 2])
 def test_shards_are_read_as_one_file(named: int, tmp_path: Path) -> None:
     paths = _shards(tmp_path, 3)
@@ -121,54 +110,25 @@ def test_shards_in_another_order_are_refused(tmp_path: Path) -> None:
         read_gguf(paths[0])
 
 
-def test_a_truncated_file_is_refused(small: Path, tmp_path: Path) -> None:
-    content = small.read_bytes()
-    (tmp_path / "it.gguf").write_bytes(content[:-1])
-    assert _refusal(tmp_path / "it.gguf").startswith(f"it has {len(content) - 1} bytes, and ")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "its header needs 4 bytes at 0 and ends at 0"),
         (b"ggml" * 9, "it doesn't begin with GGUF"),
         (struct.pack("<4sIQQ", b"GGUF", 1, 0, 0), "it is of version 1; this engine reads 2 and 3"),
-        (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "it is of version 50331648; this engine reads 2 and 3, little-"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 0), "its header needs 8 bytes at 24 and ends at 24"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 << 60), "its header needs 8 bytes at 24 and ends at 24"),
         (struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1 << 62), "its header needs 4611686018427387904 bytes at 32"),
-        (struct.pack("<4sIQQQ2sI", b"GGUF", 3, 0, 1, 2, b"\xff\xff", 4), "its header has a string that is not UTF-8"),
         (struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"a", 13), "it has a value of type 13, which"),
-        (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 9, 1), "it has a value of type 9, which"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 8, 1 << 50), "its header needs 8 bytes at 49"),
-        (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 0, 1 << 50), "its header needs 11258999068426"),
         (struct.pack("<4sIQQQ1sI", b"GGUF", 3, 1, 0, 1, b"a", 9), "'a' has 9 dimensions, not 1 to 4"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"a", 1, 32, 77, 0), "'a' is of type 77, which"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"a", 1, 33, 8, 0), "'a' has shape (33,), not whole"),
-        (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"a", 1, 0, 0, 0), "'a' has shape (0,), not whole"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"a", 1, 8, 0, 1 << 63), "it has 57 bytes, and 'a' ends"),
     ],
 )
 def test_an_invalid_header_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "it.gguf").write_bytes(content)
     assert _refusal(tmp_path / "it.gguf").startswith(message)
-
-
-def test_changed_headers_are_read_or_refused_in_one_line(small: Path, tmp_path: Path) -> None:
-    content, randomness = small.read_bytes(), random.Random(0)
-    data = min(tensor.begin for tensor in read_gguf(small).tensors.values())
-    path, refusals = tmp_path / "it.gguf", []
-    for _ in range(1000):
-        changed, at = bytearray(content), randomness.randrange(data)
-        size = randomness.choice([1, 4, 8])
-        changed[at : at + size] = randomness.choice([randomness.randbytes(size), b"\xff" * size, b""])
-        path.write_bytes(changed)
-        try:
-            read_gguf_config(read_gguf(path))
-        except CheckpointError as error:
-            refusals.append(str(error))
-    assert 500 < len(refusals) < 1000
-    assert not any("\n" in refusal for refusal in refusals)
 
 
 def test_an_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:

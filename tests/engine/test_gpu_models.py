@@ -14,6 +14,7 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
+from llama_engine.kernels.gpu.elementwise import SEPARATE
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import load_plan as products
 from llama_engine.model.loader import load_checkpoint
@@ -99,7 +100,9 @@ def test_a_large_model_decodes_in_the_cache_that_fits(
     settings = Settings(model=str(folder), device="cuda", quantization=quantization, cuda_graphs="off")
     monkeypatch.setattr(products, "WeightReader", Weights)
     with fake_gpu(monkeypatch):
+        # Their verification needs values.
         monkeypatch.setattr(products, "choose_attention", lambda *_: varlen_attention)
+        monkeypatch.setattr(products, "choose_elementwise", lambda *_: SEPARATE)
         checkpoint = load_checkpoint(settings, DEVICE)
         free = FREE - checkpoint.info.weight_bytes
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, FREE))

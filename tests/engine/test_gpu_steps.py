@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 from engine.checkpoints import save_small
 from engine.engines import add_all
 from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
-from llama_engine.engine.engine import Engine
+from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.events import Completion
-from llama_engine.kernels.gpu.elementwise import Elementwise, dequantize, quantize, rotate
+from llama_engine.kernels.gpu.elementwise import SEPARATE
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import load_plan as products
 from llama_engine.model.loader import load_checkpoint
@@ -22,11 +21,7 @@ from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
-LAYERS = 2
 SLOTS = 4
-LAUNCHES_PER_LAYER, OTHER_LAUNCHES = 22, 47
-"""Bounds for a prefill of two prompts or a step; a chain of elementwise operations of a layer counts as one."""
-PRODUCT, ATTENTION = "bitsandbytes.int8_linear_matmul.default", "torch_attn._varlen_attn.default"
 PRECISIONS: dict[str, dict[str, str]] = {
     "INT8": {},
     "INT8, one term, BF16": {"dtype": "bfloat16", "int8_terms": "1"},
@@ -67,8 +62,7 @@ def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
         # Their verification needs values.
         monkeypatch.setattr(products, "choose_attention", lambda *_: varlen_attention)
-        fused = Elementwise(recorder.fuse(quantize), recorder.fuse(dequantize), recorder.fuse(rotate))
-        monkeypatch.setattr(products, "choose_elementwise", lambda *_: fused)
+        monkeypatch.setattr(products, "choose_elementwise", lambda *_: SEPARATE)
         engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
         yield Gpu(engine, recorder)
         engine.guides.close()
@@ -82,13 +76,19 @@ def _requests(**values: object) -> list[GenerationRequest]:
     ]
 
 
+def _finish(gpu: Gpu, waits: Callable[[StepResult], int] = lambda step: 1) -> None:
+    """Run all sequences. waits: how often the host waits for the GPU in a step."""
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        step = gpu.engine.step()
+        assert step.errors == 0
+        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (waits(step), 0)
+
+
 @pytest.mark.parametrize("values", [{}, SAMPLED], ids=["greedy", "sampled, with penalties and masks"])
 def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> None:
     sequences = add_all(gpu.engine, _requests(**values))
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        gpu.engine.step()
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    _finish(gpu)
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)
 
 
@@ -103,21 +103,15 @@ def test_a_step_with_guides_waits_once(gpu: Gpu) -> None:
         if kind:
             sequence.follow_guide(gpu.engine.guides.start(kind, guide).result())
         gpu.engine.add(sequence)
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        gpu.engine.step()
-        # As without guides: their masks are filled on the host, and copied without waiting.
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    # As without guides: their masks are filled on the host, and copied without waiting.
+    _finish(gpu)
     assert [sequence.result.text for sequence in sequences if isinstance(sequence.result, Completion)] == ["111"] * 4
 
 
 def test_log_probabilities_are_read_at_once(gpu: Gpu) -> None:
     sequences = add_all(gpu.engine, _requests(num_logprobs=2, prompt_logprobs=1, return_log_probs=True))
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        prefilled = gpu.engine.step().prefill_tokens
-        # Of the tokens, of their log probabilities, and of those of all prompts in the pass.
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (2 + bool(prefilled), 0)
+    # Of the tokens, of their log probabilities, and of those of all prompts in the pass.
+    _finish(gpu, lambda step: 2 + bool(step.prefill_tokens))
     assert [len(sequence.prompt_log_probs) for sequence in sequences] == [0, 8, 39]
     assert [len(sequence.log_probs) for sequence in sequences] == [3, 3, 3]
 
@@ -127,34 +121,7 @@ def test_choices_are_generated(gpu: Gpu) -> None:
     assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
 
 
-def test_a_greedy_step_makes_few_launches(gpu: Gpu) -> None:
-    if gpu.engine._loaded.attention is None:
-        return
-    add_all(gpu.engine, _requests()[:2])
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        gpu.engine.step()
-        launches = gpu.recorder.launches
-        first, second = (index for index, name in enumerate(launches) if name == ATTENTION)
-        assert second - first <= LAUNCHES_PER_LAYER
-        assert len(launches) - LAYERS * (second - first) <= OTHER_LAUNCHES
-
-
-def test_products_and_attention_are_those_of_a_gpu(gpu: Gpu) -> None:
-    info, attention = gpu.engine._loaded.info, gpu.engine._loaded.attention
-    assert (info.device, info.dtype.itemsize) == (DEVICE, torch.float16.itemsize)
-    gpu.recorder.clear()
-    gpu.engine.generate(_requests()[:1])
-    quantized = "int8" in info.linears
-    assert info.product.startswith("exact INT8") == quantized
-    # Four of each layer, and the head, in each of three steps.
-    assert gpu.recorder.launches.count(PRODUCT) == 3 * (4 * LAYERS + 1) * quantized
-    # One call of each layer, for a prefill and for a step; attention with masks reads an INT8 cache.
-    assert gpu.recorder.launches.count(ATTENTION) == (3 * LAYERS if attention else 0)
-    assert (attention is None) == (gpu.engine.plan.shape.dtype == torch.int8)
-
-
-def test_every_captured_step_computes_on_the_gpu(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_step_never_waits_and_a_replayed_one_waits_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its verification needs values.
     monkeypatch.setattr(DecodeGraphs, "_verify", lambda *_: None)
     actions: list[Action] = []
@@ -162,25 +129,13 @@ def test_every_captured_step_computes_on_the_gpu(gpu: Gpu, monkeypatch: pytest.M
     def capture(action: Action) -> Action:
         gpu.recorder.clear()
         action()
-        assert gpu.recorder.launches
         assert gpu.recorder.waits == 0
         actions.append(action)
         return action
 
     gpu.engine.capture_graphs(capture)
-    assert gpu.engine.uses_cuda_graphs
     assert len(actions) == graph_count(gpu.engine.plan.shape)
-
-
-def test_a_replayed_step_waits_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its verification needs values.
-    monkeypatch.setattr(DecodeGraphs, "_verify", lambda *_: None)
-    gpu.engine.capture_graphs(lambda action: action)
     sequences = add_all(gpu.engine, _requests())
-    while gpu.engine.used_slots:
-        gpu.recorder.clear()
-        gpu.engine.step()
-        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
+    _finish(gpu)
     assert gpu.engine.uses_cuda_graphs
-    assert gpu.engine._isolation.errors == 0
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)

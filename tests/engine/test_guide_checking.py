@@ -64,12 +64,10 @@ def rules(number: int, body: str) -> str:
 
 REFUSED = {
     "no character": ("regex", r"[^\s\S]", NO_TEXT),
-    "no value": ("json_schema", "false", NO_TEXT),
     "endless rule": ("ebnf_grammar", "root ::= root", NO_TEXT),
     "look-around": ("regex", "(?=a)b", "look-around"),
     "no JSON": ("json_schema", '{"type": "strin', "is not JSON"),
     "not": ("json_schema", '{"not": {"type": "string"}}', '"not"'),
-    "no rule": ("ebnf_grammar", "root ::= foo", "'foo' not found"),
     "no tag": ("structural_tag", "{}", "no structural tag"),
     "no format": ("structural_tag", tag_of({"type": "qwen"}), "'qwen', which is not supported"),
     "other trigger": ("structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<tool"]}), "none of the triggers"),
@@ -119,35 +117,11 @@ def test_a_hostile_guide_is_refused_alone(
     assert process_of(shared)
 
 
-def test_a_guide_that_takes_too_long_to_compile_is_refused(own_guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guide_checker, "COMPILE_SECONDS", 0.02)
-    names = {f"property{number}": {"enum": [f"{number}.{value}" for value in range(8)]} for number in range(1000)}
-    with pytest.raises(InvalidRequest, match=r"takes more than 0\.02 s"):
-        own_guides.start("json_schema", json.dumps({"properties": names})).result()
-
-
-def test_a_guide_is_checked_once(own_guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[str] = []
-    check = GuideChecker.check
-
-    def recorded(checker: GuideChecker, kind: str, text: str) -> str:
-        checked.append(text)
-        return check(checker, kind, text)
-
-    monkeypatch.setattr(GuideChecker, "check", recorded)
-    monkeypatch.setattr(guides, "MAX_CACHED_GUIDES", 2)
-    # The second is refused.
-    for text in ("a", "a", "(", "a", "(", "c", "c", "a"):
-        own_guides.start("regex", text).exception()
-    # The oldest leaves first.
-    assert checked == ["a", "(", "c", "a"]
-
-
 def test_without_llguidance_the_message_says_what_to_install(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("guide_matcher", "guide_grammar"):
-        monkeypatch.delitem(sys.modules, f"llama_engine.sampling.{module}", raising=False)
+    for module in ("matcher", "translation"):
+        monkeypatch.delitem(sys.modules, f"llama_engine.grammar.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match=r"guided_decoding_guide needs the package llguidance.*: pip install"):
         Guides(tokenizer, [END]).start("regex", "a").result()
@@ -169,7 +143,6 @@ def test_a_killed_process_is_replaced(own_guides: Guides) -> None:
 
 STARTER = """
 import sys
-from llama_engine.grammar.checker import GuideChecker
 checker = GuideChecker([b"a", b"b", b"</s>"], [2], [2])
 checker.check("regex", "a")
 print("started", flush=True)
@@ -190,3 +163,20 @@ def test_the_checking_process_ends_with_a_killed_model(guide: str) -> None:
         model.kill()
         # Its output ends when the other process, which has inherited it, ends.
         model.communicate(timeout=60)
+
+
+def test_a_guide_is_checked_once(own_guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    check = GuideChecker.check
+
+    def recorded(checker: GuideChecker, kind: str, text: str) -> str:
+        checked.append(text)
+        return check(checker, kind, text)
+
+    monkeypatch.setattr(GuideChecker, "check", recorded)
+    monkeypatch.setattr(guides, "MAX_CACHED_GUIDES", 2)
+    # The second is refused.
+    for text in ("a", "a", "(", "a", "(", "c", "c", "a"):
+        own_guides.start("regex", text).exception()
+    # The oldest leaves first.
+    assert checked == ["a", "(", "c", "a"]

@@ -135,41 +135,35 @@ def test_masks_that_leave_nothing_fail_that_sequence_alone(
     assert re.search("together allow no token after [0-3] tokens", str(failed))
 
 
-class Raising(GuideState):
-    """A guide whose `fill`, or whose `accept`, raises at the third token."""
+class Faulty(GuideState):
+    """A guide whose `fill` or `accept` raises, or whose `accept` refuses, at the third token."""
 
-    def __init__(self, method: str) -> None:
-        self._method, self._count = method, 0
+    finished = may_end = False
 
-    @property
-    def finished(self) -> bool:
-        return False
-
-    @property
-    def may_end(self) -> bool:
-        return False
+    def __init__(self, fault: str) -> None:
+        self._fault, self._count = fault, 0
 
     def fill(self, allowed: NDArray[np.int32]) -> None:
-        if self._count == 2 and self._method == "fill":
+        if self._count == 2 and self._fault == "fill":
             raise RuntimeError("no mask")
         allowed.fill(-1)
 
     def accept(self, token: int) -> bool:
         self._count += 1
-        if self._count == 3 and self._method == "accept":
+        if self._count == 3 and self._fault == "accept":
             raise RuntimeError("no token")
-        return self._count < 3 or self._method != "refuse"
+        return self._count < 3 or self._fault != "refuse"
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    ("fault", "message"),
     [("fill", "decoding failed"), ("accept", "decoding failed"), ("refuse", "does not conform to the guide after 3")],
 )
 def test_a_guide_that_fails_in_a_step_fails_its_sequence_alone(
-    engine: Engine, fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, method: str, message: str
+    engine: Engine, fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
 ) -> None:
     guide: Future[GuideState] = Future()
-    guide.set_result(Raising(method))
+    guide.set_result(Faulty(fault))
     monkeypatch.setattr(engine.guides, "start", lambda *_: guide)
     failed = failure_alone(engine, fp32, request("regex", "a*"))
     assert isinstance(failed, GenerationError)

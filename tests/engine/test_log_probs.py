@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.log_probs import TokenLogProbs
+from llama_engine.sampling.log_probs import TokenLogProbs, log_probs_of
 
 TOLERANCE = 2e-4
 """Of a log probability in FP32, against another order of sums."""
@@ -76,31 +75,6 @@ def test_asking_for_them_changes_no_text(checkpoint: LoadedModel) -> None:
         assert sequence.next_log_probs is None
 
 
-def test_they_do_not_depend_on_neighbours(int8: LoadedModel) -> None:
-    requests = [_asking(request, row, 20 - row) for row, request in enumerate(requests_of(int8, 6))]
-    together = _finished(engine_of(int8, 4), requests)
-    for sequence, request in zip(together, requests, strict=True):
-        (alone,) = _finished(engine_of(int8, 1), [request])
-        assert alone.log_probs == sequence.log_probs
-        assert alone.prompt_log_probs == sequence.prompt_log_probs
-
-
-def test_a_prompts_are_computed_in_pieces_of_as_many_logits_as_a_step_has(checkpoint: LoadedModel) -> None:
-    engine, rows = engine_of(checkpoint, 4), list[int]()
-    real = engine._model.logits
-
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
-        rows.append(len(hidden))
-        return real(hidden)
-
-    with patch.object(engine._model, "logits", logits):
-        (sequence,) = _finished(engine, [_asking(request_of(checkpoint, 1, 30, 2))])
-    assert len(sequence.prompt_log_probs) == 29
-    assert max(rows) == 4
-    # The 29 of the prompt, and one for each of the two tokens.
-    assert sum(rows) == 29 + 2
-
-
 def test_choices_share_those_of_their_prompt(checkpoint: LoadedModel) -> None:
     request = replace(_asking(request_of(checkpoint, 1, 30)), n=3)
     engine = engine_of(checkpoint, 3)
@@ -109,3 +83,13 @@ def test_choices_share_those_of_their_prompt(checkpoint: LoadedModel) -> None:
     (alone,) = _finished(engine_of(checkpoint, 3), [request])
     assert all(choice.prompt_log_probs == alone.prompt_log_probs for choice in choices)
     assert all(len(choice.log_probs) == choice.num_output_tokens for choice in choices)
+
+
+def test_equally_likely_tokens_have_the_same_rank() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]]).expand(4, -1)
+    assert [log_probs.rank for log_probs in log_probs_of(logits, torch.arange(4), [0] * 4)] == [4, 1, 1, 3]
+
+
+def test_no_more_tokens_are_reported_than_there_are() -> None:
+    (log_probs,) = log_probs_of(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), [20])
+    assert [token for token, _ in log_probs.top] == [1, 0]

@@ -65,21 +65,19 @@ def test_a_refused_plan_advises_the_largest_cache_that_fits(free: int, advice: s
         assert _plan(free * MIB, pages=tokens // 16 + 1).total > plan.budget
 
 
-@pytest.mark.parametrize("short", [False, True])
 def test_without_a_setting_the_cache_takes_what_fits(
-    fp32: LoadedModel, short: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(memory_fraction=1.0)
     needed = plan_memory(fp32, replace(settings, kv_cache_tokens=1600), 8).total - fp32.info.weight_bytes
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed if short else 1 << 40)
-    plan = plan_memory(fp32, settings, 8)
-    assert plan.shape.tokens == (1600 if short else 8 * 512)
-    assert caplog.messages == ["the KV cache has 1600 tokens, not 4096: no more fit into the memory"] * short
-    plan.check()
     # At least one sequence of max_model_len; if that doesn't fit, the plan is refused.
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 0)
-    plan = plan_memory(fp32, settings, 8)
-    assert plan.shape.tokens == 512
+    for free, tokens in ((1 << 40, 8 * 512), (needed, 1600), (0, 512)):
+        monkeypatch.setattr(memory_plan, "free_bytes", lambda device, free=free: free)
+        plan = plan_memory(fp32, settings, 8)
+        assert plan.shape.tokens == tokens
+        if free:
+            plan.check()
+    assert caplog.messages[0] == "the KV cache has 1600 tokens, not 4096: no more fit into the memory"
     with pytest.raises(OutOfMemoryPlan):
         plan.check()
 
@@ -88,17 +86,17 @@ def test_without_a_setting_the_context_is_reduced_to_what_fits(
     fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = replace(fp32, max_model_len=100_000)
-    settings = Settings(memory_fraction=1.0)
     needed = plan_memory(long, Settings(kv_cache_tokens=100_000), 2).total - long.info.weight_bytes
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed // 3)
-    plan = plan_memory(long, settings, 2)
-    plan.check()
-    assert plan.shape.max_model_len == 25_000
+    assert engine_of(long, 2, memory_fraction="1.0").max_model_len == 25_000
     assert caplog.messages[-1] == "max_model_len is 25000, not 100000: no more fit into the memory"
-    engine = engine_of(long, 2, memory_fraction="1.0")
-    assert engine.max_model_len == 25_000
+    # Dynamic RoPE depends on it.
+    config = copy.deepcopy(fp32.config)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(OutOfMemoryPlan, match="lower max_model_len"):
+        plan_memory(replace(long, config=config), Settings(memory_fraction=1.0), 2).check()
     with pytest.raises(OutOfMemoryPlan):
-        plan_memory(long, replace(settings, max_model_len=100_000), 2).check()
+        plan_memory(long, Settings(memory_fraction=1.0, max_model_len=100_000), 2).check()
 
 
 def test_a_long_context_does_not_multiply_the_default_cache(fp32: LoadedModel) -> None:

@@ -108,7 +108,7 @@ def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoin
     assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
 
 
-def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_cached_prefix(checkpoint: LoadedModel) -> None:
+def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_prefix(checkpoint: LoadedModel) -> None:
     engine = engine_of(replace(checkpoint, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
     long = request_of(checkpoint, 1, 208, max_tokens=8)
     _computed(engine, [long])

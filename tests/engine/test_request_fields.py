@@ -7,7 +7,6 @@ import pytest
 from engine.parsing import parse, parse_rows, refusal
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest
-from llama_engine.request.parameters import NAMES
 from llama_engine.sampling.philox import choice_seed
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -99,8 +98,6 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
     ("values", "message"),
     [
         ({"input_ids": []}, "input_ids is empty; it must be a prompt of at least one token"),
-        ({"input_ids": [-1, -1]}, "input_ids is empty; it must be a prompt of at least one token"),
-        ({"input_ids": [5, -2]}, "input_ids is a list with -2; it must be a list of token ids"),
         ({"input_ids": [5, 3072]}, "input_ids is a list with token 3072; it must be of tokens from 0 to 3071"),
         ({"input_ids": [5] * 64}, "input_ids is 64 tokens; it must be at most 63 tokens (max_model_len - 1)"),
         ({"text_input": "d", "input_ids": [5]},
@@ -109,10 +106,7 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
         ({"beam_width": 2}, "beam_width is 2; it must be a whole number, at least 1 and at most 1"),
         ({"length_penalty": float("nan")}, "length_penalty is nan; it must be a finite number"),
         ({"end_id": 3072}, "end_id is 3072; it must be a token id, at most 3071, or -1 for none"),
-        ({"end_id": -2}, "end_id is -2; it must be a whole number, at least -1"),
-        ({"stop_token_ids": [1, 3072]}, "stop_token_ids is a list with token 3072; it must be of tokens from 0 to "),
         ({"stop_token_ids": [5] * 1025}, "stop_token_ids is a value of 1025 ids; it must be at most 1024"),
-        ({"allowed_token_ids": [-3]}, "allowed_token_ids is a list with -3; it must be a list of token ids"),
         ({"allowed_token_ids": [5] * (2**18 + 1)},
          "allowed_token_ids is a value of 262145 ids; it must be at most 262144"),
         ({WEIGHTS: [1.0] * 1025}, f"{WEIGHTS} is a value of 1025 numbers; it must be at most 1024"),
@@ -120,16 +114,10 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
          f"{WORDS} is a value of 17000 bytes in all words; it must be at most 16384"),
         ({WORDS: ["a", "b"], WEIGHTS: [1.0]},
          f"{WEIGHTS} is a list of 1 numbers; it must be as long as {WORDS}, which is a list of 2 words"),
-        ({WORDS: [], WEIGHTS: [1.0]},
-         f"{WEIGHTS} is a list of 1 numbers; it must be as long as {WORDS}, which is a list of 0 words"),
         ({WORDS: ["a"], WEIGHTS: [101.0]}, f"{WEIGHTS} is a list with 101.0; it must be a list, each a finite number"),
-        ({WORDS: ["a"], WEIGHTS: [float("inf")]}, f"{WEIGHTS} is a list with inf; it must be a list, each a finite "),
         ({"logit_bias": "[]"}, "logit_bias is '[]'; it must be a JSON object"),
-        ({"logit_bias": "{"}, "logit_bias is not JSON ("),
         ({"logit_bias": "[" * 100_000}, "logit_bias is not JSON ("),
-        ({"logit_bias": '{"1": NaN}'}, "logit_bias is an object with nan; it must be a JSON object of at most 1024 "),
         ({"logit_bias": '{"x": 1}'}, "logit_bias is an object with 'x'; it must be a JSON object of at most 1024 "),
-        ({"logit_bias": '{"1": "\\ud800"}'}, "logit_bias is an object with '\\ud800'; it must be a JSON object"),
         ({"logit_bias": '{"3072": 1}'}, "logit_bias is a list with token 3072; it must be of tokens from 0 to 3071"),
         ({"logit_bias": '{"1": 100.5}'}, "logit_bias is an object with 100.5; it must be a JSON object of at most "
          "1024 token ids, each with a finite number, at least -100 and at most 100"),
@@ -138,9 +126,7 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
         # An empty guide or type is none.
         ({KIND: "yaml"}, f"{KIND} is 'yaml'; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({GUIDE: "a+"}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
-        ({GUIDE: "a+", KIND: ""}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({KIND: "regex"}, f"{GUIDE} is missing; it must be given with {KIND} 'regex'"),
-        ({KIND: "regex", GUIDE: ""}, f"{GUIDE} is missing; it must be given with {KIND} 'regex'"),
         ({KIND: "json", GUIDE: "[]"}, f"{GUIDE} is '[]'; it must be missing or a JSON object beside 'json'"),
         ({KIND: "json", GUIDE: "{"}, f"{GUIDE} is not JSON (Expecting property name enclosed in double quotes: "),
         ({KIND: "regex", GUIDE: "a" * 131_073}, f"{GUIDE} is a text of 131073 bytes; it must be at most 131072 bytes"),
@@ -149,14 +135,6 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
 def test_a_bad_value_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
     assert len(tokenizer.vocabulary.token_bytes) == 3072
     assert refusal(tokenizer, **values).startswith(message)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_field(tokenizer: Tokenizer, name: str) -> None:
-    for wrong in ({"a": 1}, [[1]], None):
-        message = refusal(tokenizer, {name: wrong})
-        assert message.startswith(f"{name} is "), message
-        assert "must " in message
 
 
 def test_request_parameters_are_inputs_of_the_same_name_in_every_row(tokenizer: Tokenizer) -> None:
@@ -178,12 +156,9 @@ def test_request_parameters_are_inputs_of_the_same_name_in_every_row(tokenizer: 
     [
         ({"temprature": 1.0}, "'temprature' is no input of this model, and so no request parameter (did you mean 'te"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number, at least 1"),
-        ({"max_tokens": True}, "max_tokens is True; it must be a whole number, at least 1"),
         ({"ignore_eos": 1}, "ignore_eos is 1; it must be true or false"),
         ({"temperature": "warm"}, "temperature is 'warm'; it must be a finite number, at least 0 and at most 2"),
-        ({"temperature": "1_0"}, "temperature is '1_0'; it must be a finite number, at least 0 and at most 2"),
         ({"stop_words": 5}, "stop_words is 5; it must be a list of words"),
-        ({"stop_token_ids": "5"}, "stop_token_ids is '5'; it must be a list of token ids"),
         ({"text_input": "def g"}, f"text_input is b'def f' and text_input is 'def g'; {ONE_VALUE}"),
     ],
 )
@@ -214,9 +189,7 @@ def test_sampling_parameters_are_those_of_vllm(tokenizer: Tokenizer) -> None:
           for name in ("best_of", "text_input", "input_ids", "stream", "sampling_parameters")),
         ('{"stop": "x", "stop_words": "y"}', f"stop is 'x' and stop_words is 'y'; {ONE_VALUE}"),
         ('{"min_length": 1}', f"min_tokens is 2 and min_length is 1; {ONE_VALUE}"),
-        ('{"temperature": 3}', "temperature is 3; it must be a finite number, at least 0 and at most 2"),
         ('{"stop": [1]}', "stop is 1; it must be a text"),
-        ('{"stop_token_ids": [null, false]}', "stop_token_ids is a list with None; it must be a list of token ids"),
         ('{"stop": ["\\ud800"]}', "stop is half a character at 0; it must be UTF-8 text"),
         ('{"seed": 1%s}' % ("0" * 5000), "sampling_parameters is not JSON ("),
         # At every depth, JSON that can still be parsed or shown, and JSON that can't.

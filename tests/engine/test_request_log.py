@@ -32,14 +32,6 @@ def _logged(
     return dict(fields_of(record))
 
 
-def test_what_is_logged_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
-    assert _logged(caplog, "summary", _sequence()) == {
-        "id": "job-7", "rows": 1, "stream": False, "finish_reason": "stop", "input_tokens": 3, "output_tokens": 2,
-        "queue_seconds": 0.5, "first_token_seconds": 1.25, "seconds": 10.0,
-    }  # fmt: skip
-    assert caplog.records[0].levelno == logging.INFO
-
-
 def test_the_rows_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     late = finished_sequence(Completion("", "length", 3, 4), tokens=4, admitted_at=13.0, first_token_at=14.0)
     fields = _logged(caplog, "summary", _sequence(), late, _sequence())
@@ -48,9 +40,7 @@ def test_the_rows_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) ->
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
 
 
-def test_prompts_are_logged_only_on_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_prompts_are_logged_only_on_request(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in str(_logged(caplog, "summary", _sequence()))
     choices = [_sequence(), _sequence(), _sequence("another")]
     choices[1].request = replace(choices[1].request, n=2, choice=1)

@@ -13,6 +13,7 @@ from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 
 MAX_PROMPT = MAX_MODEL_LEN - 1
+CONTEXT_LENGTH = f"this model's maximum context length is {MAX_MODEL_LEN} tokens"
 LISTS = {name for name, field in PARAMETERS.items() if field.is_list}
 WORDS = {"stop_words": 16, "bad_words": 64}
 """How many words each list may have."""
@@ -112,7 +113,7 @@ def test_max_tokens_beyond_the_room_is_refused(tokenizer: Tokenizer, room: int) 
     assert parse(tokenizer, max_tokens=room).max_tokens == room
     assert refusal(tokenizer, max_tokens=room + 1) == (
         f"max_tokens is {room + 1}; it must be at most {room}: the prompt has {MAX_MODEL_LEN - room} tokens, "
-        f"and prompt and completion together may have {MAX_MODEL_LEN}"
+        f"and prompt and completion together may have {MAX_MODEL_LEN}; {CONTEXT_LENGTH}"
     )
 
 
@@ -171,7 +172,8 @@ def test_a_prompt_is_bounded_in_tokens(tokenizer: Tokenizer) -> None:
     longest = parse(tokenizer, text_input=_prompt_of(MAX_PROMPT, tokenizer))
     assert len(longest.prompt_tokens) == MAX_PROMPT
     assert refusal(tokenizer, text_input=_prompt_of(MAX_PROMPT + 1, tokenizer)) == (
-        f"text_input is {MAX_PROMPT + 1} tokens; it must be at most {MAX_PROMPT} tokens (max_model_len - 1)"
+        f"text_input is {MAX_PROMPT + 1} tokens; it must be at most {MAX_PROMPT} tokens (max_model_len - 1); "
+        f"the prompt is too long: {CONTEXT_LENGTH}"
     )
 
 

@@ -47,20 +47,6 @@ def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: LoadedModel) -
             assert list(times) == sorted(times)
 
 
-def test_the_load_is_zero_once_everything_is_answered(fp32: LoadedModel) -> None:
-    """The supervisor's drain waits for that."""
-    with running(fp32, 2) as scheduled:
-        sequences = scheduled.add(*(request_of(fp32, index, 12, 4) for index in range(5)))
-        # One is cancelled while it waits, and one while it runs.
-        scheduled.pace.let(2)
-        client_of(sequences[4]).cancel()
-        client_of(sequences[0]).cancel()
-        scheduled.finish(sequences)
-        scheduled.stats.close(SECONDS)
-        levels = scheduled.registry.levels
-    assert (levels["llama_slots_in_use"], levels["llama_waiting_requests"]) == (0, 0)
-
-
 def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: LoadedModel) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:
@@ -123,25 +109,6 @@ def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
         assert str(scheduled.finish([gone, first, patient])[0]) == message
         assert scheduled.pace.prompts == [10, 21]
         _assert_unharmed(fp32, first, patient)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_cancelled_sequence_frees_its_slot(fp32: LoadedModel, stream: bool) -> None:
-    with running(fp32, 3) as scheduled:
-        sequences = scheduled.add(*(request_of(fp32, size, size, 20) for size in (10, 12, 14)), stream=stream)
-        scheduled.pace.let(4)
-        (waiting,) = scheduled.add(request_of(fp32, 21, 21, 3))
-        gone = sequences[0]
-        client_of(gone).cancel()
-        assert waiting.status is Status.WAITING
-        tokens = gone.num_output_tokens
-        scheduled.pace.let(1)
-        # The pass that was running when the cancellation was noticed, and none after it.
-        assert gone.num_output_tokens == tokens + 1
-        assert isinstance(gone.result, Cancelled)
-        assert waiting.status is not Status.WAITING
-        scheduled.finish([*sequences, waiting])
-        _assert_unharmed(fp32, *sequences[1:], waiting)
 
 
 def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: LoadedModel) -> None:

@@ -11,7 +11,7 @@ from llama_engine.engine import scheduler
 from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
-from llama_engine.errors import GenerationError, Unavailable
+from llama_engine.errors import GenerationError, Stopping
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import GenerationRequest
@@ -52,7 +52,7 @@ def test_shutdown_completes_running_sequences_alone(fp32: LoadedModel) -> None:
         assert scheduled.pace.prompts == [12]
         results = [sent_result(sequence) for sequence in sequences]
         assert results[:2] == alone(fp32, [sequence.request for sequence in sequences[:2]])
-        assert {(type(result), str(result)) for result in results[2:]} == {(Unavailable, STOPPING)}
+        assert {(type(result), str(result)) for result in results[2:]} == {(Stopping, STOPPING)}
 
 
 def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: LoadedModel) -> None:

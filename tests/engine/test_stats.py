@@ -98,15 +98,6 @@ def test_finished_sequences_are_counted_by_their_reason(
     assert registry.observations == times | latency
 
 
-def test_cached_prompt_tokens_are_not_counted(stats: Stats, registry: RecordingRegistry) -> None:
-    cached = finished_sequence(STOPPED)
-    cached.num_cached_prompt_tokens = 2
-    stats.record_finished(finished_sequence(STOPPED))
-    stats.record_finished(cached)
-    stats.close(SECONDS)
-    assert registry.counts["llama_prompt_tokens_total"] == 3 + 1
-
-
 def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: RecordingRegistry) -> None:
     for cache in (CacheCounts(6, 1, 1, 30, 16, 0), CacheCounts(2, 5, 1, 8, 0, 3), None):
         stats.record_step(StepResult(cache=cache, preempted=1), now=100.0, running=1, waiting=0)
@@ -131,15 +122,6 @@ def test_pages_that_are_freed_between_two_steps_are_not_in_use(stats: Stats, reg
     stats.record_load(0, 0, CacheCounts(0, 7, 1, 0, 0, 0))
     stats.close(SECONDS)
     assert registry.levels["llama_kv_cache_usage_ratio"] == 0
-
-
-def test_refused_requests_are_counted(stats: Stats, registry: RecordingRegistry) -> None:
-    stats.record_refused(InvalidRequest("top_p is 2; it must be at most 1"))
-    stats.record_refused(GenerationError("the request could not be read"))
-    stats.record_load(0, 5)
-    stats.close(SECONDS)
-    assert registry.counts == {"llama_requests_total invalid": 1, "llama_requests_total error": 1}
-    assert registry.levels == IDLE | {"llama_waiting_requests": 5}
 
 
 @pytest.mark.parametrize(

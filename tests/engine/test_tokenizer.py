@@ -13,7 +13,7 @@ from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models
 from transformers import AutoTokenizer
 
 CHARACTERS = ("🙂", "☂️", "e\u0301", "ñ", "한", "\u0000", "𝔘")
@@ -53,27 +53,12 @@ def test_a_tokenizer_encodes_as_transformers_does(named: str | None, byte_level:
     assert read.pretrained.init_kwargs == expected.init_kwargs
 
 
-def test_the_pre_tokenizer_of_tokenizer_json_is_kept(tmp_path: Path) -> None:
-    backend = FastTokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
-    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
-    backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 3072}))
-    read = read_tokenizer(tmp_path, read_config(tmp_path, "it"))
-    assert read.encode("in 1000") == tuple(backend.encode("in 1000").ids)
-
-
 def test_a_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:
     randomness = random.Random(9)
     for _ in range(300):
         start = randomness.randrange(len(reference_text()))
         text = reference_text()[start : start + 80] + "".join(randomness.choices(CHARACTERS, k=3))
         assert text_of(tokenizer.vocabulary, tokenizer.encode(text)) == text
-
-
-def test_a_prompt_that_contains_the_bos_token_gets_no_second_one(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode(f"{tokenizer.pretrained.bos_token}def") == tokenizer.encode("def")
 
 
 def test_a_prompt_beyond_the_tokenizers_limit_is_not_cut(tokenizer: Tokenizer) -> None:
@@ -100,9 +85,7 @@ def test_sentencepiece_tokens_decode_as_by_transformers() -> None:
     assert text_of(vocabulary, [first_word + WORDS.index("▁def")]) == " def"
 
 
-def test_ids_that_the_tokenizer_lacks_have_no_text(
-    tokenizer: Tokenizer,
-) -> None:
+def test_ids_that_the_tokenizer_lacks_have_no_text(tokenizer: Tokenizer) -> None:
     known = tokenizer.vocabulary.token_bytes
     assert Vocabulary.from_tokenizer(tokenizer.pretrained, len(known) + 64).token_bytes == known + [b""] * 64
     assert Vocabulary.from_tokenizer(tokenizer.pretrained, 1000).token_bytes == known[:1000]

@@ -97,23 +97,6 @@ def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
     assert texts_of([second]) == ["ab"]
 
 
-def test_execute_does_not_wait_behind_a_guide_that_takes_long(
-    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled):
-        (slow,) = scheduled.add(guided("ab"))
-        scheduled.scheduler.wait_until_admitted([slow])
-        (second,) = scheduled.add(guided("cd"))
-        began = scheduled.scheduler._guide_began
-        # As if it had begun two minutes ago, and execute would wait for one.
-        monkeypatch.setattr(scheduled.scheduler, "_guide_began", began - 2 * SECONDS)
-        monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
-        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],), daemon=True)
-        waiter.start()
-        waiter.join(SECONDS / 2)
-        assert not waiter.is_alive()
-
-
 def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
         scheduled.pace.run_free()
@@ -202,3 +185,20 @@ def test_guides_that_are_refused_or_break_fail_alone(fp32: LoadedModel, monkeypa
     assert isinstance(failed, GenerationError)
     assert "no process" not in str(failed)
     assert others == alone(fp32, plain)
+
+
+def test_execute_does_not_wait_behind_a_guide_that_takes_long(
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(fp32, 2) as scheduled, held(scheduled):
+        (slow,) = scheduled.add(guided("ab"))
+        scheduled.scheduler.wait_until_admitted([slow])
+        (second,) = scheduled.add(guided("cd"))
+        began = scheduled.scheduler._guide_began
+        # As if it had begun two minutes ago, and execute would wait for one.
+        monkeypatch.setattr(scheduled.scheduler, "_guide_began", began - 2 * SECONDS)
+        monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
+        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],), daemon=True)
+        waiter.start()
+        waiter.join(SECONDS / 2)
+        assert not waiter.is_alive()

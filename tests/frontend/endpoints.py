@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from triton_llama_openai.__main__ import create_server
 from triton_llama_openai.app import create_app
-from triton_llama_openai.models import Models
+from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import Settings
 
 HOST = "127.0.0.1"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from frontend.endpoints import EMBEDDED, Endpoint, Json, check_refusal, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
-from triton_llama_openai.engine_client import Chunk
-from triton_llama_openai.streaming import stop_reason
+from triton_llama.completion import Chunk
+from triton_llama_openai.output.streaming import stop_reason
 
 STRUCTURAL_TAG = {"type": "structural_tag", "triggers": ["a"]}
 
@@ -190,7 +190,7 @@ def test_a_request_id_is_the_clients_own_or_a_new_one(served: Endpoint, triton: 
 
 
 def test_a_stop_token_is_the_stop_reason_as_a_number() -> None:
-    chunk = Chunk(0, "a", "stop", 1, 1, stop_reason="17")
+    chunk = Chunk("a", "stop", 1, 1, stop_reason="17")
     assert stop_reason(chunk, ["x"]) == 17
     assert stop_reason(chunk, ["17"]) == "17"
 

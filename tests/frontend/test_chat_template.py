@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from frontend.endpoints import EMBEDDED
 from transformers import AutoTokenizer
-from triton_llama_openai.chat_template import ChatTemplate, Turn
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.models import tool_form
+from triton_llama_openai.prompt.chat_template import ChatTemplate, Turn
+from triton_llama_openai.prompt.tokenizer import load_checkpoint
+from triton_llama_openai.routes.models import tool_form
 from triton_llama_openai.settings import InvalidSettingsError
-from triton_llama_openai.tokenizer import load_checkpoint
 
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
 FUNCTIONS = [{"type": "function", "function": {"name": "add", "description": "a < b"}}]

@@ -86,7 +86,7 @@ def test_repeat_penalty_is_the_repetition_penalty(
     assert triton.last.value("repetition_penalty") == 1.25
     assert ask(served, repeat_penalty=1.5, repetition_penalty=1.5).status_code == 200
     check_refusal(ask(served, repeat_penalty=1.5, repetition_penalty=1.25), "repetition_penalty", "give one of them")
-    triton.failing = "repetition_penalty is bad; it must be good"
+    triton.failing = "INVALID_ARG: repetition_penalty is bad; it must be good"
     check_refusal(ask(served, repeat_penalty=1.25), "repeat_penalty", "repeat_penalty is bad")
 
 

@@ -10,9 +10,9 @@ from frontend.endpoints import HOST, Endpoint, endpoint
 from frontend.fake_triton import FakeTriton, fake_triton
 from triton_llama.endpoint import Endpoint as Address
 from triton_llama.errors import LlamaConnectionError
-from triton_llama_openai.engine_client import EngineClient
-from triton_llama_openai.load_balancer import MARGIN, PREFIX_CHARACTERS, LoadBalancer, prefix_of
-from triton_llama_openai.replica import Replica
+from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.load_balancer import MARGIN, PREFIX_CHARACTERS, LoadBalancer, prefix_of
+from triton_llama_openai.triton.replica import Replica
 
 PREFIXES = [prefix_of(f"prompt {number}", None) for number in range(64)]
 

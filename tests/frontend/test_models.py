@@ -10,10 +10,10 @@ import pytest
 import triton_llama.endpoint
 from frontend.endpoints import EMBEDDED, HOST, Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton, fake_triton
-from triton_llama_openai.engine_client import EngineClient
-from triton_llama_openai.load_balancer import LoadBalancer
-from triton_llama_openai.models import Models, ServedModel
-from triton_llama_openai.tokenizer import load_checkpoint
+from triton_llama_openai.prompt.tokenizer import load_checkpoint
+from triton_llama_openai.routes.models import Models, ServedModel
+from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.load_balancer import LoadBalancer
 
 
 class _Engine(EngineClient):

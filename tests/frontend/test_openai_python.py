@@ -77,7 +77,7 @@ def test_errors_are_the_librarys_own_with_the_field(client: openai.OpenAI, trito
 
 
 def test_an_error_within_a_stream_is_raised(client: openai.OpenAI, triton: FakeTriton) -> None:
-    triton.failing = "the server's log has the reason"
+    triton.failing = "INTERNAL: the server's log has the reason"
     triton.after_tokens = 2
     with pytest.raises(openai.APIError, match="the server's log has the reason"):
         list(client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True))

@@ -11,8 +11,10 @@ from frontend.endpoints import Endpoint, Json, endpoint, events_of
 from frontend.fake_triton import FakeTriton, ModelRequest
 from llama_engine.grammar.matcher import GuideMatchers
 from model_families import BY_NAME
-from triton_llama_openai.reasoning import Markers, Reasoning, ReasoningReader, find_markers, is_open, is_open_in
-from triton_llama_openai.tool_calls import HermesReader, PlainText, ToolCall
+from triton_llama.completion import Chunk
+from triton_llama_openai.output.output_parser import ContentPart, OutputParser, Reasoning
+from triton_llama_openai.output.reasoning import Markers, find_markers, is_open, is_open_in
+from triton_llama_openai.output.tool_calls import HermesReader, ToolCall
 
 THINK = ("<think>", "</think>")
 GRANITE = (*THINK, "<response>", "</response>")
@@ -22,9 +24,14 @@ CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 ADD: Json = {"type": "function", "function": {"name": "add"}}
 
 
-def _read(reader: ReasoningReader, chunks: Iterable[str]) -> tuple[str, str]:
+def _parse(parser: OutputParser, text: str, finish_reason: str = "") -> list[ContentPart]:
+    """Return the parts of one chunk."""
+    return parser.parse(Chunk(text, finish_reason, 1, 1))
+
+
+def _read(parser: OutputParser, chunks: Iterable[str]) -> tuple[str, str]:
     """Return reasoning and content."""
-    parts = [*(part for chunk in chunks for part in reader.read(chunk)), *reader.end()]
+    parts = [*(part for chunk in chunks for part in _parse(parser, chunk)), *_parse(parser, "", "stop")]
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     return reasoning, "".join(part for part in parts if isinstance(part, str))
 
@@ -51,22 +58,22 @@ CASES: list[tuple[Markers, bool, str, tuple[str, str]]] = [
 def test_any_chunks_are_split_as_the_whole_text(
     markers: Markers, begun: bool, text: str, expected: tuple[str, str]
 ) -> None:
-    assert _read(ReasoningReader(markers, PlainText(), begun=begun), text) == expected
+    assert _read(OutputParser(markers, begun=begun), text) == expected
     for cuts in itertools.combinations(range(len(text) + 1), min(2, len(text))):
         chunks = [text[start:end] for start, end in itertools.pairwise((0, *cuts, len(text)))]
-        assert _read(ReasoningReader(markers, PlainText(), begun=begun), chunks) == expected, chunks
+        assert _read(OutputParser(markers, begun=begun), chunks) == expected, chunks
 
 
 def test_reasoning_is_not_held_back() -> None:
-    reader = ReasoningReader(THINK, PlainText())
-    assert reader.read("<think>\nA sum") == [Reasoning("A sum")]
-    assert reader.read(". </thi") == [Reasoning(".")]
-    assert reader.read("nk>\n\nIt") == ["It"]
+    parser = OutputParser(THINK)
+    assert _parse(parser, "<think>\nA sum") == [Reasoning("A sum")]
+    assert _parse(parser, ". </thi") == [Reasoning(".")]
+    assert _parse(parser, "nk>\n\nIt") == ["It"]
 
 
 def test_a_call_within_reasoning_is_none_and_one_after_it_is() -> None:
-    reader = ReasoningReader(THINK, HermesReader(["add"]))
-    first, call = reader.read(f"<think>{CALL}</think>\n{CALL}")
+    parser = OutputParser(THINK, HermesReader(["add"]))
+    first, call = _parse(parser, f"<think>{CALL}</think>\n{CALL}")
     assert first == Reasoning(CALL)
     assert isinstance(call, ToolCall)
 

@@ -9,7 +9,8 @@ from frontend.endpoints import Endpoint, Json, check_refusal, error_of
 from frontend.fake_triton import CONTEXT, FakeTriton
 from httpx import Response
 
-NO_ROOM = "max_tokens is 600; it must be at most 500: prompt and completion together may have 512"
+MAXIMUM = "this model's maximum context length is 512 tokens"
+NO_ROOM = f"CONTEXT_LENGTH: max_tokens is 600; it must be at most 500; {MAXIMUM}"
 MESSAGE = {"role": "user", "content": "a"}
 
 
@@ -155,15 +156,15 @@ def test_an_unknown_path_or_method_is_refused_in_openais_form(
 @pytest.mark.parametrize(
     ("message", "code", "param", "name"),
     [
-        ("stop_words is bad; it must be good", 400, "stop", "invalid_value"),
-        ("stop_words is the server is stopping; it must be good", 400, "stop", "invalid_value"),
-        ("stop_words is stub process; it must be good", 400, "stop", "invalid_value"),
-        ("guided_decoding_guide is no schema; it must be one", 400, "response_format", "invalid_value"),
-        ("min_tokens, ignore_eos together allow no token", 400, "min_tokens", "invalid_value"),
-        ("guided_decoding_guide_type, stop_words allow no token", 400, "response_format", "invalid_value"),
+        ("INVALID_ARG: stop_words is bad; it must be good", 400, "stop", "invalid_value"),
+        ("INVALID_ARG: stop_words is the server is stopping; it must be good", 400, "stop", "invalid_value"),
+        ("INVALID_ARG: stop_words is stub process; it must be good", 400, "stop", "invalid_value"),
+        ("INVALID_ARG: guided_decoding_guide is no schema; it must be one", 400, "response_format", "invalid_value"),
+        ("INVALID_ARG: min_tokens, ignore_eos together allow no token", 400, "min_tokens", "invalid_value"),
+        ("INVALID_ARG: guided_decoding_guide_type, stop_words allow no token", 400, "response_format", "invalid_value"),
         ("Something that names no input", 500, None, "internal_error"),
         ("Exceeds maximum queue size", 503, None, "overloaded"),
-        ("the server's log has the reason", 500, None, "internal_error"),
+        ("INTERNAL: the server's log has the reason", 500, None, "internal_error"),
     ],
 )
 def test_an_error_of_the_model_names_the_requests_field(
@@ -182,7 +183,7 @@ def test_an_error_of_the_model_names_the_requests_field(
     [
         (
             {},
-            "text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)",
+            f"CONTEXT_LENGTH: text_input is 600 tokens; it must be at most 511; the prompt is too long: {MAXIMUM}",
             "messages",
             "the prompt is too long: ",
         ),
@@ -197,7 +198,7 @@ def test_a_request_beyond_the_context_has_the_words_clients_search_for(
     response = served.chat(**fields)
     error = error_of(response)
     assert (response.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
-    assert str(error["message"]).endswith(f"; {phrase}this model's maximum context length is 512 tokens")
+    assert str(error["message"]).endswith(f"; {phrase}{MAXIMUM}")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_stream_that_is_cut_off_ends_as_incomplete(served: Endpoint) -> None:
 
 
 def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = "the server's log has the reason"
+    triton.failing = "INTERNAL: the server's log has the reason"
     triton.after_tokens = 2
     events = read_events(served.respond(stream=True))
     response = _last(events)
@@ -148,7 +148,7 @@ def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: 
 
 
 def test_a_refusal_within_a_response_names_its_field(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = "guided_decoding_guide_type, allowed_token_ids together allow no token after 1 tokens"
+    triton.failing = "INVALID_ARG: guided_decoding_guide_type, allowed_token_ids together allow no token after 1 tokens"
     triton.after_tokens = 1
     fields: Json = {"text": {"format": {"type": "json_object"}}, "allowed_token_ids": [5]}
     error = _last(read_events(served.respond(stream=True, **fields))).error

@@ -360,9 +360,9 @@ def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ("text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)", "input"),
-        ("max_tokens is 600; it must be at most 500: both may have 512", "max_output_tokens"),
-        ("guided_decoding_guide is no schema; it must be one", "text.format"),
+        ("CONTEXT_LENGTH: text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)", "input"),
+        ("CONTEXT_LENGTH: max_tokens is 600; it must be at most 500: both may have 512", "max_output_tokens"),
+        ("INVALID_ARG: guided_decoding_guide is no schema; it must be one", "text.format"),
     ],
 )
 def test_an_error_of_the_model_names_the_responses_field(

@@ -13,9 +13,9 @@ import pytest
 from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of
 from frontend.fake_triton import FIRST_ID, FakeTriton, fake_triton
 from httpx import Response
-from triton_llama_openai.resumption import MAX_FAILURES
+from triton_llama_openai.triton.resumption import MAX_FAILURES
 
-STOPPING = "the server is stopping"
+STOPPING = "STOPPING: the server is stopping"
 FULL = "Exceeds maximum queue size"
 CALL = ["Look: ", "<tool_call>", '{"name": "f", ', '"arguments": {}}', "</tool_call>"]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -177,7 +177,7 @@ def test_a_draining_triton_hands_its_requests_over(pair: Pair, after_tokens: int
         assert _text(served.complete()) == " Hello, world."
 
 
-@pytest.mark.parametrize("message", ["Stub process 'llama_0_0' is not healthy.", "the server is stopping"])
+@pytest.mark.parametrize("message", ["Stub process 'llama_0_0' is not healthy.", STOPPING])
 def test_a_request_goes_on_elsewhere_after_an_error_without_a_status(pair: Pair, message: str) -> None:
     with in_front_of(*pair) as served:
         home = _home(served, *pair)
@@ -256,10 +256,10 @@ def test_the_requests_own_time_bounds_the_wait(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "the model's logits for this request were not finite",
-        "decoding failed; the server's log has the reason",
-        "the device's memory was exhausted by this request alone, of 9 prompt tokens",
-        "the text does not conform to the guide after 2 tokens",
+        "INTERNAL: the model's logits for this request were not finite",
+        "INTERNAL: decoding failed; the server's log has the reason",
+        "INTERNAL: the device's memory was exhausted by this request alone, of 9 prompt tokens",
+        "INTERNAL: the text does not conform to the guide after 2 tokens",
     ],
 )
 def test_an_error_of_the_model_is_no_interruption(pair: Pair, message: str) -> None:
@@ -272,7 +272,7 @@ def test_an_error_of_the_model_is_no_interruption(pair: Pair, message: str) -> N
 
 def test_a_refused_request_is_sent_once(pair: Pair) -> None:
     for triton in pair:
-        triton.failing = "max_tokens is 600; it must be at most 507"
+        triton.failing = "INVALID_ARG: max_tokens is 600; it must be at most 507"
     with in_front_of(*pair) as served:
         assert served.complete().status_code == 400
     assert sum(len(triton.requests) for triton in pair) == 1
@@ -316,7 +316,7 @@ def test_an_interrupted_request_waits_for_room_in_a_full_queue(pair: Pair) -> No
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes that give up soon."""
-    monkeypatch.setattr("triton_llama_openai.replica._PROBE_S", 0.5)
+    monkeypatch.setattr("triton_llama_openai.triton.replica._PROBE_S", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")

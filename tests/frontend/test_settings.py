@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from frontend.endpoints import EMBEDDED
-from triton_llama_openai.models import Models
+from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 
 PREFIX = "TRITON_LLAMA_OPENAI_"

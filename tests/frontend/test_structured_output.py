@@ -7,7 +7,7 @@ import json
 import pytest
 from frontend.endpoints import Endpoint, Json, error_of
 from frontend.fake_triton import FakeTriton
-from triton_llama_openai.structured_output import close_objects, json_guide
+from triton_llama_openai.output.structured_output import close_objects, json_guide
 
 OPEN: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED: Json = {**OPEN, "additionalProperties": False}

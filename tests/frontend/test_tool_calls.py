@@ -9,18 +9,18 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_llama_openai.tool_calls import ForcedCalls, Form, HermesReader, LlamaReader, Part, TextReader, ToolCall
+from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader, ToolCall
 
 NAMES = ("add", "get_weather")
 READERS: dict[Form, type[HermesReader | LlamaReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
 Read = tuple[str, list[tuple[str, str]]]
 
 
-def _parts(reader: TextReader, chunks: Iterable[str]) -> list[Part]:
+def _parts(reader: CallReader, chunks: Iterable[str]) -> list[str | ToolCall]:
     return [*(part for chunk in chunks for part in reader.read(chunk)), *reader.end()]
 
 
-def _read(reader: TextReader, chunks: Iterable[str]) -> Read:
+def _read(reader: CallReader, chunks: Iterable[str]) -> Read:
     """Return the content, and each call's name and arguments."""
     parts = _parts(reader, chunks)
     calls = [part for part in parts if isinstance(part, ToolCall)]

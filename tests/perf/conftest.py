@@ -1,12 +1,12 @@
-"""The embedded checkpoint, as tests/engine loads it, and the servers that tests/server plans."""
+"""The embedded checkpoint, as tests/engine loads it, and the servers that tests/end_to_end plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from end_to_end.plans import running
 from engine.checkpoints import fp32, tokenizer
-from server.plans import running
 from triton_local.server import LocalTriton
 
 __all__ = ["fp32", "tokenizer"]

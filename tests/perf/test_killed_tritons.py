@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
-from server.metrics import level
-from server.servers import EMBEDDED, until
+from end_to_end.metrics import level
+from end_to_end.servers import EMBEDDED, until
 from triton_local.openai_endpoint import OpenAIEndpoint
 
 from perf.resumption.__main__ import Answers, Requests, compared, load, resumptions

@@ -19,6 +19,8 @@ import triton_python_backend_utils as pb_utils
 
 MODEL = "llama"
 FORWARDED = "llama_unary"
+# Triton's error codes of those of llama's codes that Triton doesn't have.
+_TRITON_CODES = {"CONTEXT_LENGTH": "INVALID_ARG", "QUEUE_FULL": "UNAVAILABLE", "STOPPING": "UNAVAILABLE"}
 # Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 
@@ -53,20 +55,20 @@ class Passed:
         try:
             for response in self._to_llama().exec(decoupled=True):
                 if response.has_error():
-                    self._send(_with_code(response.error().message()), final=True)
+                    self._send(_error(response.error().message()), final=True)
                 elif tensors := {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}:
                     # With several choices, the last one to end is unknown; an empty final response follows.
                     ended = "sequence_index" not in tensors and all(tensors["finish_reason"])
                     self._send(pb_utils.InferenceResponse(self._outputs(tensors)), ended)
             self._send(None, final=True)
         except ValueError as error:
-            self._send(_error("INVALID_ARG", str(error)), final=True)
+            self._send(_error(f"INVALID_ARG: {error}"), final=True)
         except pb_utils.TritonModelException as error:
-            self._send(_with_code(str(error)), final=True)
+            self._send(_error(str(error)), final=True)
         except Exception as error:  # noqa: BLE001 - any failure: the client must get a response
             pb_utils.Logger.log_error(f"vllm_model: a request failed: {type(error).__name__}: {error}")
-            message = "the request could not be passed on; the server's log has the reason"
-            self._send(_error("INTERNAL", message), final=True)
+            message = "INTERNAL: the request could not be passed on; the server's log has the reason"
+            self._send(_error(message), final=True)
 
     def _to_llama(self) -> pb_utils.InferenceRequest:
         """Return the request for llama. Raises ValueError for parameters that are not JSON."""
@@ -158,13 +160,10 @@ def _id(request: pb_utils.InferenceRequest) -> str:
         return ""
 
 
-def _with_code(message: str) -> pb_utils.InferenceResponse:
-    """Return an error response with the code in llama's message, or with one inferred from Triton's message."""
-    code, separator, rest = message.partition(": ")
-    if separator and code.isupper() and hasattr(pb_utils.TritonError, code):
-        return _error(code, rest)
-    return _error("UNAVAILABLE" if any(text in message for text in _UNAVAILABLE) else "INTERNAL", message)
-
-
-def _error(code: str, message: str) -> pb_utils.InferenceResponse:
+def _error(message: str) -> pb_utils.InferenceResponse:
+    """Return an error response with the code that llama's message begins with, or that Triton's message means."""
+    code, separator, _ = message.partition(": ")
+    code = _TRITON_CODES.get(code, code)
+    if not (separator and code.isupper() and hasattr(pb_utils.TritonError, code)):
+        code = "UNAVAILABLE" if any(text in message for text in _UNAVAILABLE) else "INTERNAL"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))

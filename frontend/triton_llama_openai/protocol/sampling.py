@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
+from triton_llama.sampling_params import INPUTS
 
 from triton_llama_openai.errors import ApiError, unsupported
 from triton_llama_openai.protocol.formats import (
@@ -39,14 +40,6 @@ class StreamOptions(Schema):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = Field(None, json_schema_extra=IGNORED)
-
-
-SAME_NAMES = (
-    *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs"),
-)
-"""Fields with the name of the model's input that they set."""
 
 
 RepetitionPenalty = Annotated[float, Field(gt=0, le=1000)]
@@ -132,14 +125,12 @@ class SamplingRequest(SamplingFields):
     """The fields that chat and completions share: the checkpoint's or the server's default applies for null."""
 
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
-        **{name: name for name in SAME_NAMES},
         "stream": "stream",
         "stop_words": "stop",
-        "cache_salt": "cache_salt",
         "guided_decoding_guide": "response_format",
         "guided_decoding_guide_type": "response_format",
     }
-    """The field of this request for each input of the model."""
+    """The field of this request for each input of the model that has another name."""
 
     CLIENT_FIELDS: ClassVar[Mapping[str, str]] = {}
     """The client's name of each field that its path names otherwise."""
@@ -248,4 +239,12 @@ class SamplingRequest(SamplingFields):
     def engine_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""
         renamed = {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
-        return {**self.ENGINE_FIELDS, **renamed}
+        return {**{name: name for name in PASSTHROUGH_FIELDS}, **self.ENGINE_FIELDS, **renamed}
+
+
+PASSTHROUGH_FIELDS = tuple(
+    name
+    for name, field in SamplingRequest.model_fields.items()
+    if name in INPUTS and field.json_schema_extra != IGNORED
+)
+"""Fields that set the model's input of their name."""

@@ -1,8 +1,8 @@
 """Serves /infer and unary gRPC when llama is decoupled, because Triton takes requests for it over streams only.
 
 Each request is forwarded to llama through Triton and gets one response. Triton 2.51 drops fractional parameters and
-error codes of forwarded requests. So the parameters are forwarded as one JSON string (FORWARDED), and llama prefixes
-error messages with their codes.
+error codes of forwarded requests. So the parameters are forwarded as one JSON string (FORWARDED), and the codes are
+those that llama's messages begin with.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import triton_python_backend_utils as pb_utils
 
 FORWARDED = "llama_unary"  # a request parameter: JSON of [the client's parameters, whether a stream may answer]
 MAX_CONCURRENT_REQUESTS = 32  # as many as Triton's pool for this instance has threads
+# Triton's error codes of those of llama's codes that Triton doesn't have.
+_TRITON_CODES = {"CONTEXT_LENGTH": "INVALID_ARG", "QUEUE_FULL": "UNAVAILABLE", "STOPPING": "UNAVAILABLE"}
 # Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 
@@ -43,7 +45,7 @@ class TritonPythonModel:
             sender.send(_forward(request), flags=final)
         except Exception as error:  # noqa: BLE001 - any failure: the client must get a response
             pb_utils.Logger.log_error(f"llama_unary: a request failed: {type(error).__name__}: {error}")
-            sender.send(_error("INTERNAL", "the request failed; the server's log has the reason"), flags=final)
+            sender.send(_error("INTERNAL: the request failed; the server's log has the reason"), flags=final)
         finally:
             # Last, because Triton's pool needs a free thread for the response.
             self._free.release()
@@ -61,21 +63,18 @@ def _forward(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
     try:
         responses = list(to_llama.exec(decoupled=True))
     except pb_utils.TritonModelException as error:
-        return _with_code(str(error))
+        return _error(str(error))
     # The last response can be empty.
     response = next(response for response in responses if response.has_error() or response.output_tensors())
     if response.has_error():
-        return _with_code(response.error().message())
+        return _error(response.error().message())
     return pb_utils.InferenceResponse(response.output_tensors())
 
 
-def _with_code(message: str) -> pb_utils.InferenceResponse:
-    """Return an error response with the code in llama's message, or with one inferred from Triton's message."""
-    code, separator, rest = message.partition(": ")
-    if separator and code.isupper() and hasattr(pb_utils.TritonError, code):
-        return _error(code, rest)
-    return _error("UNAVAILABLE" if any(text in message for text in _UNAVAILABLE) else "INTERNAL", message)
-
-
-def _error(code: str, message: str) -> pb_utils.InferenceResponse:
+def _error(message: str) -> pb_utils.InferenceResponse:
+    """Return an error response with the code that llama's message begins with, or that Triton's message means."""
+    code, separator, _ = message.partition(": ")
+    code = _TRITON_CODES.get(code, code)
+    if not (separator and code.isupper() and hasattr(pb_utils.TritonError, code)):
+        code = "UNAVAILABLE" if any(text in message for text in _UNAVAILABLE) else "INTERNAL"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
@@ -233,15 +232,10 @@ def runner(
     """Return a runner of an instruction set's kernels with an empty cache and pages for every slot."""
     llama = llama or small_llama()
     forward = CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room)
-    assign_pages(forward, range(1, forward.cache.pages + 1))
-    return Runner(llama, forward)
-
-
-def assign_pages(forward: CpuForward, pages: Sequence[int]) -> None:
-    """Divide the pages among the slots, in this order."""
-    each = len(pages) // forward.cache.slots
+    pages = forward.cache.pages // forward.cache.slots
     for slot in range(forward.cache.slots):
-        forward.set_pages(slot, 0, pages[slot * each : (slot + 1) * each])
+        forward.set_pages(slot, 0, range(1 + slot * pages, 1 + (slot + 1) * pages))
+    return Runner(llama, forward)
 
 
 def random_tokens(count: int, seed: int, vocabulary: int = PLAIN.vocabulary) -> torch.Tensor:

@@ -13,24 +13,7 @@ from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets
 
 compiler = find_compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
-OPTIONAL = pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
 EVERY = "avx512-amx, avx512-vnni, avx2"
-
-
-def start_script(folder: Path, cxx: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a copy of build.py in a folder; -I shows that it needs the standard library alone."""
-    shutil.copy(SCRIPT, folder)
-    command = [sys.executable, "-I", "-S", str(folder / SCRIPT.name), *arguments]
-    return subprocess.Popen(
-        command, env={**os.environ, "CXX": cxx}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def run_script(folder: Path, cxx: str, *arguments: str) -> tuple[int, str, str]:
-    """Run it; return its status and what it prints to stdout and stderr."""
-    script = start_script(folder, cxx, *arguments)
-    stdout, stderr = script.communicate(timeout=60)
-    return script.returncode, stdout, stderr
 
 
 @pytest.fixture
@@ -41,36 +24,36 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@OPTIONAL
-def test_without_a_compiler_the_build_says_so_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], status: int
+MISSING = (
+    "CPU kernels not built: no C++ compiler (no-such-compiler); install one (Debian's package g++), or INT8 is "
+    "slower and not batch-invariant\n"
+)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
+@pytest.mark.parametrize(
+    ("compiler", "writable", "line"),
+    [
+        ("no-such-compiler", True, MISSING),
+        ("{}/failing", True, f"CPU kernels for {EVERY} skipped: error: unrecognized option\n"),
+        ("{}/failing", False, f"CPU kernels for {EVERY} skipped: {{}}/build can't be written: File exists\n"),
+    ],
+)
+def test_what_cannot_be_built_is_reported_in_one_line(
+    tmp_path: Path, compiler: str, writable: bool, line: str, arguments: tuple[str, ...], status: int
 ) -> None:
-    missing = (
-        "CPU kernels not built: no C++ compiler (no-such-compiler); install one (Debian's package g++), or INT8 is "
-        "slower and not batch-invariant\n"
-    )
-    assert run_script(tmp_path, "no-such-compiler", *arguments) == (status, "", missing)
-
-
-@OPTIONAL
-def test_a_folder_that_cannot_be_written_is_reported_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], status: int
-) -> None:
-    """A file in the folder's place stands for a read-only repository, which root could write."""
-    (tmp_path / "build").write_text("in the way")
-    skipped = f"CPU kernels for {EVERY} skipped: {tmp_path / 'build'} can't be written: File exists\n"
-    assert run_script(tmp_path, sys.executable, *arguments) == (status, "", skipped)
-
-
-@OPTIONAL
-def test_an_instruction_set_that_the_compiler_lacks_is_skipped_with_a_line(
-    tmp_path: Path, arguments: tuple[str, ...], status: int
-) -> None:
-    failing = tmp_path / "failing-compiler"
-    failing.write_text('#!/bin/sh\necho "error: unrecognized option" >&2\nexit 1\n')
-    failing.chmod(0o755)
-    skipped = f"CPU kernels for {EVERY} skipped: error: unrecognized option\n"
-    assert run_script(tmp_path, str(failing), *arguments) == (status, "", skipped)
+    (tmp_path / "failing").write_text('#!/bin/sh\necho "error: unrecognized option" >&2\nexit 1\n')
+    (tmp_path / "failing").chmod(0o755)
+    if not writable:
+        # A file in the folder's place stands for a read-only repository, which root could write.
+        (tmp_path / "build").write_text("in the way")
+    shutil.copy(SCRIPT, tmp_path)
+    # -I shows that the script needs the standard library alone.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(tmp_path / SCRIPT.name), *arguments],
+        env={**os.environ, "CXX": compiler.format(tmp_path)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", line.format(tmp_path))
     assert not list(tmp_path.rglob("*.so"))
 
 

@@ -4,21 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.cpu_kernels.models import (
-    PLAIN,
-    RUNNABLE,
-    assign_pages,
-    kernels,
-    llama_of,
-    random_tokens,
-    runner,
-    small_llama,
-)
+from engine.cpu_kernels.models import PLAIN, RUNNABLE, SmallLlama, kernels, llama_of, random_tokens, runner, small_llama
 from engine.int8_layers import AUTO, each_terms, threads
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
+from llama_engine.kernels.cpu.packing import pack_layer
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -52,26 +44,25 @@ OPTIONS = {
     "scales": llama_of(128, 4, 2, 32, 192, 256, 0.2, residual_scale=0.22, logits_scale=0.125),
     "caps": llama_of(128, 4, 2, 32, 192, 256, 0.2, attention_softcap=0.7, logits_softcap=4.0),
 }
-with_and_without_options = pytest.mark.parametrize("model", [PLAIN, ALL_OPTIONS], ids=["plain", "all options"])
+MODELS = {"plain": (PLAIN, False), "all options": (ALL_OPTIONS, False), "groups": (PLAIN, True)}
+"""Architecture, and whether linear layers are in groups of columns."""
+
+
+@pytest.fixture(params=MODELS)
+def llama(request: pytest.FixtureRequest) -> SmallLlama:
+    model, grouped = MODELS[request.param]
+    return small_llama(model, grouped=grouped)
 
 
 @each_instruction_set
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("model", OPTIONS.values(), ids=OPTIONS.keys())
-def test_logits_with_each_option_are_near_the_reference(name: str, model: Architecture, bias: bool) -> None:
-    llama = small_llama(model, bias)
-    tokens = random_tokens(60, 0, model.vocabulary)
-    result = runner(name, llama, torch.float32, TWO_TERMS).logits(tokens, 0, 0)
-    expected = llama.reference(tokens)
-    assert (result - expected).abs().max() <= 3e-4 * expected.abs().max()
-
-
-@each_instruction_set
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_logits_of_every_shape_are_near_the_reference(name: str, shape: Architecture, bias: bool) -> None:
-    llama = small_llama(shape, bias=bias)
-    tokens = random_tokens(40, 0, shape.vocabulary)
+@pytest.mark.parametrize(
+    ("model", "grouped"),
+    [*[(model, False) for model in (*OPTIONS.values(), *SHAPES.values())], (PLAIN, True)],
+    ids=[*OPTIONS, *SHAPES, "groups"],
+)
+def test_logits_are_near_the_reference(name: str, model: Architecture, grouped: bool, bias: bool) -> None:
+    llama, tokens = small_llama(model, bias, grouped), random_tokens(60, 0, model.vocabulary)
     result = runner(name, llama, torch.float32, TWO_TERMS).logits(tokens, 0, 0)
     expected = llama.reference(tokens)
     assert (result - expected).abs().max() <= 3e-4 * expected.abs().max()
@@ -100,9 +91,8 @@ def test_logits_are_as_near_the_reference_as_cache_and_terms_allow(
 
 @each_instruction_set
 @each_cache
-@with_and_without_options
-def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype, model: Architecture) -> None:
-    tokens, llama = random_tokens(50, 0, model.vocabulary), small_llama(model)
+def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype, llama: SmallLlama) -> None:
+    tokens = random_tokens(50, 0, llama.architecture.vocabulary)
     whole = runner(name, llama, cache).logits(tokens, 0, 0)
     for size in (1, 3, 16, 17, 49):
         run = runner(name, llama, cache)
@@ -113,12 +103,11 @@ def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype,
 @each_instruction_set
 @each_cache
 @each_terms
-@with_and_without_options
 def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
-    name: str, cache: torch.dtype, terms: ActivationTerms, model: Architecture
+    name: str, cache: torch.dtype, terms: ActivationTerms, llama: SmallLlama
 ) -> None:
-    lengths, llama = (1, 15, 16, 33, 50), small_llama(model)
-    sequences = [random_tokens(length + 1, length, model.vocabulary) for length in lengths]
+    lengths = (1, 15, 16, 33, 50)
+    sequences = [random_tokens(length + 1, length, llama.architecture.vocabulary) for length in lengths]
     alone = [runner(name, llama, cache, terms).logits(tokens, 0, 0) for tokens in sequences]
     run = runner(name, llama, cache, terms)
     for slot, tokens in enumerate(sequences):
@@ -131,14 +120,16 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
 
 @each_instruction_set
 @each_cache
-@with_and_without_options
-def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype, model: Architecture) -> None:
-    results, tokens = [], random_tokens(50, 0, model.vocabulary)
-    for count in (1, 2, 3):
+def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype, llama: SmallLlama) -> None:
+    tokens = random_tokens(50, 0, llama.architecture.vocabulary)
+    with threads(1):
+        run = runner(name, llama, cache)
+        expected = run.logits(tokens, 1, 0)
+    for count in (2, 3):
         with threads(count):
-            results.append(runner(name, small_llama(model), cache).logits(tokens, 1, 0))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+            assert torch.equal(runner(name, llama, cache).logits(tokens, 1, 0), expected)
+            # More threads than at the start of this one.
+            assert torch.equal(run.logits(tokens, 1, 0), expected)
 
 
 @each_instruction_set
@@ -162,25 +153,11 @@ def test_threads_that_come_late_change_no_bit(name: str) -> None:
                 assert torch.equal(run.forward.forward(x.clone(), slots, torch.arange(rows)), expected)
 
 
-def test_more_threads_than_at_the_start_give_the_same_bits() -> None:
-    with threads(1):
-        run = runner("avx2")
-        expected = run.logits(random_tokens(50, 0), 1, 0)
-    assert len(run.forward._scratch) == 1
-    with threads(3):
-        assert torch.equal(run.logits(random_tokens(50, 0), 1, 0), expected)
-    # Otherwise the third thread writes behind the scratch.
-    assert len(run.forward._scratch) == 3
-    assert run.forward._model.scratch == run.forward._scratch.data_ptr()
-
-
 @each_cache
-@with_and_without_options
-def test_all_instruction_sets_give_the_same_bits(cache: torch.dtype, model: Architecture) -> None:
-    tokens = random_tokens(50, 0, model.vocabulary)
-    results = [runner(name, small_llama(model), cache).logits(tokens, 1, 0) for name in INSTRUCTION_SETS]
-    for result in results[1:]:
-        assert torch.equal(result, results[0])
+def test_all_instruction_sets_give_the_same_bits(cache: torch.dtype, llama: SmallLlama) -> None:
+    tokens = random_tokens(50, 0, llama.architecture.vocabulary)
+    first, *others = (runner(name, llama, cache).logits(tokens, 1, 0) for name in INSTRUCTION_SETS)
+    assert all(torch.equal(other, first) for other in others)
 
 
 @each_instruction_set
@@ -205,84 +182,41 @@ def test_a_sequence_that_overflows_changes_no_bit_of_its_neighbours(name: str, c
 
 @each_instruction_set
 @each_cache
-def test_a_sequence_reads_nothing_of_its_slots_earlier_sequence(name: str, cache: torch.dtype) -> None:
-    tokens = random_tokens(20, 0)
-    expected = runner(name, cache=cache).logits(tokens, 0, 0)
-    run = runner(name, cache=cache)
-    run.forward.forward(torch.full((50, PLAIN.hidden), torch.nan), torch.zeros(50, dtype=torch.long), torch.arange(50))
-    assert torch.equal(run.logits(tokens, 0, 0), expected)
-
-
-def test_two_caches_share_weights_alone() -> None:
-    llama = small_llama().packed(kernels("avx2"))
-    shape = small_llama().cache_shape(2, torch.bfloat16)
-    first, second = CpuForward(llama, shape), CpuForward(llama, shape)
-    for forward in (first, second):
-        assign_pages(forward, range(1, shape.pages + 1))
-    slots, positions = torch.zeros(20, dtype=torch.long), torch.arange(20)
-    x = small_llama().embedding[random_tokens(20, 0)]
-    expected = first.forward(x.clone(), slots, positions)
-    second.forward(torch.full_like(x, torch.nan), slots, positions)
-    assert torch.equal(first.forward(x[19:].clone(), slots[19:], positions[19:]), expected[19:])
-
-
-@each_instruction_set
-@each_cache
-def test_any_order_of_the_pages_gives_the_same_bits(name: str, cache: torch.dtype) -> None:
-    sequences = [random_tokens(length, length) for length in (33, 50)]
-    results = []
-    for seed in (None, 1, 2):
-        run = runner(name, cache=cache)
-        if seed is not None:
-            pages = torch.randperm(run.forward.cache.pages, generator=torch.Generator().manual_seed(seed)) + 1
-            assign_pages(run.forward, pages.tolist())
-        results.append([run.logits(tokens, slot, 0) for slot, tokens in enumerate(sequences)])
-    for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
-
-
-@each_instruction_set
-@each_cache
-def test_a_shared_prefix_gives_the_bits_of_an_own_one(name: str, cache: torch.dtype) -> None:
-    prefix = random_tokens(32, 0)
-    first, second = (torch.cat([prefix, random_tokens(18, seed)]) for seed in (1, 2))
-    expected = [runner(name, cache=cache).logits(tokens, 0, 0)[32:] for tokens in (first, second)]
+def test_shared_and_copied_pages_in_any_order_give_the_same_bits(name: str, cache: torch.dtype) -> None:
+    prefix = random_tokens(20, 0)
+    first, second = (torch.cat([prefix, random_tokens(30, seed)]) for seed in (1, 2))
+    expected = [runner(name, cache=cache).logits(tokens, 0, 0)[20:] for tokens in (first, second)]
     run = runner(name, cache=cache)
     run.forward.set_pages(0, 0, [7, 3, 9, 4])
-    run.forward.set_pages(1, 0, [7, 3, 1, 8])
     run.logits(prefix, 0, 0)
-    # Both sequences in one pass, so that neighbouring rows read the same pages for different slots.
-    tokens = torch.cat([first[32:], second[32:]])
-    slots, positions = torch.arange(2).repeat_interleave(18), torch.arange(32, 50).repeat(2)
+    # The second shares the full page, and has a copy of the other.
+    run.forward.set_pages(1, 0, [7, 12, 1, 8])
+    run.forward.copy(3, 12)
+    # Both sequences in one pass, so that neighbouring rows read the same page for different slots.
+    tokens = torch.cat([first[20:], second[20:]])
+    slots, positions = torch.arange(2).repeat_interleave(30), torch.arange(20, 50).repeat(2)
     assert torch.equal(run.logits(tokens, slots, positions), torch.cat(expected))
 
 
-@each_instruction_set
-@each_cache
-def test_a_copied_page_has_the_bits_of_its_source(name: str, cache: torch.dtype) -> None:
-    tokens, other = random_tokens(30, 0), random_tokens(30, 1)
-    other[:20] = tokens[:20]
-    expected = [runner(name, cache=cache).logits(sequence, 0, 0)[20:] for sequence in (tokens, other)]
-    run = runner(name, cache=cache)
-    run.forward.set_pages(0, 0, [7, 3])
-    run.forward.set_pages(1, 0, [7, 12])
-    run.logits(tokens[:20], 0, 0)
-    run.forward.copy(3, 12)
-    results = [run.logits(sequence[20:], slot, 20) for slot, sequence in enumerate((tokens, other))]
-    assert torch.equal(torch.stack(results), torch.stack(expected))
+def test_groups_of_heads_that_are_padded_become_rows() -> None:
+    llama = small_llama(llama_of(96, 8, 8, 12, 96, 96, 0.2, layers=1), grouped=True)
+    assert llama.layers[0].attention_output.group_size == 32
+    packed = pack_layer(kernels("avx2"), llama.architecture, llama.layers[0])
+    assert packed.attention_output.matrix.groups == 0
+    assert packed.gate_up.matrix.groups == 1
 
 
-def test_tables_shorter_than_a_sequence_are_refused() -> None:
-    llama = small_llama()
-    with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and sequences 65"):
-        CpuForward(llama.packed(kernels("avx2")), llama.cache_shape(1, torch.float32, tokens=65))
-
-
-def test_pages_of_another_size_are_refused() -> None:
-    llama = small_llama()
-    shape = replace(llama.cache_shape(1, torch.float32), page_size=32)
-    with pytest.raises(ValueError, match="the cache has pages of 32 positions, and the kernels of 16"):
-        CpuForward(llama.packed(kernels("avx2")), shape)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"max_model_len": 65}, "RoPE's tables have 64 positions, and sequences 65"),
+        ({"page_size": 32}, "the cache has pages of 32 positions, and the kernels of 16"),
+    ],
+)
+def test_a_cache_that_kernels_cannot_take_is_refused(changed: dict[str, int], message: str) -> None:
+    shape = replace(small_llama().cache_shape(1, torch.float32), **changed)  # type: ignore[arg-type]  # fields
+    with pytest.raises(ValueError, match=message):
+        CpuForward(small_llama().packed(kernels("avx2")), shape)
 
 
 @pytest.mark.parametrize(
@@ -314,31 +248,9 @@ def test_a_token_without_a_page_is_refused(slot: int, position: int, message: st
     ],
 )
 def test_pages_outside_the_table_or_the_pool_are_refused(slot: int, first: int, pages: list[int], message: str) -> None:
+    forward = runner("avx2").forward
     with pytest.raises(IndexError, match=message):
-        runner("avx2").forward.set_pages(slot, first, pages)
-
-
-@pytest.mark.parametrize(("source", "target"), [(21, 1), (1, 21), (-1, 1)])
-def test_a_copy_of_a_page_outside_the_pool_is_refused(source: int, target: int) -> None:
-    with pytest.raises(IndexError, match="is outside the KV cache of 21 pages"):
-        runner("avx2").forward.copy(source, target)
-
-
-@each_instruction_set
-@each_terms
-def test_rows_are_counted_by_linear_layer(name: str, terms: ActivationTerms) -> None:
-    run = runner(name, terms=terms)
-    run.logits(random_tokens(50, 0), 0, 0)
-    counts = run.forward.take_term_counts()
-    layers = len(run.llama.layers)
-    assert {linear: count.tokens for linear, count in counts.items()} == {
-        "query_key_value": 50 * layers, "attention_output": 50 * layers, "gate_up": 50 * layers, "down": 50 * layers,
-        "head": 50,
-    }  # fmt: skip
-    shares = [count.two_terms / count.tokens for count in counts.values()]
-    if terms != AUTO:
-        assert set(shares) == {float(terms == TWO_TERMS)}
-    else:
-        assert 0 < sum(shares) < len(shares)
-    assert counts["down"].weights == PLAIN.hidden * PLAIN.intermediate
-    assert not any(count.tokens for count in run.forward.take_term_counts().values())
+        forward.set_pages(slot, first, pages)
+    for source, target in ((21, 1), (1, 21), (-1, 1)):
+        with pytest.raises(IndexError, match="is outside the KV cache of 21 pages"):
+            forward.copy(source, target)

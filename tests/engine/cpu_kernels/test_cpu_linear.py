@@ -1,79 +1,141 @@
-"""The integer product of the CPU kernels gives the bits of the int64 product."""
+"""INT8 and 4-bit products of every kernel have the reference's bits, whatever is computed beside a row."""
+
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
-from engine.cpu_kernels.models import kernels
-from engine.int8_layers import AUTO, each_terms, random_rows, random_weight, rows_with_outliers, threads
+from engine.cpu_kernels.models import kernels, random_groups
+from engine.int8_layers import (
+    AUTO,
+    TERMS,
+    each_terms,
+    random_rows,
+    random_weight,
+    relative_error,
+    rows_with_outliers,
+    threads,
+)
 from llama_engine.checkpoint.weights import LinearWeight
-from llama_engine.kernels.activation_terms import ActivationTerms
+from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import MAX_INPUTS, pack_linear
 from llama_engine.kernels.cpu.self_test import run_linear
+from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
+
+GPU = "GPU"
+"""A GPU's product, on CPU tensors: of INT8 rows, with the same number of terms for every row."""
+KINDS = ("rows", "4 bits", "8 bits", "4 bits, offsets, order", "8 bits, offsets, order")
+GROUPED = KINDS[1:]
+SHAPES = [
+    *[("rows", *shape, 0) for shape in [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)]],
+    *[
+        (kind, *shape)
+        for kind in GROUPED
+        for shape in [(64, 64, 32), (33, 96, 32), (1, 320, 64), (96, 1024, 128), (17, 5632, 128), (40, 1536, 512),
+                      (40, 288, 96)]
+    ],
+]  # fmt: skip
+each_instruction_set = pytest.mark.parametrize("kernel", INSTRUCTION_SETS)
+each_kernel_and_kind = pytest.mark.parametrize(
+    ("kernel", "kind", "terms"),
+    [
+        *[(name, kind, AUTO) for name in INSTRUCTION_SETS for kind in KINDS],
+        *[(GPU, "rows", terms) for terms in (ONE_TERM, TWO_TERMS)],
+    ],
+)
 
 
-@each_terms
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)])
-def test_a_product_has_the_bits_of_the_int64_product(
-    name: str, outputs: int, inputs: int, terms: ActivationTerms
+def weight(kind: str, outputs: int, inputs: int, size: int = 32) -> LinearWeight:
+    """Return a random layer with a bias."""
+    if kind == "rows":
+        return random_weight(outputs, inputs, bias=True)
+    generator = torch.Generator().manual_seed(outputs * inputs)
+    return random_groups(outputs, inputs, int(kind[0]), size, "offsets" in kind, generator, bias=True)
+
+
+def linear(kernel: str, x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
+    """Compute x · Wᵀ + b by an instruction set's kernels, or as a GPU does."""
+    if kernel == GPU:
+        return exact_int8_linear(layer, 1 if terms == ONE_TERM else 2)(x)
+    return run_linear(kernels(kernel), x, layer, terms)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "terms", "shape"),
+    [
+        *product(INSTRUCTION_SETS, TERMS.values(), SHAPES),
+        *product([GPU], [ONE_TERM, TWO_TERMS], [shape for shape in SHAPES if shape[0] == "rows" and shape[2] % 4 == 0]),
+    ],
+    ids=str,
+)
+def test_a_product_has_the_bits_of_the_reference(
+    kernel: str, terms: ActivationTerms, shape: tuple[str, int, int, int]
 ) -> None:
-    layer, x = random_weight(outputs, inputs, bias=True), rows_with_outliers(37, inputs)
-    assert torch.equal(run_linear(kernels(name), x, layer, terms), cpu_reference.linear(x, layer, terms))
+    layer, x = weight(*shape), rows_with_outliers(37, shape[2])
+    # The scale of zeros is a division by zero.
+    x[5] = 0
+    assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_near_that_of_the_dequantized_weight(kind: str) -> None:
+    layer, x = weight(kind, 96, 1024, 128), random_rows(37, 1024)
+    assert layer.bias is not None
+    expected = x.double() @ layer.dequantized().double().T + layer.bias.double()
+    assert relative_error(linear("avx2", x, layer, TWO_TERMS), expected) < 1e-4
 
 
 @each_terms
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_the_largest_sums_are_exact(name: str, terms: ActivationTerms) -> None:
-    # The packed weights, up to 255, and the terms, up to 127, have sums beyond 2³¹ here, which must wrap around.
-    inputs = MAX_INPUTS
-    assert inputs * 255 * 127 > 2**31
-    layer = LinearWeight(torch.full((3, inputs), 127, dtype=torch.int8), torch.ones(3))
-    layer.weight[1], layer.weight[2] = -128, torch.arange(inputs) % 2 * 254 - 127
-    x = torch.ones(4, inputs)
-    x[1], x[2] = -1, torch.arange(inputs) % 2 * 2.0 - 1
-    x[3, 1:] = 126.5 / 127  # high 126, low 127
-    assert torch.equal(run_linear(kernels(name), x, layer, terms), cpu_reference.linear(x, layer, terms))
+@each_instruction_set
+@pytest.mark.parametrize("kind", ["rows", *GROUPED[2:]])
+def test_the_largest_sums_are_exact(kernel: str, kind: str, terms: ActivationTerms) -> None:
+    # Sums over rows exceed 2³¹: packed weights are up to 255, terms up to 127. They must wrap around.
+    inputs, bound = (MAX_INPUTS, 128) if kind == "rows" else (1024, 2 ** (int(kind[0]) - 1))
+    layer = weight(kind, 4, inputs, 512)
+    layer.weight[0], layer.weight[1], layer.weight[2] = bound - 1, -bound, 0
+    layer.weight[3] = torch.where(torch.arange(inputs) % 2 > 0, bound - 1, -bound)
+    x = torch.ones(5, inputs)
+    x[1], x[2], x[3, 1:] = -1, torch.arange(inputs) % 2 * 2.0 - 1, 126.5 / 127  # high 126, low 127
+    x[4] = 0
+    assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
 
 
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_a_row_has_the_same_bits_among_any_number_of_rows(name: str) -> None:
-    layer, x = random_weight(80, 200), rows_with_outliers(99, 200)
-    together = run_linear(kernels(name), x, layer, AUTO)
+@each_kernel_and_kind
+def test_a_row_has_the_same_bits_among_any_number_of_rows(kernel: str, kind: str, terms: ActivationTerms) -> None:
+    layer, x = weight(kind, 80, 256), rows_with_outliers(99, 256)
+    together = linear(kernel, x, layer, terms)
     for rows in (1, 2, 3, 5, 6, 7, 13, 64, 97):
         for count in (1, 2):
             with threads(count):
-                assert torch.equal(run_linear(kernels(name), x[99 - rows :], layer, AUTO), together[99 - rows :])
+                assert torch.equal(linear(kernel, x[99 - rows :], layer, terms), together[99 - rows :])
 
 
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@each_kernel_and_kind
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, value: float) -> None:
-    layer, x = random_weight(64, 128), rows_with_outliers(9, 128)
-    expected = run_linear(kernels(name), x, layer, AUTO)
+def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(
+    kernel: str, kind: str, terms: ActivationTerms, value: float
+) -> None:
+    layer, x = weight(kind, 64, 128), rows_with_outliers(9, 128)
+    expected = linear(kernel, x, layer, terms)
     x[4, 77] = value
-    result = run_linear(kernels(name), x, layer, AUTO)
+    result = linear(kernel, x, layer, terms)
     assert result[4].isnan().all()
     others = [row for row in range(9) if row != 4]
     assert torch.equal(result[others], expected[others])
 
 
 @each_terms
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@each_instruction_set
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-37, 1e37])
-def test_rows_of_any_size_are_quantized(name: str, size: float, terms: ActivationTerms) -> None:
+def test_rows_of_any_size_are_quantized(kernel: str, size: float, terms: ActivationTerms) -> None:
     layer, x = random_weight(64, 128), rows_with_outliers(6, 128) / 1e5 * size
-    result, expected = run_linear(kernels(name), x, layer, terms), cpu_reference.linear(x, layer, terms)
-    assert torch.equal(result, expected)
+    assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
 
 
-def test_float_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"torch\.float32, and the CPU kernels take int8"):
-        pack_linear(kernels("avx2"), LinearWeight(torch.zeros(2, 2)))
-
-
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_rows_at_the_edge_of_the_rule_have_the_references_terms(name: str) -> None:
+@each_instruction_set
+def test_rows_at_the_edge_of_the_rule_have_the_references_terms(kernel: str) -> None:
     """With 72 inputs and a ratio of 6 a row has two terms if its sum of squares is below 2 · 127²."""
     highs = torch.zeros(6, 72)
     highs[:, 0] = 127
@@ -85,14 +147,31 @@ def test_rows_at_the_edge_of_the_rule_have_the_references_terms(name: str) -> No
     layer = random_weight(64, 72)
     q, _ = cpu_reference.quantize(x, AUTO)
     assert (q.abs().amax(1) > 127).tolist() == [True, False, False, True, False, False]
-    result, expected = run_linear(kernels(name), x, layer, AUTO), cpu_reference.linear(x, layer, AUTO)
+    result, expected = linear(kernel, x, layer, AUTO), cpu_reference.linear(x, layer, AUTO)
     assert torch.equal(result[:5], expected[:5])
     assert result[5].isnan().all()
 
 
-def test_rows_of_every_crest_factor_have_the_same_bits_everywhere() -> None:
+@each_instruction_set
+def test_rows_of_every_crest_factor_have_the_references_bits(kernel: str) -> None:
     layer, x = random_weight(64, 1024), random_rows(600, 1024)
     x[:, 100] = x.square().mean(1).sqrt() * torch.linspace(3, 9, 600)
-    expected = cpu_reference.linear(x, layer, AUTO)
-    for name in INSTRUCTION_SETS:
-        assert torch.equal(run_linear(kernels(name), x, layer, AUTO), expected)
+    assert torch.equal(linear(kernel, x, layer, AUTO), cpu_reference.linear(x, layer, AUTO))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (LinearWeight(torch.zeros(2, 2)), r"torch\.float32, and the CPU kernels take int8"),
+        *[
+            (LinearWeight(torch.zeros(2, 1536, dtype=torch.int8), torch.ones(2, count)),
+             f"1536 columns has {count} groups, and the CPU kernels take groups of a mul")
+            for count in (1, 7, 64, 96)
+        ],
+        (replace(weight(GROUPED[2], 64, 64), order=torch.arange(64).clamp(max=62)),
+         "the order of a weight's 64 columns isn't a permutation"),
+    ],
+)  # fmt: skip
+def test_weights_that_kernels_cannot_take_are_refused(layer: LinearWeight, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack_linear(kernels("avx2"), layer)

@@ -6,12 +6,18 @@ EngineError
 ├── OutOfMemoryPlan        weights + cache + reserve exceed the device's memory; the model refuses to load
 └── RequestError           one request fails; other requests are unaffected
     ├── InvalidRequest     the client's fault; the message names the input, its value and the bound
+    │   └── ContextExceeded    prompt and completion don't fit into the context
     ├── Cancelled          the client cancelled the request
-    ├── Unavailable        timed out in the queue, or the server is stopping; the client may retry
+    ├── Unavailable        timed out in the queue; the client may retry
+    │   ├── QueueFull      nothing was run; the client may retry later or elsewhere
+    │   └── Stopping       the server is stopping; the client may retry elsewhere
     └── GenerationError    decoding failed; the client learns that it failed, the log has the reason
+
+A client's message begins with the error's `code` (docs/api.md): a stream carries no status.
 """
 
 from textwrap import shorten
+from typing import ClassVar
 
 MAX_LINE = 500
 """Maximum characters of an error of a library in a message or a log line; some have pages."""
@@ -42,6 +48,8 @@ class OutOfMemoryPlan(EngineError):
 class RequestError(EngineError):
     """One request fails; other requests are unaffected."""
 
+    code: ClassVar[str] = "INTERNAL"
+
 
 class InvalidRequest(RequestError):
     """The request violates the contract. The message names the input, its value and the bound.
@@ -50,17 +58,41 @@ class InvalidRequest(RequestError):
     which omits `quoted` because it can contain a prompt.
     """
 
+    code = "INVALID_ARG"
+
     def __init__(self, message: str, quoted: str = "", rest: str = "") -> None:
         super().__init__(f"{message}{quoted}{rest}")
         self.logged = f"{message}{'...' if quoted else ''}{rest}"
 
 
+class ContextExceeded(InvalidRequest):
+    """Prompt and completion don't fit into the context."""
+
+    code = "CONTEXT_LENGTH"
+
+
 class Cancelled(RequestError):
     """The client cancelled the request."""
 
+    code = "CANCELLED"
+
 
 class Unavailable(RequestError):
-    """The request timed out in the queue, or the server is stopping."""
+    """The request timed out in the queue."""
+
+    code = "UNAVAILABLE"
+
+
+class QueueFull(Unavailable):
+    """The server has no room for the request."""
+
+    code = "QUEUE_FULL"
+
+
+class Stopping(Unavailable):
+    """The server is stopping."""
+
+    code = "STOPPING"
 
 
 class GenerationError(RequestError):

@@ -24,7 +24,7 @@ from llama_engine.engine.events import FAILURE, Event, ResponseSink
 from llama_engine.engine.health import EngineHealth
 from llama_engine.engine.response_dispatcher import ResponseDispatcher
 from llama_engine.engine.sequence import Sequence, Status, names_of
-from llama_engine.errors import Cancelled, RequestError, Unavailable
+from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 
 if TYPE_CHECKING:
     from llama_engine.grammar.matcher import GuideState
@@ -39,8 +39,8 @@ MAX_WAITING_GUIDES = 64
 HANG_SECONDS = 10.0
 """Seconds that `stop` waits for a hanging step after the drain time."""
 
-_STOPPING = Unavailable("the server is stopping")
-_TOO_MANY_GUIDES = Unavailable("too many guides (guided_decoding_guide) wait to be compiled; try again later")
+_STOPPING = Stopping("the server is stopping")
+_TOO_MANY_GUIDES = QueueFull("too many guides (guided_decoding_guide) wait to be compiled; try again later")
 
 _log = logging.getLogger(__name__)
 

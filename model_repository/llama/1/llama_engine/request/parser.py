@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from llama_engine.bounds import BoundError
-from llama_engine.errors import InvalidRequest
+from llama_engine.errors import ContextExceeded, InvalidRequest
 from llama_engine.request.compound_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.generation_request import GenerationRequest
@@ -81,7 +81,7 @@ class RequestParser:
         # Refuse a prompt too long for even the longest tokens before spending time on tokenization.
         size = len(text.encode())
         if size > self._max_prompt * self.tokenizer.vocabulary.longest:
-            raise element.refusal("text_input", f"a text of {size} bytes", self._prompt_bound)
+            raise self._prompt_too_long(element, "text_input", f"a text of {size} bytes")
         tokens = self.tokenizer.encode(text) if text else ()
         self._check_prompt(element, "text_input", tokens)
         return text, tokens
@@ -90,7 +90,7 @@ class RequestParser:
         if not tokens:
             raise element.refusal(name, "empty", "a prompt of at least one token")
         if len(tokens) > self._max_prompt:
-            raise element.refusal(name, f"{len(tokens)} tokens", self._prompt_bound)
+            raise self._prompt_too_long(element, name, f"{len(tokens)} tokens")
         self._check_tokens(element, name, tokens)
 
     def _with_lengths(self, request: GenerationRequest, element: RawElement) -> GenerationRequest:
@@ -104,9 +104,9 @@ class RequestParser:
         if request.max_tokens > room and "max_tokens" in element and not truncates:
             bound = (
                 f"at most {room}: the prompt has {size} tokens, "
-                f"and prompt and completion together may have {self.max_model_len}"
+                f"and prompt and completion together may have {self.max_model_len}; {self._context_length}"
             )
-            raise element.refusal("max_tokens", request.max_tokens, bound)
+            raise element.refusal("max_tokens", request.max_tokens, bound, ContextExceeded)
         max_tokens = min(request.max_tokens, room)
         if request.min_tokens > max_tokens and "min_tokens" in element:
             raise element.refusal(
@@ -164,9 +164,14 @@ class RequestParser:
     def _max_prompt(self) -> int:
         return self.max_model_len - 1
 
+    def _prompt_too_long(self, element: RawElement, name: str, value: str) -> InvalidRequest:
+        bound = f"at most {self._max_prompt} tokens (max_model_len - 1)"
+        return element.refusal(name, value, f"{bound}; the prompt is too long: {self._context_length}", ContextExceeded)
+
     @property
-    def _prompt_bound(self) -> str:
-        return f"at most {self._max_prompt} tokens (max_model_len - 1)"
+    def _context_length(self) -> str:
+        """The words of hosted services, for which LiteLLM, LangChain and AIPerf search messages."""
+        return f"this model's maximum context length is {self.max_model_len} tokens"
 
     @property
     def _vocabulary(self) -> int:

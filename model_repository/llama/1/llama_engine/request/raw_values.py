@@ -48,10 +48,12 @@ class RawElement:
     def __contains__(self, name: str) -> bool:
         return name in self.raw
 
-    def refusal(self, name: str, value: object, bound: str) -> InvalidRequest:
+    def refusal(
+        self, name: str, value: object, bound: str, error: type[InvalidRequest] = InvalidRequest
+    ) -> InvalidRequest:
         """Return the error for a parameter that violates a bound. value: shown in the message."""
         shown = self.raw[name].name if name in self.raw else name
-        return InvalidRequest(f"{self.prefix}{shown} is ", str(value), f"; it must be {bound}")
+        return error(f"{self.prefix}{shown} is ", str(value), f"; it must be {bound}")
 
     def read(self, name: str) -> object:
         """Return a parameter's value converted to its Python type. Raises InvalidRequest if it violates its bound."""

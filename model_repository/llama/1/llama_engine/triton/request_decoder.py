@@ -60,7 +60,6 @@ class RequestDecoder:
         streams = True
         if (forwarded := _forwarded(parameters)) is not None:
             parameters, streams = forwarded
-            response.prefix_error_code = True
         deadline = self.queue_policy.deadline(request.timeout())
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         requests = self.parser.parse(

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from llama_engine.engine.events import Chunk, Completion, Event
 from llama_engine.engine.response_dispatcher import ResponseDispatcher
 from llama_engine.engine.sequence import Sequence
-from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.errors import GenerationError, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.triton.outputs import LogProbsWriter, Span
@@ -23,6 +23,9 @@ from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion
 
 MAX_TOKENS_AT_ONCE = 128
 """Maximum tokens whose log probabilities one `send` serializes: a few ms with 20 alternatives each."""
+
+_TRITON_CODES = {"CONTEXT_LENGTH": "INVALID_ARG", "QUEUE_FULL": "UNAVAILABLE", "STOPPING": "UNAVAILABLE"}
+"""Triton's error codes of those of our codes that Triton doesn't have."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +56,6 @@ class Response:
         # Guards against polling for cancellation during or after the final response, which crashes Triton.
         self._sending = threading.Lock()
         self.stream = False
-        self.prefix_error_code = False
-        """Whether error messages begin with their code: Triton drops the code of a response to another model."""
         self.sequences: list[Sequence] = []
         # Streams need the number of unfinished choices, and the number of tokens sent of each choice.
         self._unfinished = 0
@@ -141,9 +142,9 @@ class Response:
         return self._of_requested(tensors)
 
     def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
-        code = _code(error)
-        message = f"{code}: {error}" if self.prefix_error_code else str(error)
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
+        # Triton drops the code in streams and in responses to another model; there the message tells it.
+        code = getattr(pb_utils.TritonError, _TRITON_CODES.get(error.code, error.code))
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{error.code}: {error}", code))
 
     def _send_events(self, sender: pb_utils.InferenceResponseSender, events: list[Event]) -> None:
         if not self.stream:
@@ -195,12 +196,3 @@ class Response:
             # The flag is set before sending: nothing may follow a final flag, even if sending it fails.
             self._complete = final
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
-
-
-def _code(error: RequestError) -> str:
-    """Return the name of Triton's error code for an error."""
-    if isinstance(error, InvalidRequest):
-        return "INVALID_ARG"
-    if isinstance(error, Cancelled):
-        return "CANCELLED"
-    return "UNAVAILABLE" if isinstance(error, Unavailable) else "INTERNAL"

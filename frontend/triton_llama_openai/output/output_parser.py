@@ -1,0 +1,124 @@
+"""The parser of one choice's output: its chunks become reasoning, content and calls of tools.
+
+Parts are returned as soon as they are certain, whatever chunks the text comes in: text that may belong to a marker or
+to a call is held back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triton_llama.completion import Chunk, TokenLogprobs
+
+from triton_llama_openai.output.reasoning import Markers
+from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, ToolCall, partial_end
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """A part of an answer: text of the reasoning."""
+
+    text: str
+
+
+ContentPart = str | ToolCall | Reasoning
+"""A part of an answer: text, a call, or reasoning."""
+
+
+class OutputParser:
+    """Parses one choice's output.
+
+    markers: of the reasoning, none for a model without. calls: finds the calls in the text after the reasoning, None
+    for a request without tools. begun: the text begins within the reasoning. blanks: characters left out after a
+    marker, None for all whitespace.
+    """
+
+    def __init__(
+        self, markers: Markers = (), calls: CallReader | None = None, *, begun: bool = False, blanks: str | None = None
+    ) -> None:
+        self.called = False
+        """Whether the output has a call."""
+        self.reasoning: list[str] = []
+        """The parts of the reasoning."""
+        self.tokens: list[TokenLogprobs] = []
+        """Log probabilities of tokens whose text isn't sent yet."""
+        self.ids: list[int] = []
+        """Ids of tokens whose text isn't sent yet."""
+        self._markers = markers
+        self._calls = calls
+        self._blanks = blanks
+        self._position = int(begun)
+        """Index of the next marker. Before an even one is nothing but blanks."""
+        self._held = ""
+        """Text that may belong to a marker, or blanks that may precede one."""
+        self._trims = False
+        """Whether blanks at the beginning of the held text are left out."""
+
+    def parse(self, chunk: Chunk) -> list[ContentPart]:
+        """Return the parts that a chunk adds to the output."""
+        self.tokens += chunk.logprobs
+        self.ids += chunk.output_ids
+        parts = self._parse(chunk.text)
+        if chunk.finish_reason:
+            parts += self._end(cut=chunk.finish_reason == "length")
+        self.reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
+        self.called = self.called or any(isinstance(part, ToolCall) for part in parts)
+        forced = isinstance(self._calls, ForcedCalls)
+        if chunk.finish_reason and forced and not self.called and not self._is_reasoning:
+            # The answer has nothing of a call that was cut off.
+            self.tokens = []
+        return parts
+
+    def take_tokens(self) -> list[TokenLogprobs]:
+        """Return and remove the log probabilities."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+    def take_ids(self) -> list[int]:
+        """Return and remove the ids."""
+        ids, self.ids = self.ids, []
+        return ids
+
+    def _parse(self, text: str) -> list[ContentPart]:
+        self._held += text
+        parts: list[ContentPart] = []
+        while self._position < len(self._markers):
+            marker = self._markers[self._position]
+            before, found, after = self._held.partition(marker)
+            if self._position % 2 == 0:
+                begin = self._held.lstrip()
+                if marker.startswith(begin) and not found:
+                    return parts
+                if not begin.startswith(marker):
+                    self._position = len(self._markers)
+                    break
+            else:
+                if not found:
+                    before = before[: len(before) - partial_end(before, marker)]
+                parts += self._part(before.rstrip())
+                if not found:
+                    return parts
+            self._held, self._trims = after, True
+            self._position += 1
+        return parts + self._part(self._held)
+
+    def _end(self, *, cut: bool) -> list[ContentPart]:
+        """Return the rest. Reasoning without its end is reasoning."""
+        parts = self._part(self._held)
+        return parts if self._calls is None else [*parts, *self._calls.end(cut=cut)]
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._position == 1
+
+    def _part(self, text: str) -> list[ContentPart]:
+        """Return the beginning of the held text as a part, and remove it."""
+        self._held = self._held[len(text) :]
+        if self._trims:
+            text = text.lstrip(self._blanks)
+        if not text:
+            return []
+        self._trims = False
+        if self._is_reasoning:
+            return [Reasoning(text)]
+        return [text] if self._calls is None else [*self._calls.read(text)]

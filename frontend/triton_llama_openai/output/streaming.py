@@ -1,0 +1,224 @@
+"""What answers of all paths share: common fields, server-sent events, the end of a request whose client disconnects.
+
+Deltas are built in `chat`, `completions` and `responses`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+from triton_llama.completion import Chunk
+
+from triton_llama_openai.errors import ApiError, ClientLeftError
+from triton_llama_openai.metrics import CLIENT_LEFT
+from triton_llama_openai.triton.generation import Generation
+
+T = TypeVar("T")
+Json = dict[str, object]
+_READING_S = 5.0
+"""Seconds that a stream's client has for what it hasn't read when the request's own time is over."""
+
+
+def response_head(prefix: str, kind: str, model: str, fingerprint: str | None) -> Json:
+    """Return the fields that every object of one answer begins with; its id begins with `prefix`."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
+
+
+def stop_reason(chunk: Chunk, stop_strings: Sequence[str]) -> str | int | None:
+    """Return vLLM's stop_reason: the stop string, the stop token's id, or None for an end token or the length."""
+    reason = chunk.stop_reason
+    if not reason or reason in stop_strings or not reason.isdecimal():
+        return reason or None
+    return int(reason)
+
+
+def dumps(value: object) -> bytes:
+    """Return JSON in UTF-8."""
+    # A lone surrogate, which a call's arguments may escape, becomes an escape again.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+
+
+def dumps_with(fields: Json, encoded: Mapping[str, bytes]) -> bytes:
+    """Return an object as JSON in UTF-8. fields: at least one. encoded: more of them, whose values are JSON already."""
+    more = [dumps(name) + b":" + value for name, value in encoded.items()]
+    return b",".join([dumps(fields)[:-1], *more]) + b"}"
+
+
+def join_array(elements: Iterable[bytes]) -> bytes:
+    """Return an array of elements that are JSON already."""
+    return b"[" + b",".join(elements) + b"]"
+
+
+async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """Return the work's result; cancel it when the client disconnects.
+
+    Raises:
+        ClientLeftError: the client has left before the work was done.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _encode_head(head: Json) -> bytes:
+    return b"data: " + dumps(head)[:-1] + b',"choices":['
+
+
+class Events(ABC):
+    """Makes the events of one streamed answer."""
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return the events before the first text."""
+
+    @abstractmethod
+    def add(self, chunk: Chunk) -> bytes:
+        """Return the events of a chunk, none if all its text is held back."""
+
+    @abstractmethod
+    async def end(self) -> bytes:
+        """Return the events after the last text."""
+
+    @abstractmethod
+    async def fail(self, error: ApiError) -> bytes:
+        """Return the last event of an answer that an error cuts off."""
+
+
+class ChoiceEvents(Events):
+    """Makes events of choices. Their common fields, `head`, are encoded once."""
+
+    def __init__(self, generation: Generation, head: Json) -> None:
+        options = generation.request.stream_options
+        self._head = _encode_head(head)
+        self._usage = generation.usage
+        self._ends_with_usage = bool(options and options.include_usage)
+        # As under vLLM, include_usage false excludes both.
+        self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
+        self._begun = False
+        """False until the first chunk is written."""
+        self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
+
+    async def end(self) -> bytes:
+        """Return the events after the last text: the token counts, where the request asks for them."""
+        return (self._head + self._counts() if self._ends_with_usage else b"") + b"data: [DONE]\n\n"
+
+    async def fail(self, error: ApiError) -> bytes:
+        """Return the error."""
+        return b"data: " + dumps(error.body()) + b"\n\n"
+
+    def _event(
+        self,
+        index: int,
+        content: Json,
+        logprobs: Json | None,
+        finish_reason: str | None = None,
+        additions: Json | None = None,
+        head: Json | None = None,
+    ) -> bytes:
+        """Return the event of a part of one choice, with the counts so far where every event has them.
+
+        additions: other fields of the choice. head: in place of the common fields.
+        """
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason, **(additions or {})}
+        start = self._head if head is None else _encode_head(head)
+        return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
+
+    def _counts(self) -> bytes:
+        return b'],"usage":' + dumps(self._usage.body(before_text=not self._begun)) + b"}\n\n"
+
+
+async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:
+    """Return a stream of events; its status is certain, for the first chunk has come.
+
+    Raises:
+        ApiError: the engine refuses the request.
+        ClientLeftError: the client has left before the first chunk; the request is cancelled in the engine.
+    """
+    encoded = _encode(generation, events)
+    # An error or a cancellation within the generator ends it, and with it the request in the engine.
+    first = await until_disconnect(request, anext(encoded))
+    return EventStream(first, encoded, generation)
+
+
+async def _encode(generation: Generation, events: Events) -> AsyncGenerator[bytes, None]:
+    """Count all chunks and yield their events; an error of the engine after the first chunk is the last one."""
+    begun = False
+    try:
+        with generation.errors():
+            async with aclosing(generation.stream()) as responses:
+                async for chunks in responses:
+                    generation.count(chunks)
+                    beginning = b"" if begun else events.begin()
+                    encoded = beginning + b"".join(map(events.add, chunks))
+                    if encoded or not begun:
+                        begun = True
+                        yield encoded
+        yield await events.end()
+    except ApiError as error:
+        if not begun:
+            raise
+        generation.record.status = error.status
+        yield await events.fail(error)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events. Its end, whatever the reason, cancels what still runs in the engine."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], generation: Generation) -> None:
+        self._first = first
+        self._events = events
+        self._record = generation.record
+        self._timeout = generation.timeout + _READING_S
+        self._sent = False
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the first events, then the others as they come."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        event: bytes | None = self._first
+        while event is not None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            event = await anext(self._events, None)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._sent = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the last one, or until the client leaves or has not read them in time."""
+        async with aclosing(self._events):
+            # A client that doesn't read can hold back an answer after its last token.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    await super().__call__(scope, receive, send)
+        if not self._sent:
+            self._record.status = CLIENT_LEFT

@@ -1,0 +1,1 @@
+"""From a request's messages to the prompt's tokens."""

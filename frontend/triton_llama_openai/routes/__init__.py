@@ -1,0 +1,1 @@
+"""One module a path of the API, with its response objects."""

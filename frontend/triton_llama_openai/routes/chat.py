@@ -1,0 +1,165 @@
+"""/v1/chat/completions: from a conversation's chunks to an answer, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from triton_llama.completion import Chunk
+
+from triton_llama_openai.output.logprobs import logprobs_content
+from triton_llama_openai.output.output_parser import ContentPart, Reasoning
+from triton_llama_openai.output.streaming import (
+    ChoiceEvents,
+    Json,
+    dumps,
+    response_head,
+    stop_reason,
+    stream_answer,
+    until_disconnect,
+)
+from triton_llama_openai.output.tool_calls import ToolCall
+from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
+from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.routes.models import Models
+from triton_llama_openai.settings import Settings
+
+
+async def answer_chat(
+    request: Request, chat: ChatRequest, models: Models, settings: Settings, cache_salt: str | None
+) -> Response:
+    """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
+    model = models.find(chat.model)
+    arguments = chat, model, settings, request.state.record, cache_salt
+    if chat.truncate_prompt_tokens is None:
+        prepared = prepare_chat(*arguments)
+    else:
+        # A long text takes the tokenizer long.
+        prepared = await asyncio.to_thread(prepare_chat, *arguments)
+    request.state.record.ignored += prepared.use.ignored
+    generation = prepared.generation
+    kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
+    head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
+    ids: Json = {}
+    if chat.return_token_ids:
+        ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, prepared.prompt)}
+    if chat.streamed:
+        return await stream_answer(request, generation, ChatEvents(prepared, head, ids, chat))
+    chunks = await until_disconnect(request, generation.whole())
+    choices = [_Choice(chat, prepared) for _ in chunks]
+    bodies = [choice.body(chunk) for choice, chunk in zip(choices, chunks, strict=True)]
+    await _count_reasoning(prepared, choices)
+    prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
+    answer = {"choices": bodies, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
+    return Response(dumps(head | ids | answer), media_type="application/json")
+
+
+async def _count_reasoning(prepared: PreparedChat, choices: Sequence[_Choice]) -> None:
+    """Count the tokens of the choices' reasoning in the usage, for a model that reasons."""
+    if prepared.model.markers is not None:
+        await asyncio.to_thread(prepared.count_reasoning, [choice.parser for choice in choices])
+
+
+class _Choice:
+    """One choice while it is generated."""
+
+    def __init__(self, chat: ChatRequest, prepared: PreparedChat) -> None:
+        self._chat = chat
+        self._use = prepared.use
+        self.parser = prepared.new_parser()
+
+    def finish_reason(self, chunk: Chunk) -> str:
+        """Return OpenAI's finish reason."""
+        called = self.parser.called and chunk.finish_reason == "stop"
+        return self._use.finish_reason if called else chunk.finish_reason
+
+    def logprobs(self) -> Json | None:
+        """Return and remove the logprobs, None for a request without them."""
+        if not self._chat.logprobs:
+            return None
+        tokens = self.parser.take_tokens()
+        return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0), "refusal": None}
+
+    def token_ids(self) -> Json:
+        """Return and remove the ids, for a request with them."""
+        ids = self.parser.take_ids()
+        return {"token_ids": ids} if self._chat.return_token_ids else {}
+
+    def body(self, chunk: Chunk) -> Json:
+        """Return the choice of an answer that isn't streamed."""
+        parts = self.parser.parse(chunk)
+        content = "".join(part for part in parts if isinstance(part, str))
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := "".join(part.text for part in parts if isinstance(part, Reasoning)):
+            message |= _reasoning(reasoning)
+        if calls := [part for part in parts if isinstance(part, ToolCall)]:
+            message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
+        return {
+            "index": chunk.index,
+            "message": message,
+            "logprobs": self.logprobs(),
+            "finish_reason": self.finish_reason(chunk),
+            "stop_reason": stop_reason(chunk, self._chat.stop_strings),
+            **self.token_ids(),
+        }
+
+
+class ChatEvents(ChoiceEvents):
+    """Makes the events of a streamed chat. ids: those of the prompt, for a request with them."""
+
+    def __init__(self, prepared: PreparedChat, head: Json, ids: Json, chat: ChatRequest) -> None:
+        super().__init__(prepared.generation, head)
+        self._first_head = head | ids
+        self._stop_strings = chat.stop_strings
+        self._prepared = prepared
+        self._choices = [_Choice(chat, prepared) for _ in range(chat.choices)]
+
+    def begin(self) -> bytes:
+        """Return the first event of every choice, which has the role."""
+        first: Json = {"delta": {"role": "assistant", "content": ""}}
+        return b"".join(self._event(index, first, None, head=self._first_head) for index in range(len(self._choices)))
+
+    def add(self, chunk: Chunk) -> bytes:
+        """Return the events of a chunk."""
+        self._begun = True
+        choice = self._choices[chunk.index]
+        events = [
+            self._event(
+                chunk.index,
+                {"delta": _delta(part)},
+                choice.logprobs() if number == 0 else None,
+                additions=choice.token_ids(),
+            )
+            for number, part in enumerate(choice.parser.parse(chunk))
+        ]
+        if chunk.finish_reason:
+            logprobs = choice.logprobs() if choice.parser.tokens else None
+            reason: Json = {"stop_reason": stop_reason(chunk, self._stop_strings), **choice.token_ids()}
+            events.append(self._event(chunk.index, {"delta": {}}, logprobs, choice.finish_reason(chunk), reason))
+        return b"".join(events)
+
+    async def end(self) -> bytes:
+        """Return the events after the last text."""
+        if self._ends_with_usage:
+            await _count_reasoning(self._prepared, self._choices)
+        return await super().end()
+
+
+def _delta(part: ContentPart) -> Json:
+    """Return a part as OpenAI's delta; a call comes whole."""
+    if isinstance(part, Reasoning):
+        return _reasoning(part.text)
+    if isinstance(part, str):
+        return {"content": part}
+    return {"tool_calls": [{"index": part.index, **_call(part)}]}
+
+
+def _reasoning(text: str) -> Json:
+    """Return reasoning as clients read it: DeepSeek's and SGLang's name, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

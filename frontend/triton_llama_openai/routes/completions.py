@@ -1,0 +1,155 @@
+"""/v1/completions: texts or tokens to an answer, whole or streamed. Choices are numbered prompt after prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from triton_llama.completion import Chunk, TokenLogprobs
+
+from triton_llama_openai.errors import check_count, prompt_too_long
+from triton_llama_openai.output.logprobs import CompletionLogprobs
+from triton_llama_openai.output.streaming import (
+    ChoiceEvents,
+    Json,
+    dumps,
+    response_head,
+    stop_reason,
+    stream_answer,
+    until_disconnect,
+)
+from triton_llama_openai.output.structured_output import guide_of
+from triton_llama_openai.prompt.tokenizer import Checkpoint
+from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.routes.models import Models
+from triton_llama_openai.settings import Settings
+from triton_llama_openai.triton.generation import Generation, Prompt, truncate
+
+
+async def answer_completion(
+    request: Request, completion: CompletionRequest, models: Models, settings: Settings, cache_salt: str | None
+) -> Response:
+    """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
+    prompts = completion.prompts
+    check_count("prompt", prompts, settings.max_prompts, "prompts")
+    model = models.find(completion.model)
+    if completion.truncate_prompt_tokens is not None:
+        prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
+    _check_lengths(prompts, model.checkpoint.context)
+    request.state.record.prompt = completion.prompt
+    guide = guide_of(completion)
+    generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
+    echoes = [Echo()] * len(prompts)
+    if completion.echo:
+        echoes = await asyncio.to_thread(_echoes, prompts, model.checkpoint)
+    prompt_ids: list[list[int]] = []
+    if completion.return_token_ids:
+        prompt_ids = await asyncio.to_thread(lambda: [model.checkpoint.prompt_ids(prompt) for prompt in prompts])
+    # One a choice.
+    echoes = [echo for echo in echoes for _ in range(completion.choices)]
+    prompt_ids = [ids for ids in prompt_ids for _ in range(completion.choices)]
+    head = response_head("cmpl", "text_completion", model.name, await model.fingerprint())
+    if completion.streamed:
+        events = CompletionEvents(generation, head, completion, echoes, prompt_ids)
+        return await stream_answer(request, generation, events)
+    chunks = await until_disconnect(request, generation.whole())
+    choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
+    for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
+        choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
+    body = head | {"choices": choices, "usage": generation.usage.body()}
+    return Response(dumps(body), media_type="application/json")
+
+
+def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
+    """Refuse tokens beyond the context before anything copies them; a text's length is the model's to check."""
+    longest = max((len(prompt) for prompt in prompts if not isinstance(prompt, str)), default=0)
+    if longest >= context:
+        raise prompt_too_long("prompt", longest, context)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt's text in front of a choice. first_token: the text of its first token, where it is tokens."""
+
+    text: str = ""
+    first_token: str = ""
+
+
+def _echoes(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Echo]:
+    return [
+        Echo(prompt) if isinstance(prompt, str) else Echo(checkpoint.decode(prompt), checkpoint.decode(prompt[:1]))
+        for prompt in prompts
+    ]
+
+
+def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
+    """Return the choice of an answer that isn't streamed."""
+    logprobs = None
+    if completion.logprobs is not None:
+        prompt = (chunk.prompt_logprobs or []) if completion.echo else []
+        logprobs = CompletionLogprobs(echo.first_token).add([*prompt, *chunk.logprobs])
+    return {
+        "index": chunk.index,
+        "text": echo.text + chunk.text,
+        "logprobs": logprobs,
+        "finish_reason": chunk.finish_reason,
+        "stop_reason": stop_reason(chunk, completion.stop_strings),
+        "prompt_logprobs": None if completion.prompt_logprobs is None else chunk.prompt_logprobs,
+    }
+
+
+class CompletionEvents(ChoiceEvents):
+    """Makes the events of a streamed completion.
+
+    echoes: one for each choice. prompt_ids: the same, or none for a request without return_token_ids.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        head: Json,
+        completion: CompletionRequest,
+        echoes: list[Echo],
+        prompt_ids: list[list[int]],
+    ) -> None:
+        super().__init__(generation, head)
+        # Prompt ids not sent yet.
+        self._prompt_ids = dict(enumerate(prompt_ids))
+        self._completion = completion
+        # Echoes not sent yet.
+        self._echoes = {index: echo for index, echo in enumerate(echoes) if echo.text}
+        self._logprobs = [CompletionLogprobs(echo.first_token) for echo in echoes]
+
+    def begin(self) -> bytes:
+        """Return the events that echo the prompts; with log probabilities they come with each choice's first chunk."""
+        if self._completion.logprobs is not None:
+            return b""
+        return b"".join([self._echo(index, None) for index in list(self._echoes)])
+
+    def add(self, chunk: Chunk) -> bytes:
+        """Return the events of a chunk."""
+        echo = self._echo(chunk.index, chunk.prompt_logprobs or []) if chunk.index in self._echoes else b""
+        self._begun = True
+        return echo + self._text(chunk)
+
+    def _echo(self, index: int, tokens: list[TokenLogprobs | None] | None) -> bytes:
+        """Return the event of a choice's prompt. tokens: its log probabilities, for a request with them."""
+        logprobs = None if tokens is None else self._logprobs[index].add(tokens)
+        return self._event(index, {"text": self._echoes.pop(index).text}, logprobs, additions=self._token_ids(index))
+
+    def _text(self, chunk: Chunk) -> bytes:
+        logprobs = None if self._completion.logprobs is None else self._logprobs[chunk.index].add(chunk.logprobs)
+        additions = self._token_ids(chunk.index, chunk.output_ids)
+        if chunk.finish_reason:
+            additions["stop_reason"] = stop_reason(chunk, self._completion.stop_strings)
+        return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, additions)
+
+    def _token_ids(self, index: int, ids: tuple[int, ...] = ()) -> Json:
+        """Return the ids for an event of a choice; the first one has those of the prompt, too."""
+        if not self._completion.return_token_ids:
+            return {}
+        prompt = {"prompt_token_ids": self._prompt_ids.pop(index)} if index in self._prompt_ids else {}
+        return {"token_ids": ids, **prompt}

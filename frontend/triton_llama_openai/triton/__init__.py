@@ -1,0 +1,1 @@
+"""The way to Triton: clients, replicas, balancing, resumption, generations."""

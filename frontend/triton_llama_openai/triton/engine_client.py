@@ -1,0 +1,206 @@
+"""The connection to Triton: one gRPC stream for each request, and the chunks of its responses.
+
+A separate stream makes a request's cancellation cheap and certain: closing it frees the request's slots after a few
+steps, also for an answer that isn't streamed to the client. All streams share one HTTP/2 connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Self
+
+import grpc
+from triton_llama.completion import Chunk
+from triton_llama.endpoint import Endpoint
+from triton_llama.errors import (
+    LOST,
+    LlamaConnectionError,
+    ServerError,
+    TritonLlamaError,
+    from_stream_error,
+    grpc_errors,
+)
+from triton_llama.grpc_transport import open_channel
+from triton_llama.tensors import OUTPUT_NAMES, Tensor, decode_response, encode_request, read_chunks
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+CONNECT_TIMEOUT_S = 10.0
+CONFIG_S = 60.0
+"""Seconds after which the model's config is read again."""
+CONFIG_TIMEOUT_S = 2.0
+
+OUTPUTS = (
+    *OUTPUT_NAMES,
+    *("stop_reason", "sequence_index", "logprobs", "prompt_logprobs", "output_ids", "seed"),
+)
+"""The outputs that are read."""
+
+
+class EngineClient:
+    """One channel to one Triton, for one event loop. gRPC connects at the first request and again after a failure."""
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self.last_heard = 0.0
+        """Monotonic time of Triton's last response to a stream or a probe."""
+        self.last_response = 0.0
+        """Monotonic time of the model's last response without an error."""
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: GRPCInferenceServiceStub | None = None
+        self._closed = False
+        self._decoupled = True
+        self._config_time = -math.inf
+        self._end_reason = "the endpoint is stopping"
+        self.awaited: dict[EngineStream, float] = {}
+        """For each stream that has begun and is being read, the time since when its next response is awaited."""
+
+    def stream(
+        self,
+        tensors: Sequence[Tensor],
+        request_id: str,
+        choices: range,
+        timeout: float,
+        skipped: Collection[int] = (),
+    ) -> EngineStream:
+        """Return the stream of one request, which is sent at the first `anext`; `timeout` seconds for all of it.
+
+        choices: the indices of its choices. skipped: those of them that aren't wanted.
+        """
+        return EngineStream(self, encode_request(self.model, request_id, tensors, OUTPUTS), choices, timeout, skipped)
+
+    def silence(self) -> float:
+        """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
+        if not self.awaited:
+            return 0.0
+        return time.monotonic() - max(self.last_response, min(self.awaited.values()))
+
+    async def is_ready(self, timeout: float) -> bool:
+        """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""
+        with self.errors(timeout):
+            request = messages.ModelReadyRequest(name=self.model)
+            ready = bool((await self.stub().ModelReady(request, timeout=timeout)).ready)
+        self.last_heard = time.monotonic()
+        return ready
+
+    async def config(self, timeout: float) -> bytes:
+        """Return the model's live configuration, serialized the same way each time."""
+        with self.errors(timeout):
+            request = messages.ModelConfigRequest(name=self.model)
+            response = await self.stub().ModelConfig(request, timeout=timeout)
+        self._decoupled = response.config.model_transaction_policy.decoupled
+        self._config_time = time.monotonic()
+        return bytes(response.config.SerializeToString(deterministic=True))
+
+    async def can_stream(self) -> bool:
+        """Return whether the model can stream: its config says so, or couldn't be read yet."""
+        if time.monotonic() - self._config_time >= CONFIG_S:
+            with suppress(TritonLlamaError):
+                await self.config(CONFIG_TIMEOUT_S)
+        return self._decoupled
+
+    async def disconnect(self, reason: str) -> None:
+        """Close the channel; streams that run end with a LlamaConnectionError. The next request connects again."""
+        self._end_reason = reason
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """Close the channel for good; streams that still run end with a LlamaConnectionError."""
+        self._closed = True
+        await self.disconnect("the endpoint is stopping")
+
+    @contextmanager
+    def errors(self, timeout: float) -> Iterator[None]:
+        """Raise gRPC's exceptions in the block as TritonLlamaErrors. timeout: for the message."""
+        try:
+            with grpc_errors(self.endpoint, timeout):
+                yield
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The task wasn't cancelled: this is how grpc reports a closed channel.
+            raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}") from error
+
+    def stub(self) -> GRPCInferenceServiceStub:
+        """Return the calls of an open channel."""
+        if self._closed:
+            raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}")
+        # Not in __init__: a channel belongs to the loop that is running when it is made.
+        if self._channel is None or self._calls is None:
+            self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
+            self._calls = GRPCInferenceServiceStub(self._channel)
+        return self._calls
+
+
+class EngineStream:
+    """The responses to one request, each as a list of its chunks. Closing the stream cancels it on the server.
+
+    A stream that ends without an error is complete; one with skipped choices ends with the last one of the others.
+
+    Raises:
+        TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        request: messages.ModelInferRequest,
+        choices: range,
+        timeout: float,
+        skipped: Collection[int],
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._choices = choices
+        self._timeout = timeout
+        self._skipped = skipped
+        self._unfinished = set(choices).difference(skipped)
+        self._call: grpc.aio.StreamStreamCall | None = None
+        self._responses: AsyncIterator[messages.ModelStreamInferResponse]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Chunk]:
+        if self._skipped and not self._unfinished:
+            raise StopAsyncIteration
+        client = self._client
+        with client.errors(self._timeout):
+            if self._call is None:
+                # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a
+                # status.
+                self._call = client.stub().ModelStreamInfer(iter([self._request]), timeout=self._timeout)
+                self._responses = aiter(self._call)
+            else:
+                client.awaited[self] = time.monotonic()
+            response = await anext(self._responses, None)
+        if response is None:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            message = f"the server's stream ended without the finish_reason of choice {min(self._unfinished)}"
+            raise ServerError(message, LOST)
+        client.last_heard = time.monotonic()
+        # A reader that takes its time isn't waiting for Triton.
+        client.awaited.pop(self, None)
+        if response.error_message:
+            raise from_stream_error(response.error_message, started=True)
+        client.last_response = client.last_heard
+        outputs = decode_response(response.infer_response)
+        # A response without outputs is only the end of the stream.
+        chunks = read_chunks(outputs, self._choices) if outputs else []
+        self._unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
+        return [chunk for chunk in chunks if chunk.index not in self._skipped]
+
+    async def aclose(self) -> None:
+        """End the stream; without effect on one that has ended."""
+        self._client.awaited.pop(self, None)
+        if self._call is not None:
+            self._call.cancel()

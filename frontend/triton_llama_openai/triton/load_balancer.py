@@ -1,0 +1,62 @@
+"""Which of a model's Tritons answers a request: the one that may have the prompt's prefix cached, or the least busy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Collection, Sequence
+
+from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.replica import Replica
+
+PREFIX_TOKENS = 64
+"""Tokens at a prompt's beginning that say which replica is its home."""
+PREFIX_CHARACTERS = 256
+"""Characters that do so for a text prompt."""
+MARGIN = 4
+"""Requests that a prefix's home may have more than the least busy replica."""
+
+
+def prefix_of(prompt: str | list[int], cache_salt: str | None) -> bytes:
+    """Return the key of a prompt's home: prompts that share cached pages have the same one."""
+    page = prompt[:PREFIX_CHARACTERS] if isinstance(prompt, str) else prompt[:PREFIX_TOKENS]
+    return repr((cache_salt, page)).encode()
+
+
+class LoadBalancer:
+    """The replicas of one model, in the order of the setting `triton`. hang_timeout: as for `Replica`."""
+
+    def __init__(self, engines: Sequence[EngineClient], hang_timeout: float) -> None:
+        self._available = asyncio.Event()
+        self.replicas = [Replica(engine, hang_timeout, self._available.set) for engine in engines]
+        self.closed = False
+
+    def pick(self, prefix: bytes, refused: Collection[Replica] = ()) -> Replica | None:
+        """Return the replica for a request, None if all are out or have refused it."""
+        replicas = [replica for replica in self.replicas if replica.error is None and replica not in refused]
+        if not replicas:
+            return None
+        # Rendezvous hashing: a replica that leaves moves its own prefixes only.
+        home = max(replicas, key=lambda replica: _weight(prefix, replica))
+        least_busy = min(replicas, key=lambda replica: replica.running)
+        return least_busy if home.running > least_busy.running + MARGIN else home
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until a replica takes requests again, or for this time."""
+        self._available.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._available.wait()
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self.closed = True
+        self._available.set()
+        for replica in self.replicas:
+            await replica.close()
+
+
+def _weight(prefix: bytes, replica: Replica) -> bytes:
+    return hashlib.blake2b(replica.name + b"\0" + prefix, digest_size=8).digest()

@@ -1,0 +1,178 @@
+"""Servers that are missing, silent, slow or broken, connection reuse, and closed clients, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from client.peers import HOST, hang_up, receive_request, respond, server, stay_silent
+from client.streaming import both_protocols
+from triton_llama import (
+    AsyncLlamaClient,
+    Completion,
+    LlamaClient,
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    ServerError,
+)
+from triton_llama.endpoint import Protocol
+
+Ask = Callable[..., Completion]
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def ask(
+    address: str | int, protocol: Protocol = "http", *, timeout: float = 20.0, connect_timeout: float = 10.0
+) -> Completion:
+    url = address if isinstance(address, str) else f"{HOST}:{address}"
+    with LlamaClient(url, protocol, timeout=timeout, connect_timeout=connect_timeout) as client:
+        return client.generate("def")
+
+
+def ask_async(
+    address: str | int, protocol: Protocol = "http", *, timeout: float = 20.0, connect_timeout: float = 10.0
+) -> Completion:
+    url = address if isinstance(address, str) else f"{HOST}:{address}"
+
+    async def run() -> Completion:
+        async with AsyncLlamaClient(url, protocol, timeout=timeout, connect_timeout=connect_timeout) as client:
+            return await client.generate("def")
+
+    return asyncio.run(run())
+
+
+both_clients = pytest.mark.parametrize("ask", [ask, ask_async], ids=["sync", "async"])
+
+
+def answering(answer: bytes, requests: list[bytes]) -> Callable[[socket.socket], None]:
+    """Answer every request of a connection, and keep the requests."""
+
+    def behave(connection: socket.socket) -> None:
+        while request := receive_request(connection):
+            requests.append(request)
+            connection.sendall(answer)
+
+    return behave
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port that is bound, so that it stays free, and where no process listens."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        yield bound.getsockname()[1]
+
+
+@both_protocols
+@both_clients
+def test_a_refused_connection_is_an_error_with_the_address(ask: Ask, protocol: Protocol, dead_port: int) -> None:
+    with pytest.raises(LlamaConnectionError, match=f"no connection to {protocol}://{HOST}:{dead_port}: ") as error:
+        ask(dead_port, protocol)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol"),
+    [
+        (None, "http"),
+        (None, "grpc"),
+        ("no-such-host.invalid:8000", "http"),
+        ("no-such-host.invalid:8000", "grpc"),
+    ],
+)
+@both_clients
+def test_an_unreachable_host_is_a_connection_error(ask: Ask, url: str | None, protocol: Protocol) -> None:
+    with server(hang_up) as port, pytest.raises(LlamaConnectionError, match="no connection to") as error:
+        ask(url or port, protocol)
+    assert error.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "limit", "message"),
+    [
+        ("http", "timeout", r"no data from .* for 0\.3 s"),
+        ("grpc", "timeout", r"within 0\.3 s"),
+        # It never speaks gRPC.
+        ("grpc", "connect_timeout", "no connection to"),
+    ],
+)
+@both_clients
+def test_a_silent_server_is_a_timeout(ask: Ask, protocol: Protocol, limit: str, message: str) -> None:
+    with server(stay_silent) as port, pytest.raises(LlamaTimeoutError, match=message) as error:
+        ask(port, protocol, **{limit: 0.3})
+    assert error.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", LlamaConnectionError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", LlamaConnectionError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ServerError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", ServerError),
+        (EMPTY, ServerError),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found", ServerError),
+    ],
+)
+def test_a_broken_response_is_an_error_of_its_kind(answer: bytes, kind: type[Exception]) -> None:
+    with server(respond(answer)) as port, pytest.raises(kind) as error:
+        ask(port)
+    assert type(error.value) is kind
+    if kind is LlamaConnectionError:
+        assert isinstance(error.value.__cause__, httpx.HTTPError)
+
+
+async def test_the_request_and_its_response_are_tritons_json() -> None:
+    values = {"text_output": ["é"], "finish_reason": ["stop"], "num_input_tokens": [3], "num_output_tokens": [5]}
+    outputs = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": data} for name, data in values.items()]
+    body = json.dumps({"outputs": outputs}).encode()
+    requests: list[bytes] = []
+    with server(answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body), requests)) as port:
+        with LlamaClient(f"{HOST}:{port}", headers={"X-User": "Zoe"}) as client:
+            completion = client.generate("def")
+        async with AsyncLlamaClient(f"{HOST}:{port}", headers={"X-User": "Zoe"}) as twin:
+            await twin.generate("def")
+    assert completion == Completion("é", "stop", 3, 5, completion.request_id, completion.seed)
+    for request in requests:
+        head, _, content = request.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        assert lines[0] == "post /v2/models/llama/infer http/1.1"
+        assert {"accept-encoding: identity", "x-user: zoe"} < {*lines}
+        text = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["def"]}
+        assert json.loads(content)["inputs"][0] == text
+    assert json.loads(content)["id"] != completion.request_id
+
+
+def test_closing_a_grpc_client_ends_a_request_in_another_thread() -> None:
+    waiting = threading.Event()
+
+    def wait(connection: socket.socket) -> None:
+        connection.recv(65536)
+        waiting.set()
+
+    with server(wait) as port, ThreadPoolExecutor(1) as threads:
+        client = LlamaClient(f"{HOST}:{port}", "grpc", timeout=60.0, connect_timeout=60.0)
+        request = threads.submit(client.generate, "def")
+        assert waiting.wait(20)
+        client.close()
+        assert isinstance(request.exception(timeout=20), LlamaConnectionError)
+
+
+@both_protocols
+async def test_a_closed_client_raises_runtime_error(protocol: Protocol, dead_port: int) -> None:
+    client, twin = LlamaClient(f"{HOST}:{dead_port}", protocol), AsyncLlamaClient(f"{HOST}:{dead_port}", protocol)
+    for _ in range(2):
+        client.close()
+        await twin.close()
+    for request in (lambda: client.generate("def"), lambda: next(client.stream("def")), client.status):
+        with pytest.raises(RuntimeError, match="closed"):
+            request()
+    for awaitable in (twin.generate("def"), anext(twin.stream("def")), twin.status()):
+        with pytest.raises(RuntimeError, match="closed"):
+            await awaitable

@@ -1,0 +1,182 @@
+"""Status codes and messages, in the words of Triton 2.51 and gRPC, become the right exception."""
+
+from __future__ import annotations
+
+import pytest
+from llama_engine.errors import RequestError
+from triton_llama import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    ModelNotFoundError,
+    OverloadedError,
+    RejectedInputError,
+    ServerError,
+    TritonLlamaError,
+)
+from triton_llama.endpoint import Endpoint
+from triton_llama.errors import (
+    MODEL_ERRORS,
+    DecoupledModelError,
+    from_grpc_status,
+    from_http_response,
+    from_stream_error,
+    is_full_queue,
+    is_interruption,
+)
+
+ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
+UNLOADED = "Request for unknown model: 'x' has no available versions"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (400, b'{"error":"top_p is 2, must lie in (0, 1]"}', RejectedInputError, "top_p is 2, must lie in (0, 1]"),
+        (400, b'{"error":"INVALID_ARG: top_p is 2"}', RejectedInputError, "top_p is 2"),
+        (400, b'{"error":"INTERNAL: decoding failed"}', ServerError, "decoding failed"),
+        (503, b'{"error":"Exceeds maximum queue size"}', OverloadedError, "Exceeds maximum queue size"),
+        (500, b'{"error":"internal\\nerror"}', ServerError, "internal error"),
+        (404, b'{"error":"Request for unknown model: \'x\' is not found"}', ModelNotFoundError, "unknown model: 'x'"),
+        (404, f'{{"error":"{UNLOADED}"}}'.encode(), OverloadedError, "stopping"),
+        (503, b'{"error":"Request for unknown model: \'x\' version 1 is not at ready state"}', OverloadedError, "'x'"),
+        (501, b'{"error":"doesn\'t support models with decoupled policy"}', DecoupledModelError, "decoupled"),
+        (501, b'{"error":"not implemented"}', ServerError, "not implemented"),
+        (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
+        (502, b"", ServerError, "HTTP status 502"),
+        (503, b"busy", OverloadedError, "HTTP status 503: busy"),
+        (504, b"gateway timeout", LlamaTimeoutError, "HTTP status 504: gateway timeout"),
+        (418, b'{"detail": "teapot"}', ServerError, "HTTP status 418"),
+    ],
+)
+def test_an_http_status_becomes_its_exception(
+    status: int, body: bytes, kind: type[TritonLlamaError], message: str
+) -> None:
+    error = from_http_response(status, body)
+    assert type(error) is kind
+    assert message in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
+        ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
+        ("UNAVAILABLE", UNLOADED, OverloadedError),
+        ("UNAVAILABLE", "Received http2 header with status: 429", OverloadedError),
+        ("UNAVAILABLE", "Received http2 header with status: 502", LlamaConnectionError),
+        ("NOT_FOUND", UNLOADED, OverloadedError),
+        ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
+        ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),
+        ("UNIMPLEMENTED", "", ServerError),
+        ("UNIMPLEMENTED", "doesn't support models with decoupled transaction policy", DecoupledModelError),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", LlamaTimeoutError),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+            "Failed to connect to remote host: Connection refused",
+            LlamaConnectionError,
+        ),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+            "connection attempt timed out before receiving SETTINGS frame",
+            LlamaTimeoutError,
+        ),
+        ("UNAVAILABLE", "Socket closed", LlamaConnectionError),
+        ("UNAVAILABLE", "errors resolving no-such-host.invalid:8001: [...]", LlamaConnectionError),
+        ("CANCELLED", "Channel closed!", LlamaConnectionError),
+        ("INTERNAL", "Internal error from Core", LlamaConnectionError),
+    ],
+)
+def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: type[TritonLlamaError]) -> None:
+    assert type(from_grpc_status(status, message, ENDPOINT, 5.0)) is kind
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("INVALID_ARG", RejectedInputError),
+        ("CONTEXT_LENGTH", RejectedInputError),
+        ("CANCELLED", ServerError),
+        ("UNAVAILABLE", OverloadedError),
+        ("QUEUE_FULL", OverloadedError),
+        ("STOPPING", OverloadedError),
+        ("INTERNAL", ServerError),
+    ],
+)
+@pytest.mark.parametrize("started", [False, True])
+def test_the_code_of_a_models_message_selects_the_error(code: str, kind: type[TritonLlamaError], started: bool) -> None:
+    error = from_stream_error(f"{code}: top_p is 'stub process: server is stopping'", started=started)
+    assert (type(error), error.code) == (kind, code)
+    assert str(error) == "top_p is 'stub process: server is stopping'"
+
+
+def test_the_codes_are_the_models() -> None:
+    kinds = [RequestError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert {kind.code for kind in kinds} == set(MODEL_ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("message", "inputs"),
+    [
+        ("INVALID_ARG: top_p is 2, must lie in (0, 1]", ["top_p"]),
+        ("INVALID_ARG: min_tokens, ignore_eos together allow no token", ["min_tokens", "ignore_eos"]),
+    ],
+)
+def test_a_rejection_names_its_inputs(message: str, inputs: list[str]) -> None:
+    error = from_stream_error(message, started=False)
+    assert isinstance(error, RejectedInputError)
+    assert error.inputs == inputs
+
+
+@pytest.mark.parametrize(
+    ("message", "started", "kind"),
+    [
+        ("top_p is 2, must lie in (0, 1]", False, RejectedInputError),
+        ("top_p is 2, must lie in (0, 1]", True, ServerError),
+        ("Request for unknown model: 'x' is not found", False, ModelNotFoundError),
+        (UNLOADED, False, OverloadedError),
+    ],
+)
+def test_an_unknown_message_after_a_chunk_is_the_servers_fault(
+    message: str, started: bool, kind: type[TritonLlamaError]
+) -> None:
+    assert type(from_stream_error(message, started=started)) is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "details"),
+    [
+        ("UNAVAILABLE", "Socket closed"),
+        ("UNAVAILABLE", "failed to connect; connection attempt timed out before receiving SETTINGS frame"),
+        ("UNAVAILABLE", "STOPPING: the server is stopping"),
+        ("UNAVAILABLE", "Server is stopping, scheduler for model has stopped accepting new inference requests"),
+        ("UNAVAILABLE", UNLOADED),
+        ("UNAVAILABLE", "Received http2 header with status: 503"),
+        ("INTERNAL", "Stub process 'llama_0_0' is not healthy."),
+    ],
+)
+def test_a_server_that_is_lost_or_ends_is_an_interruption(status: str, details: str) -> None:
+    error = from_grpc_status(status, details, ENDPOINT, 1)
+    assert is_interruption(error)
+    assert not is_full_queue(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "full"),
+    [
+        ("UNAVAILABLE", "Exceeds maximum queue size", True),
+        ("UNAVAILABLE", "QUEUE_FULL: too many guides (guided_decoding_guide) wait to be compiled", True),
+        ("UNAVAILABLE", "UNAVAILABLE: the request's time was up before it got a slot", False),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", False),
+        ("INTERNAL", "INTERNAL: decoding failed; the server's log has the reason", False),
+        ("INVALID_ARGUMENT", "INVALID_ARG: text_input is 'the server is stopping'; it must be shorter", False),
+    ],
+)
+def test_a_server_that_refuses_or_fails_is_no_interruption(status: str, details: str, full: bool) -> None:
+    error = from_grpc_status(status, details, ENDPOINT, 1)
+    assert not is_interruption(error)
+    assert is_full_queue(error) == full

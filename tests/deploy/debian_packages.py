@@ -1,0 +1,82 @@
+"""Programs from Debian's packages, unpacked into a cache and not installed. apt verifies the packages' signatures."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pytest
+from deploy.commands import CommandFailedError, run
+from filelock import FileLock
+
+SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+APT_S = 240.0
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-llama"
+
+
+class Prometheus(NamedTuple):
+    """The two programs of one release."""
+
+    server: Path
+    promtool: Path
+
+
+def prometheus_or_skip() -> Prometheus:
+    """Return Prometheus and promtool, as `programs_or_skip` does."""
+    return Prometheus(*programs_or_skip("prometheus", ["prometheus", "promtool"]))
+
+
+def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> list[Path]:
+    """Return programs on PATH, else those of Debian's package; without them the test is skipped, or fails in CI.
+
+    release: Debian's codename, by default this machine's.
+    """
+    installed = [shutil.which(name) for name in names]
+    if all(installed):
+        return [Path(str(program)) for program in installed]
+
+    def unpack(folder: Path) -> Path:
+        run(["dpkg-deb", "-x", _download(package, folder, release), folder / "root"], timeout=60)
+        return folder / "root"
+
+    try:
+        binaries = made_once(CACHE / package, unpack) / "usr" / "bin"
+    except (OSError, CommandFailedError) as error:
+        reason = f"{' and '.join(names)}: neither on PATH nor Debian's package: {' '.join(str(error).split())}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return [binaries / name for name in names]
+
+
+def made_once(folder: Path, make: Callable[[Path], Path]) -> Path:
+    """Return `folder`, made by one process: `make` works in an empty folder and returns the complete one in it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
+                make(Path(temporary)).rename(folder)
+    return folder
+
+
+def _download(package: str, temporary: Path, release: str) -> Path:
+    """Return the .deb file, chosen by current package lists."""
+    for name in ("lists", "cache", "parts", "debs"):
+        (temporary / name).mkdir()
+    # apt's own user may lack the right to write here.
+    options = ["APT::Sandbox::User=root", f"Dir::State::lists={temporary}/lists", f"Dir::Cache={temporary}/cache"]
+    if release:
+        sources = temporary / "release.sources"
+        sources.write_text(re.sub(r"(?m)^Suites:.*", f"Suites: {release}", SOURCES.read_text().split("\n\n")[0]))
+        package = f"{package}/{release}"
+        options += [f"Dir::Etc::sourcelist={sources}", f"Dir::Etc::sourceparts={temporary}/parts"]
+    apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
+    run([*apt, "update"], timeout=APT_S)
+    run([*apt, "download", package], timeout=APT_S, directory=temporary / "debs")
+    (deb,) = (temporary / "debs").iterdir()
+    return deb

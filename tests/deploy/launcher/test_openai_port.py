@@ -1,0 +1,83 @@
+"""`--openai-port`: the endpoint starts after the server, and ends before it; its death ends both."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from deploy.launcher.launching import Launch, supervisor_lines
+from deploy.supervisor.supervisors import alive
+from end_to_end.plans import copy_repository
+from end_to_end.servers import HTTP, until
+
+OPENAI = "--openai-port=0"
+
+
+def _takes_connections(address: str) -> bool:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_the_endpoints_death_ends_the_server_with_code_70(launch: Launch) -> None:
+    launcher = launch(OPENAI)
+    address = launcher.facts()["openai"]
+    assert launcher.line("  openai  ").split()[-1] == f"http://{address}/v1"
+    (model,) = HTTP.get(f"http://{address}/v1/models").json()["data"]
+    assert model["id"] == "pydoc-llama"
+    os.kill(launcher.endpoint(), signal.SIGKILL)
+    code, _, errors = launcher.ends()
+    assert code == 70
+    assert errors.endswith("triton_local: the OpenAI endpoint has ended with code -9\n")
+
+
+def test_a_drain_ends_the_endpoint(launch: Launch) -> None:
+    launcher = launch(OPENAI)
+    launcher.facts()
+    endpoint = launcher.endpoint()
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.ends()[0] == 0
+    assert not alive(endpoint)
+
+
+@pytest.mark.long
+def test_a_chat_is_streamed_to_its_end_in_the_drain(launch: Launch, tmp_path: Path) -> None:
+    """With the product's repository, and the command that is printed."""
+    repository = copy_repository(tmp_path / "repository", "slow_model")
+    launcher = launch(OPENAI, f"--model-repository={repository}", "--host=0.0.0.0", OMP_NUM_THREADS="1")
+    facts = launcher.facts()
+    assert facts["variant"] == "streaming"
+    command = shlex.split(launcher.line("try: ").partition("try: ")[2])
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert '"finish_reason":"' in said
+    messages = [{"role": "user", "content": "What is a list?"}]
+    chat = {"model": "pydoc-llama", "messages": messages, "stream": True, "max_tokens": 300, "min_tokens": 300}
+    url = f"http://{facts['openai']}/v1/chat/completions"
+    with httpx.stream("POST", url, json=chat, timeout=60, trust_env=False) as response:
+        lines = response.iter_lines()
+        assert '"role":"assistant"' in next(lines)
+        launcher.process.send_signal(signal.SIGTERM)
+        until(lambda: not _takes_connections(facts["openai"]), lambda: "the endpoint takes no more connections")
+        assert HTTP.get(f"http://{facts['http']}/v2/models/llama/ready").status_code == 200
+        rest = [line for line in lines if line]
+    assert '"finish_reason":"length"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    assert launcher.ends()[0] == 0
+
+
+@pytest.mark.long
+def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch) -> None:
+    code, output, errors = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends()
+    assert code == 1
+    assert "unknown setting (did you mean 'port'?)" in errors
+    assert supervisor_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
+    assert "ready" not in output

@@ -1,0 +1,81 @@
+"""The manifests of deploy/kubernetes as kustomize builds them, one `Overlay` for the base and each overlay."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+from deploy.code_blocks import ROOT
+from deploy.debian_packages import programs_or_skip
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling")
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """The objects of one folder, in kustomize's order."""
+
+    objects: tuple[Manifest, ...]
+
+    def all(self, kind: str) -> list[Manifest]:
+        """Return every object of a kind."""
+        return [manifest for manifest in self.objects if manifest["kind"] == kind]
+
+    def only(self, kind: str) -> Manifest:
+        """Return the only object of a kind."""
+        (manifest,) = self.all(kind)
+        return manifest
+
+    @property
+    def pod(self) -> Manifest:
+        """The specification of the Deployment's pods."""
+        spec: Manifest = self.only("Deployment")["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def containers(self) -> dict[str, Manifest]:
+        """Every container of the pod by name, init containers included."""
+        return {part["name"]: part for part in [*self.pod.get("initContainers", []), *self.pod["containers"]]}
+
+    @property
+    def server(self) -> Manifest:
+        """Triton's container."""
+        return self.containers["server"]
+
+    @property
+    def openai(self) -> Manifest:
+        """The OpenAI endpoint's container."""
+        return self.containers["openai"]
+
+
+@cache
+def build(folder: str) -> Overlay:
+    """Build a folder of deploy/kubernetes; without kubectl the test is skipped, or fails in CI."""
+    # Debian 12's package has an older kustomize than these files need.
+    (kubectl,) = programs_or_skip("kubectl", ["kubectl"], "trixie")
+    command = [str(kubectl), "kustomize", str(KUBERNETES / folder)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    # kustomize builds deprecated fields with a warning.
+    assert (done.returncode, done.stderr) == (0, "")
+    return Overlay(tuple(yaml.safe_load_all(done.stdout)))
+
+
+def environment(container: Manifest) -> dict[str, str | None]:
+    """Return the variables of a container; None for a value from elsewhere."""
+    return {variable["name"]: variable.get("value") for variable in container.get("env", [])}
+
+
+def mappings(value: object) -> Iterator[Manifest]:
+    """Yield every mapping in `value`, at any depth."""
+    if isinstance(value, dict):
+        yield value
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from mappings(part)

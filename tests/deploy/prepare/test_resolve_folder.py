@@ -1,0 +1,107 @@
+"""A hub id becomes a folder with what a Llama needs, downloaded once, or from the cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from deploy.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
+from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.errors import CheckpointError
+from safetensors.torch import load_file, save_file
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture
+def repository(hub: Hub, tmp_path: Path) -> Path:
+    """The hub's folder, to be changed, with files that no server needs."""
+    hub.folder = Path(shutil.copytree(hub.folder, tmp_path / "repository"))
+    for name in ("pytorch_model.bin", "consolidated.safetensors", "README.md"):
+        (hub.folder / name).write_text("of no use")
+    return hub.folder
+
+
+def _downloaded(hub: Hub) -> set[str]:
+    return {Path(request.url.path).name for request in hub.requests if "/resolve/" in request.url.path}
+
+
+def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path) -> None:
+    folder = resolve_folder(MODEL, None)
+    needed = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
+    assert {path.name for path in folder.iterdir()} == _downloaded(hub)
+    assert needed <= _downloaded(hub) <= needed | {"chat_template.jinja", "special_tokens_map.json"}
+    assert (folder / WEIGHTS).read_bytes() == (repository / WEIGHTS).read_bytes()
+    hub.requests.clear()
+    assert resolve_folder(MODEL, None) == folder
+    assert _downloaded(hub) == set()
+
+
+def _shard(repository: Path) -> None:
+    """Save the repository's weights in SHARDS and a file that the index doesn't name."""
+    tensors = load_file(repository / WEIGHTS)
+    (repository / WEIGHTS).unlink()
+    weight_map = {name: SHARDS[index % 2] for index, name in enumerate(sorted(tensors))}
+    for shard in SHARDS:
+        save_file({name: tensors[name] for name in tensors if weight_map[name] == shard}, repository / shard)
+    (repository / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    save_file({"other": torch.zeros(1)}, repository / "model-00003-of-00002.safetensors")
+
+
+def test_the_files_of_an_index_are_downloaded(hub: Hub, repository: Path) -> None:
+    _shard(repository)
+    folder = resolve_folder(MODEL, None)
+    assert {name for name in _downloaded(hub) if name.endswith(".safetensors")} == {*SHARDS}
+    assert {path.name for path in folder.glob("*.safetensors")} == {*SHARDS}
+
+
+def test_a_cache_is_enough_if_the_hub_is_out_of_reach(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    online = resolve_folder(MODEL, "v1")
+    hub.is_reachable = False
+    assert resolve_folder(MODEL, "v1") == online
+    hub.requests.clear()
+    # As a process takes it from HF_HUB_OFFLINE=1.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert resolve_folder(MODEL, "v1") == online
+    (online / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=f"^can't load {MODEL}: ") as refused:
+        resolve_folder(MODEL, "v1")
+    assert "\n" not in str(refused.value)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "reason"),
+    [
+        ("example/else", None, "RepositoryNotFoundError: 404"),
+        (MODEL, "v9", "RevisionNotFoundError: 404"),
+        ("not an id", None, "HFValidationError: "),
+    ],
+)
+def test_what_the_hub_does_not_have_is_refused_in_one_line(
+    hub: Hub, model: str, revision: str | None, reason: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        resolve_folder(model, revision)
+    assert str(refused.value).startswith(f"can't load {model}: {reason}")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_download_that_does_not_fit_is_one_line(hub: Hub) -> None:
+    with files_of_at_most(1 << 18), pytest.raises(CheckpointError, match="File too large") as refused:
+        resolve_folder(MODEL, None)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_gated_model_is_refused_until_the_token_has_access(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_right"
+    for token in ("", "hf_wrong"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(CheckpointError) as refused:
+            resolve_folder(MODEL, None)
+        assert "\n" not in str(refused.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert (resolve_folder(MODEL, None) / WEIGHTS).is_file()

@@ -1,0 +1,101 @@
+"""Compose files, Dockerfile, supervisor, health check, settings and pages agree; Docker is not needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from deploy.code_blocks import ROOT, blocks
+from llama_engine.bounds import Integer
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
+from triton_llama_openai import settings as endpoint_settings
+from triton_supervisor.settings import STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
+from triton_supervisor.supervisor import END_S, FLUSH_S
+
+DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
+COMPOSE, GPU = ((ROOT / name).read_text() for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml"))
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+SERVER, OPENAI = SERVICES["server"], SERVICES["openai"]
+
+MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
+ENDPOINT_SETTINGS = {
+    f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.Settings.model_fields
+}
+PASSED = {*SERVER["environment"], *OPENAI["environment"]}
+VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *PASSED}
+DOCUMENTED = sorted(VARIABLES - MODEL_SETTINGS - ENDPOINT_SETTINGS)
+
+
+def _seconds(duration: str) -> int:
+    """Convert a duration in seconds, as compose writes it: 90s."""
+    return int(duration.removesuffix("s"))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_locked_down(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "network_mode", "pid", "cap_add"} & service.keys()
+    assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_published_on_this_machine_only(name: str) -> None:
+    address = r"\$\{TRITON_(MONITORING_)?BIND_ADDRESS:-127\.0\.0\.1\}"
+    if name == "openai":
+        # It may be published where Triton isn't: its requests can't end Triton (docs/security.md).
+        address = rf"\$\{{TRITON_OPENAI_BIND_ADDRESS:-{address}\}}"
+    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in SERVICES[name]["ports"])
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_variable_is_documented(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "deploy/docker/README.md").read_text()
+
+
+def test_docker_waits_until_a_server_has_drained() -> None:
+    default = Settings.of({})
+    assert _seconds(SERVER["stop_grace_period"]) == default.grace + STOP_MARGIN_S
+    assert UNLOAD_S + FLUSH_S + END_S <= STOP_MARGIN_S - 5
+    assert default.for_model({})["LLAMA_DRAIN_SECONDS"] == str(default.grace)
+    # Supervisor and model have the same longest grace period.
+    bound = BOUNDS["drain_seconds"]
+    assert isinstance(bound, Integer)
+    assert Settings.of({"TRITON_GRACE_SECONDS": str(bound.high)}).grace == bound.high
+    with pytest.raises(RefusedError, match=f"1 ... {bound.high}"):
+        Settings.of({"TRITON_GRACE_SECONDS": str(bound.high + 1)})
+
+
+def test_compose_passes_every_setting() -> None:
+    passed = {name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
+    # A value in the compose file would be a second default.
+    assert passed == MODEL_SETTINGS
+    assert not re.findall(rf"\$\{{{ENVIRONMENT_PREFIX}\w+", COMPOSE + GPU)
+    prefix = endpoint_settings.ENVIRONMENT_PREFIX
+    assert OPENAI["command"][::2] == ["--host", "--triton"]
+    # The port is the published one.
+    by_option = {f"{prefix}{name}" for name in ("HOST", "TRITON", "PORT")}
+    assert {name for name in OPENAI["environment"] if name.startswith(prefix)} == ENDPOINT_SETTINGS - by_option
+
+
+def test_a_health_check_times_out_before_docker_does() -> None:
+    for health in (SERVER["healthcheck"], OPENAI["healthcheck"]):
+        assert health["test"][-2] == "--timeout"
+        assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
+
+
+def test_the_endpoint_ends_before_the_server() -> None:
+    # compose stops a service before what it depends on.
+    assert list(OPENAI["depends_on"]) == ["server"]
+    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10
+
+
+def test_the_endpoint_has_the_servers_checkpoint() -> None:
+    (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")
+    override = yaml.safe_load(text)["services"]
+    assert override["openai"] == override["server"]
+    assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}

@@ -1,0 +1,140 @@
+"""What the manifests name exists in the image, the engine and each other, and their numbers fit together."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+
+from deploy.code_blocks import ROOT
+from deploy.manifests import FOLDERS, KUBERNETES, Manifest, Overlay, build, environment, mappings
+from engine.configs import read_config
+from llama_engine.observability.metrics import METRICS
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
+from triton_llama_openai import settings as endpoint_settings
+from triton_supervisor.settings import DEFAULT_GRACE_S, STOP_MARGIN_S
+
+DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+# How to run each program of the image here, where the image's paths don't exist.
+MODULES = {"/srv/triton-llama/bin/health": "triton_supervisor.health"}
+OTHER_VARIABLES = {"TRITON_GRACE_SECONDS", "CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PROBE_MARGIN_S = 5
+"""A probe takes at most its own --timeout and 2 s; the rest is for starting Python on a busy node."""
+
+
+def _commands(overlay: Overlay) -> list[tuple[str, list[str]]]:
+    """Return the module and the arguments of every command line in the pod."""
+    lines = [[*part["command"], *part.get("args", [])] for part in mappings(overlay.pod) if "command" in part]
+    # -P: not the folder that the process starts in.
+    lines = [[word for word in line if word not in ("python3", "-P", "-m")] for line in lines if line[0] != "sleep"]
+    return [(MODULES.get(line[0], line[0]), line[1:]) for line in lines]
+
+
+def _option(command: list[str], name: str) -> float:
+    """Return the number behind an option of a command line."""
+    return float(command[command.index(name) + 1])
+
+
+def _pause_before_the_end(container: Manifest) -> int:
+    """Return the seconds that a container serves on before it gets SIGTERM."""
+    program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    return int(seconds)
+
+
+def test_the_image_has_every_command_with_its_options() -> None:
+    used: dict[str, set[str]] = {}
+    for module, arguments in (command for folder in FOLDERS for command in _commands(build(folder))):
+        package = module.partition(".")[0]
+        assert re.search(rf"^COPY .*/{package} /srv/triton-llama/python/{package}$", DOCKERFILE, re.MULTILINE)
+        used.setdefault(module, set()).update(word for word in arguments if word.startswith("--"))
+    for module, options in used.items():
+        line = [sys.executable, "-m", module, "--help"]
+        shown = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert options <= set(re.findall(r"--[a-z-]+", shown)), module
+
+
+def test_every_port_is_one_of_the_image(overlay: Overlay) -> None:
+    ports = {port["name"]: port["containerPort"] for port in [*overlay.server["ports"], *overlay.openai["ports"]]}
+    (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
+    of_the_image = dict(zip(("http", "grpc", "metrics", "openai"), map(int, exposed), strict=True))
+    assert ports == of_the_image
+    names = [port["targetPort"] for service in overlay.all("Service") for port in service["spec"]["ports"]]
+    rules = [rule for policy in overlay.all("NetworkPolicy") for rule in policy["spec"].get("ingress", [])]
+    names += [port["port"] for rule in rules for port in rule["ports"]]
+    names += [end["port"] for monitor in overlay.all("PodMonitor") for end in monitor["spec"]["podMetricsEndpoints"]]
+    assert set(names) <= set(ports)
+
+
+def test_every_container_runs_the_version_of_this_project(overlay: Overlay) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {container["image"] for container in overlay.containers.values()} == {f"triton-llama:{version}"}
+    assert f"-t triton-llama:{version} ." in (KUBERNETES / "README.md").read_text()
+
+
+def test_every_variable_is_known(overlay: Overlay) -> None:
+    prefix = endpoint_settings.ENVIRONMENT_PREFIX
+    settings = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
+    settings |= {f"{prefix}{name.upper()}" for name in endpoint_settings.Settings.model_fields}
+    assert {*environment(overlay.server), *environment(overlay.openai)} <= settings | OTHER_VARIABLES
+    for container in overlay.containers.values():
+        defined: set[str] = set()
+        for variable in [*container["env"], {"name": "", "value": " ".join(container.get("args", []))}]:
+            assert set(re.findall(r"\$\((\w+)\)", variable.get("value", ""))) <= defined, variable
+            defined.add(variable["name"])
+
+
+def test_every_object_that_a_pod_names_exists(overlay: Overlay) -> None:
+    parts = list(mappings(overlay.pod))
+    maps = {part["configMapKeyRef"]["name"] for part in parts if "configMapKeyRef" in part}
+    assert maps == {manifest["metadata"]["name"] for manifest in overlay.all("ConfigMap")}
+    claims = {part["claimName"] for part in parts if "claimName" in part}
+    assert claims == {manifest["metadata"]["name"] for manifest in overlay.all("PersistentVolumeClaim")}
+    # The operator creates the secret; a pod starts without it.
+    assert all(part["secretKeyRef"]["optional"] for part in parts if "secretKeyRef" in part)
+
+
+def test_the_server_reads_the_checkpoint_that_was_prepared(overlay: Overlay) -> None:
+    for prepare in overlay.pod.get("initContainers", []):
+        assert prepare["args"][prepare["args"].index("--out") + 1] == "/models/$(NAME)"
+        assert environment(overlay.server)["LLAMA_MODEL"] == "/models/$(CHECKPOINT)"
+        variables = [*prepare["env"], *overlay.server["env"]]
+        sources = {variable["name"]: variable.get("valueFrom") for variable in variables}
+        assert sources["NAME"] == sources["CHECKPOINT"]
+
+
+def test_a_pod_is_killed_only_after_its_drain(overlay: Overlay) -> None:
+    assert environment(overlay.server)["TRITON_GRACE_SECONDS"] == str(DEFAULT_GRACE_S)
+    seconds = overlay.pod["terminationGracePeriodSeconds"]
+    assert seconds == _pause_before_the_end(overlay.server) + DEFAULT_GRACE_S + STOP_MARGIN_S
+
+
+def test_the_endpoint_stops_taking_requests_before_the_server_does(overlay: Overlay) -> None:
+    seconds = _pause_before_the_end(overlay.openai)
+    assert environment(overlay.openai)["TRITON_LLAMA_OPENAI_GRACE"] == str(DEFAULT_GRACE_S)
+    assert 0 < seconds < _pause_before_the_end(overlay.server)
+    assert seconds + DEFAULT_GRACE_S < overlay.pod["terminationGracePeriodSeconds"]
+
+
+def test_a_probe_has_time_to_report_its_reason(overlay: Overlay) -> None:
+    probes = [part[name] for part in (overlay.server, overlay.openai) for name in PROBES if name in part]
+    assert len(probes) == 4
+    for probe in probes:
+        assert _option(probe["exec"]["command"], "--timeout") + PROBE_MARGIN_S <= probe["timeoutSeconds"]
+
+
+def test_the_autoscaler_scales_by_metrics_that_exist() -> None:
+    overlay, config = build("overlays/autoscaling"), read_config("config")
+    scaled = overlay.only("ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == overlay.only("Deployment")["metadata"]["name"]
+    queries = " ".join(trigger["metadata"]["query"] for trigger in scaled["triggers"])
+    names = set(re.findall(r"\b((?:nv|llama)_\w+)\{", queries))
+    assert len(names) == 3
+    assert names <= {metric.name for metric in METRICS} | {"nv_inference_pending_request_count"}
+    assert set(re.findall(r'namespace="([^"]+)"', queries)) == {overlay.only("Namespace")["metadata"]["name"]}
+    thresholds = {trigger["name"]: int(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"]}
+    # The autoscaler divides the running rows by this and rounds up, so full pods stay and add none.
+    assert thresholds["running"] == config.max_batch_size
+    assert thresholds["waiting"] < config.dynamic_batching.default_queue_policy.max_queue_size

@@ -1,0 +1,95 @@
+"""Docker starts a server again whose model died; one that is stopped answers every accepted request first."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import pytest
+from end_to_end.compose.conftest import NewProject
+from end_to_end.compose.engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject
+from end_to_end.servers import until
+from triton_llama import LlamaClient
+from triton_llama.endpoint import Protocol
+
+PROTOCOLS: tuple[Protocol | Literal["openai"], ...] = ("http", "grpc", "http", "openai")
+TOKENS = 400
+"""Long enough that the first request still runs when the last one arrives, on a busy machine too."""
+PENDING = re.compile(r'^nv_inference_pending_request_count\{model="llama".*\} (\d+)', re.MULTILINE)
+KILL_THE_MODEL = """
+for process in /proc/[0-9]*; do
+  case $(cat $process/comm) in triton_python_b*) kill -9 ${process#/proc/} ;; esac
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def own_project(new_project: NewProject) -> Iterator[ComposeProject]:
+    """A server of its own, of a config that serves one request at a time; an empty setting means its default."""
+    settings = {"TRITON_MODEL_CONFIG": "naive_fp16", "LLAMA_MODEL": ""}
+    with new_project(settings) as project:
+        yield project
+
+
+@pytest.fixture
+def project(own_project: ComposeProject) -> ComposeProject:
+    """The server, healthy whatever the test before has done to it."""
+    own_project.up()
+    return own_project
+
+
+def _get(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as response:
+        return str(response.read().decode())
+
+
+def test_the_named_config_is_served(project: ComposeProject) -> None:
+    assert json.loads(_get(project.address(HTTP), "/v2/models/llama/config"))["max_batch_size"] == 1
+
+
+def test_a_container_whose_model_is_killed_comes_back_by_the_restart_policy(project: ComposeProject) -> None:
+    project.inside("sh", "-c", KILL_THE_MODEL)
+    until(lambda: project.inspect(".RestartCount") == 1, project.log)
+    # Waits until it is healthy again.
+    project.compose("up", "--detach", "--wait", timeout=240)
+    assert project.inspect(".RestartCount") == 1
+    log = project.compose("logs", "--no-color").stdout.splitlines()
+    (line,) = [line for line in log if "triton_supervisor: " in line]
+    assert line.endswith(" is gone: it crashed, or was killed; the server ends with code 70")
+
+
+def test_stop_answers_every_accepted_request(project: ComposeProject) -> None:
+    """The first request runs; the others wait in Triton's queue, whose metric shows that they have arrived."""
+    # Once: asking Docker for an address takes longer than a request waits. A restart may have changed it.
+    addresses = {"http": project.address(HTTP), "grpc": project.address(GRPC)}
+    openai, metrics = project.address(OPENAI, "openai"), project.address(METRICS)
+
+    def generate(protocol: Protocol | Literal["openai"], tokens: int = TOKENS) -> int:
+        if protocol == "openai":
+            body = {"model": "pydoc-llama", "prompt": "def", "max_tokens": tokens, "min_tokens": tokens}
+            request = urllib.request.Request(f"http://{openai}/v1/completions", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=180) as response:
+                return int(json.load(response)["usage"]["completion_tokens"])
+        with LlamaClient(addresses[protocol], protocol, timeout=180) as client:
+            return client.generate("def", max_tokens=tokens, min_tokens=tokens).num_output_tokens
+
+    def queued() -> int:
+        return int(PENDING.findall(_get(metrics, "/metrics"))[0])
+
+    # The endpoint pauses between its attempts to reach a server that was restarted.
+    assert generate("openai", 1) == 1
+    with ThreadPoolExecutor(len(PROTOCOLS)) as pool:
+        responses = [pool.submit(generate, protocol) for protocol in PROTOCOLS]
+        waiting = len(PROTOCOLS) - 1
+        until(lambda: queued() >= waiting, lambda: f"{waiting} requests are queued: {queued()}")
+        assert not any(response.done() for response in responses)
+        project.compose("stop", timeout=STOP_S)
+        assert [response.result(timeout=5) for response in responses] == [TOKENS] * len(PROTOCOLS)
+    # 137 would mean that Docker had to kill the container.
+    assert [project.inspect(".State.ExitCode", service) for service in ("server", "openai")] == [0, 0]
+    project.compose("down", timeout=STOP_S)
+    assert project.containers() == []

@@ -1,0 +1,122 @@
+"""`docker compose up`: the server responds on its published ports, its probes work, and it is locked down."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+from end_to_end.compose.conftest import NewProject
+from end_to_end.compose.engine import GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
+from triton_llama import LlamaClient
+from triton_llama.status import read_model_info
+
+WRITE_PROTECTED = ["/", "/etc", "/opt/triton-llama/python", "/srv/triton-llama/model_repository/llama/1"]
+FOR_THE_SERVER = {"LLAMA_MODEL": "meta-llama/Llama-2-7b-chat-hf", "HF_TOKEN": "hf_secret", "LLAMA_SLOTS": "16"}
+FOR_COMPOSE = {"TRITON_BIND_ADDRESS": "127.0.0.1", "TRITON_SHM_SIZE": "2gb"}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["generate", "generate_stream"])
+def test_generate_and_generate_stream_are_answered_by_default(served: ComposeProject, stream: bool) -> None:
+    # So many that they can't all wait for their turn on a busy machine and come in one chunk.
+    body = {"text_input": "The list class in Python", "max_tokens": 500, "min_tokens": 500, "stream": stream}
+    path = "/v2/models/llama/generate" + ("_stream" if stream else "")
+    text = _post(served.address(HTTP), path, body)
+    chunks = [json.loads(line) for line in text.replace("data: ", "").splitlines() if line]
+    assert sum(chunk["num_output_tokens"] for chunk in chunks) == 500
+    assert (len(chunks) > 1) == stream
+
+
+def test_a_generation_over_grpc_is_complete(served: ComposeProject) -> None:
+    with LlamaClient(served.address(GRPC), "grpc") as client:
+        assert client.generate("The list class in Python", max_tokens=20, min_tokens=20).num_output_tokens == 20
+
+
+def test_infer_is_answered_by_llama_unary_by_default(served: ComposeProject) -> None:
+    data = {"text_input": ("BYTES", "The list class in Python"), "max_tokens": ("INT32", 20)}
+    inputs = [
+        {"name": name, "datatype": type_, "shape": [1, 1], "data": [value]} for name, (type_, value) in data.items()
+    ]
+    answer = json.loads(_post(served.address(HTTP), "/v2/models/llama_unary/infer", {"inputs": inputs}))
+    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+    assert outputs["text_output"][0].strip()
+
+
+def test_every_port_is_published_on_this_machine_only_metrics_too(served: ComposeProject) -> None:
+    addresses = [served.address(port) for port in (HTTP, GRPC, METRICS)]
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+    with urllib.request.urlopen(f"http://{addresses[-1]}/metrics", timeout=10) as response:
+        assert 'nv_inference_request_success{model="llama"' in response.read().decode()
+
+
+def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
+    health = served.inspect(".State.Health")
+    assert isinstance(health, dict)
+    assert health["Status"] == "healthy"
+    last = health["Log"][-1]
+    assert last["ExitCode"] == 0
+    assert last["Output"].startswith(("healthy: one token in ", "healthy: a step "))
+
+
+def test_the_container_computes_with_the_compiled_kernels(served: ComposeProject) -> None:
+    """The base image of these tests has no compiler: the objects are those that `make` left in the checkout."""
+    expected = {object_path(name).name for name in INSTRUCTION_SETS if object_path(name).exists()}
+    if not expected:
+        pytest.skip("this checkout has no compiled kernels: no C++ compiler")
+    folder = "/srv/triton-llama/model_repository/llama/1/llama_engine/kernels/cpu/build"
+    assert expected <= set(served.inside("ls", folder).stdout.split())
+    (info,) = read_model_info(served.address(METRICS), "llama").instances
+    assert info.computation.startswith("exact INT8, ")
+    assert info.computation.endswith(" kernels: batch-invariant")
+
+
+def test_the_endpoint_streams_a_guided_chat_on_its_published_port(served: ComposeProject) -> None:
+    address = served.address(OPENAI, "openai")
+    assert address.startswith("127.0.0.1:")
+    messages = [{"role": "user", "content": "What is a list?"}]
+    body = {"model": "pydoc-llama", "messages": messages, "max_tokens": 20, "stream": True}
+    guide = {"response_format": {"type": "json_object"}}
+    events = _post(address, "/v1/chat/completions", {**body, **guide}).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
+    assert choices[-1]["finish_reason"]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices).lstrip().startswith("{")
+
+
+def test_no_process_is_root_or_can_become_root(served: ComposeProject) -> None:
+    # The test's own `exec` is among them: it has the container's user and limits.
+    lines = served.inside("sh", "-c", "cat /proc/[0-9]*/status").stdout.splitlines()
+    values = [line.split() for line in lines]
+    assert sum(words[0] == "Name:" and "triton_python_b" in words[1] for words in values) >= 1
+    assert {tuple(words[1:]) for words in values if words[0] in ("Uid:", "Gid:")} == {("1000",) * 4}
+    assert {words[1] for words in values if words[0] in ("CapPrm:", "CapEff:", "CapBnd:")} == {"0" * 16}
+    assert {words[1] for words in values if words[0] == "NoNewPrivs:"} == {"1"}
+
+
+def test_only_the_volumes_can_be_written(served: ComposeProject) -> None:
+    attempt = served.inside("touch", *(f"{folder}/written" for folder in WRITE_PROTECTED), check=False)
+    assert attempt.stderr.count("Read-only file system") == len(WRITE_PROTECTED)
+    for folder in ("/tmp", "/dev/shm", "/var/cache/triton-llama"):
+        served.inside("sh", "-c", f"touch {folder}/written && rm {folder}/written")
+
+
+def test_only_the_servers_variables_that_are_set_reach_the_container(new_project: NewProject) -> None:
+    with new_project({**FOR_THE_SERVER, **FOR_COMPOSE}) as project:
+        environment = _config(project)["environment"]
+    values = {name: value for name, value in environment.items() if value is not None}
+    assert values == {"OMP_NUM_THREADS": "1", **FOR_THE_SERVER}
+
+
+def _post(address: str, path: str, body: dict[str, object]) -> str:
+    request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(response.read().decode())
+
+
+def _config(project: ComposeProject, *options: str) -> dict[str, Any]:
+    """Return the server's part of the files as compose resolves them."""
+    resolved: dict[str, Any] = json.loads(project.compose(*options, "config", "--format", "json").stdout)
+    server: dict[str, Any] = resolved["services"][SERVICE]
+    return server

@@ -1,0 +1,79 @@
+"""A fixture for each of the planned servers; a failed test shows the logs of those in use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from end_to_end.metrics import Metrics
+from end_to_end.plans import PLANS, SHARED, planned
+from end_to_end.servers import in_use, logs
+from triton_local.server import LocalTriton
+
+# Settings that a developer exports for `make serve` don't apply to tests.
+for name in [name for name in os.environ if name.startswith("LLAMA_")]:
+    del os.environ[name]
+
+
+# What needs Docker, or the environments of other people's clients.
+LONG = [Path(__file__).parent / folder for folder in ("compose", "clients")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent in LONG:
+            item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(scope="session")
+def ending() -> Iterator[ExitStack]:
+    """Waits at the end of the run for servers that were told to end: each takes five seconds, mostly waiting."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def _server_fixture(name: str) -> object:
+    @pytest.fixture(scope="session" if name in SHARED else "module", name=name)
+    def server(ending: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+        started = ending.enter_context(planned(name, tmp_path_factory.mktemp(name)))
+        with in_use(name, started):
+            yield started
+        started.terminate()
+
+    return server
+
+
+for name in PLANS:
+    globals()[name] = _server_fixture(name)
+
+
+def _named(request: pytest.FixtureRequest) -> LocalTriton:
+    named: LocalTriton = request.getfixturevalue(request.param)
+    return named
+
+
+server = pytest.fixture(_named, name="server")
+"""The server that an indirect parameter names."""
+
+either = pytest.fixture(_named, params=["triton", "streaming"], name="either")
+"""The default config, then the streaming one."""
+
+narrow = pytest.fixture(_named, params=["narrow_default", "narrow_streaming"], name="narrow")
+"""Two slots and a queue of three, under the default and the streaming config."""
+
+
+@pytest.fixture
+def metrics(narrow: LocalTriton) -> Metrics:
+    """The narrow server's metrics, counted from the beginning of the test."""
+    return Metrics(narrow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections += [(f"tritonserver, {name}", log) for name, log in logs().items()]
+    return report

@@ -1,0 +1,115 @@
+"""The servers that tests share: a config, its settings, and changes to the model repository, by the fixture's name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from end_to_end.servers import ROOT, in_use, new_server
+from triton_local.server import LocalTriton
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A server's config, settings, and changes to the model repository.
+
+    shim, queue_policy, beside: as for `copy_repository`.
+    """
+
+    variant: str = "default"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    shim: str = ""
+    queue_policy: str = ""
+    beside: Sequence[str] = ()
+
+
+# Few slots and small prefills: sequences wait, join others, and are prefilled in chunks.
+_FP32 = {
+    "LLAMA_QUANTIZATION": "none",
+    "LLAMA_DTYPE": "float32",
+    "LLAMA_SLOTS": "8",
+    "LLAMA_PREFILL_TOKENS": "48",
+}
+_TWO_SLOTS = {"LLAMA_SLOTS": "2"}
+_QUEUE_OF_THREE = (
+    "max_queue_size: 3, timeout_action: REJECT, allow_timeout_override: true, "
+    # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
+    "default_timeout_microseconds: 600000000"
+)
+_LATE = {"TRITON_STUCK_SECONDS": "16"}
+"""Without a step, until a model counts as dead: a working one must not, beside other tests."""
+
+_QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
+
+SHARED = {
+    # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
+    "triton": Plan(),
+    "streaming": Plan("streaming"),
+    "batched_int8": Plan("batched_int8"),
+    # For tests that act while a request runs: slow, with two slots and a queue of three; and the models for other
+    # backends' clients.
+    "narrow_default": Plan("default", _TWO_SLOTS, "slow_model", _QUEUE_OF_THREE, beside=("ensemble", "vllm_model")),
+    "narrow_streaming": Plan(
+        "streaming",
+        _TWO_SLOTS,
+        "slow_model",
+        _QUEUE_OF_THREE,
+        beside=("ensemble", "ensemble_uint32", "as_int32", "vllm_model"),
+    ),
+}
+"""Servers that tests of several modules use, and leave as they are."""
+
+PLANS = {
+    **SHARED,
+    "fp32_streaming": Plan("streaming", _FP32),
+    # The other configs.
+    "batched_fp16": Plan("batched_fp16"),
+    "naive_fp16": Plan("naive_fp16"),
+    "failing": Plan("streaming", _LATE, "faulty_model"),
+    # For a test that kills it.
+    "mortal": Plan("streaming", {**_TWO_SLOTS, **_LATE}, "slow_model"),
+}
+
+
+def planned(name: str, folder: Path) -> LocalTriton:
+    """Return the server of this name, not started. folder: an empty one, for a changed model repository."""
+    plan = PLANS[name]
+    changes = (plan.shim, plan.queue_policy, plan.beside)
+    repository = copy_repository(folder, *changes) if any(changes) else None
+    options = [f"--load-model={model}" for model in plan.beside]
+    return new_server(plan.variant, plan.environment, repository, options)
+
+
+@contextmanager
+def running(name: str, folder: Path) -> Iterator[LocalTriton]:
+    """Yield the server of this name; parameters as of `planned`."""
+    with planned(name, folder) as server, in_use(name, server):
+        yield server
+
+
+def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside: Sequence[str] = ()) -> Path:
+    """Copy the model repository into an empty folder and return its path.
+
+    shim: the file of this name beside this one replaces model.py and imports it as `real_model`. queue_policy: fields
+    of Triton's ModelQueuePolicy, in place of the in-flight configs' own. beside: models of compatibility/.
+    """
+    repository = folder / "model_repository"
+    shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("__pycache__"))
+    # The embedded checkpoint's default path is beside the repository.
+    (folder / "models").symlink_to(ROOT / "models")
+    model = repository / "llama"
+    if shim:
+        (model / "1" / "model.py").rename(model / "1" / "real_model.py")
+        shutil.copy(Path(__file__).parent / f"{shim}.py", model / "1" / "model.py")
+    if queue_policy:
+        for config in (model / "config.pbtxt", model / "configs" / "streaming.pbtxt"):
+            text, count = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())
+            assert count == 1
+            config.write_text(text)
+    for name in beside:
+        shutil.copytree(ROOT / "compatibility" / name, repository / name)
+    return repository

@@ -1,0 +1,116 @@
+"""Clients that cancel, leave or don't read: their slots become free, and other requests are not affected."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import tritonclient.grpc
+from end_to_end.metrics import LASTING, PENDING, Metrics, all_slots_taken
+from end_to_end.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response, whole
+from end_to_end.wires import MODEL, ask, at_once, generate, tensors
+from triton_local.server import LocalTriton
+
+TOKENS = 100
+"""Of the neighbour: it has to run still when both are seen to run."""
+
+NEIGHBOUR = {"text_input": "Return a list", "max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 1.0, "seed": 8}
+FAR_FEWER = 400
+"""Tokens of a request of 500 that is cancelled near its beginning."""
+
+UNREAD = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "stream": True}
+
+
+def test_a_cancelled_request_frees_its_slot(narrow: LocalTriton, metrics: Metrics) -> None:
+    alone = ask(narrow, generate, **NEIGHBOUR)
+    # Twice, so that a slot with remains of the request before would show.
+    for count in (1, 2):
+        with Call(narrow, LASTING) as call, Call(narrow, NEIGHBOUR) as neighbour:
+            metrics.wait_for_slots(2)
+            call.cancel()
+            assert neighbour.outcome() == alone
+            # After its answer there is nothing to cancel.
+            neighbour.cancel()
+            metrics.wait(Metrics.idle, "the slot is free")
+        metrics.wait_for(count, "llama_cancellations_total")
+    metrics.wait_for(2, "llama_requests_total", finish_reason="cancelled")
+    metrics.wait_for(3, "llama_requests_total", finish_reason="length")
+    assert metrics.grown("llama_generated_tokens_total") - 3 * TOKENS < 2 * FAR_FEWER
+
+
+def test_a_request_cancelled_while_it_waits_is_never_computed(narrow: LocalTriton, metrics: Metrics) -> None:
+    with ExitStack() as calls:
+        with all_slots_taken(narrow, metrics, slots=2) as running:
+            in_model = calls.enter_context(Call(narrow, NEIGHBOUR))
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
+            queued = calls.enter_context(Call(narrow, NEIGHBOUR))
+            metrics.wait(lambda now: now.now(PENDING) == 1, "one waits in Triton's queue")
+            queued.cancel()
+            in_model.cancel()
+            metrics.wait_for_slots(2)
+            assert not any(call.done() for call in running)
+        metrics.wait(Metrics.idle, "all have ended")
+    tokens = ask(narrow, generate, **LASTING | {"max_tokens": 1, "min_tokens": 1}).num_input_tokens
+    metrics.wait_for(3 * tokens, "llama_prompt_tokens_total")
+    # The one in Triton's queue is cancelled by Triton or by the model.
+    assert 3 <= metrics.grown("llama_cancellations_total") <= 4
+    assert metrics.grown("llama_generated_tokens_total") < 2 * FAR_FEWER
+
+
+def _close_sse(server: LocalTriton) -> None:
+    with sse_response(server, LASTING) as response:
+        next(events(response))
+
+
+def _cancel_grpc_stream(server: LocalTriton) -> None:
+    with GrpcStream(server) as stream:
+        stream.ask({**LASTING, "stream": True})
+        stream.next()
+        stream.cancel()
+
+
+@pytest.mark.parametrize("leave", [_close_sse, _cancel_grpc_stream])
+@pytest.mark.parametrize("narrow", ["narrow_streaming"], indirect=True)
+def test_a_stream_whose_client_leaves_frees_its_slot(
+    narrow: LocalTriton, metrics: Metrics, leave: Callable[[LocalTriton], None]
+) -> None:
+    alone = ask(narrow, generate, **NEIGHBOUR)
+    with Call(narrow, NEIGHBOUR) as neighbour:
+        leave(narrow)
+        assert neighbour.outcome() == alone
+    metrics.wait(Metrics.idle, "the slots are free")
+    metrics.wait_for(1, "llama_cancellations_total")
+    metrics.wait_for(2, "llama_requests_total", finish_reason="length")
+    assert metrics.grown("llama_generated_tokens_total") - 2 * TOKENS < FAR_FEWER
+
+
+def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton) -> None:
+    neighbours = [NEIGHBOUR | {"seed": seed} for seed in range(4)]
+    alone = [ask(streaming, generate, **neighbour) for neighbour in neighbours]
+    metrics = Metrics(streaming)
+    host, port = streaming.http_url.split(":")
+    body = json.dumps(UNREAD).encode()
+    head = b"POST /v2/models/llama/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    read_on = threading.Event()
+    with ExitStack() as unread:
+        client = unread.enter_context(tritonclient.grpc.InferenceServerClient(streaming.grpc_url))
+        unread.callback(read_on.set)
+        client.start_stream(lambda result, error: read_on.wait())
+        for _ in range(2):
+            client.async_stream_infer(MODEL, tensors(tritonclient.grpc.InferInput, UNREAD))
+            connection = unread.enter_context(socket.socket())
+            # The smallest window that the kernel gives.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            connection.connect((host, int(port)))
+            connection.sendall(head + body)
+        metrics.wait(lambda now: now.grown("llama_prompt_tokens_total") > 0, "they run")
+        jobs = [
+            partial(whole, streaming, STREAM_WIRES[index % 2], neighbour) for index, neighbour in enumerate(neighbours)
+        ]
+        assert at_once(jobs) == alone
+        metrics.wait_for(4 + len(alone), "llama_requests_total", finish_reason="length")

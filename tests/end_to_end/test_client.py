@@ -1,0 +1,118 @@
+"""The client library against a real Triton that runs the real model, under both configs."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from end_to_end.metrics import Metrics
+from triton_llama import (
+    AsyncLlamaClient,
+    Completion,
+    LlamaClient,
+    LlamaTimeoutError,
+    RejectedInputError,
+    SamplingParams,
+)
+from triton_llama.endpoint import Protocol
+from triton_local.server import LocalTriton
+
+PROMPTS = ["The for statement is used to", "Return a list of", "É 🙂 x", "def ", "An exception", "A", "In Python", "x"]
+WITH_PROMPT = SamplingParams(max_tokens=4, exclude_input_in_output=False)
+REQUESTS = [
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=24, temperature=1.0, seed=2**64 - 1),
+    SamplingParams(max_tokens=40, temperature=1.3, seed=9223372036854775809, stop_words=["e", "the "]),
+    SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9, seed=5, bad_words=[" the"], exclude_input_in_output=False),
+]
+LONG = SamplingParams(max_tokens=2000, min_tokens=2000, temperature=1.0, seed=1)
+
+both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+
+
+def address(triton: LocalTriton, protocol: Protocol) -> str:
+    return triton.http_url if protocol == "http" else triton.grpc_url
+
+
+def check(prompt: str, completion: Completion) -> None:
+    assert completion.text.startswith(prompt)
+    assert completion.finish_reason in ("stop", "length")
+    assert completion.num_input_tokens >= 1
+    assert 1 <= completion.num_output_tokens <= 4
+
+
+def same(streamed: Completion, whole: Completion) -> bool:
+    return streamed == Completion(**{**vars(whole), "request_id": streamed.request_id, "seed": streamed.seed})
+
+
+@both_protocols
+def test_a_refusal_or_a_timeout_harms_no_later_request(either: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(either, protocol), protocol) as client:
+        with pytest.raises(RejectedInputError, match="temperature"):
+            client.generate(PROMPTS[0], temperature=7.0)
+        with pytest.raises(LlamaTimeoutError):
+            client.generate(PROMPTS[0], max_tokens=32, timeout=0.001)
+        assert client.generate(PROMPTS[0], max_tokens=2).num_output_tokens == 2
+
+
+@both_protocols
+async def test_both_clients_have_the_same_status(triton: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(triton, protocol), protocol) as client:
+        status = client.status()
+    async with AsyncLlamaClient(address(triton, protocol), protocol) as twin:
+        assert await twin.status() == status
+    assert (status.live, status.ready, status.model_ready, status.server) == (True, True, True, "triton")
+
+
+@both_protocols
+async def test_an_async_client_goes_on_after_a_cancelled_task(triton: LocalTriton, protocol: Protocol) -> None:
+    async with AsyncLlamaClient(address(triton, protocol), protocol) as client:
+        task = asyncio.create_task(client.generate(PROMPTS[0], max_tokens=64))
+        for _ in range(3):
+            # Let it get as far as the socket; no answer is that quick.
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        completions = await asyncio.gather(*(client.generate(prompt, WITH_PROMPT) for prompt in PROMPTS))
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        check(prompt, completion)
+
+
+@both_protocols
+def test_chunks_joined_in_eight_threads_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(streaming, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
+
+        def check(prompt: str, params: SamplingParams) -> None:
+            with client.stream(prompt, params) as stream:
+                chunks = list(stream)
+            assert stream.text == "".join(chunk.text for chunk in chunks)
+            assert [bool(chunk.finish_reason) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+            assert same(stream.completion, client.generate(prompt, params))
+
+        list(threads.map(check, PROMPTS, REQUESTS * 2))
+
+
+@both_protocols
+def test_streams_that_are_left_give_their_slots_back(narrow_streaming: LocalTriton, protocol: Protocol) -> None:
+    metrics = Metrics(narrow_streaming)
+    with LlamaClient(address(narrow_streaming, protocol), protocol) as client:
+        # More than there are slots.
+        for _ in range(40):
+            with client.stream("def", LONG) as stream:
+                next(stream)
+        metrics.wait_for(40, "llama_requests_total", finish_reason="cancelled")
+        metrics.wait(Metrics.idle, "no slot is in use")
+        assert client.generate("def", max_tokens=2).num_output_tokens == 2
+
+
+@both_protocols
+async def test_async_streams_that_are_left_give_their_slots_back(streaming: LocalTriton, protocol: Protocol) -> None:
+    metrics = Metrics(streaming)
+    async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
+        async with client.stream("def", LONG) as left:
+            await anext(left)
+        async for _ in client.stream("def", LONG):
+            break
+    await asyncio.to_thread(metrics.wait_for, 2, "llama_requests_total", finish_reason="cancelled")

@@ -1,0 +1,133 @@
+"""A tritonserver or a model that dies under load: clients get an error, and the server ends with 70 and its reason."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from end_to_end.metrics import Metrics
+from end_to_end.openai_endpoint import in_front_of
+from end_to_end.plans import running
+from end_to_end.servers import HTTP, line_of_death, model_process
+from end_to_end.wires import UNARY
+from frontend.endpoints import Endpoint
+from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
+from triton_llama.endpoint import Protocol
+from triton_local.server import LocalTriton
+
+LONG = SamplingParams(max_tokens=500, min_tokens=500, temperature=0.0)
+
+SLOTS, QUEUED = 2, 4
+"""Requests that run at the death, and that wait in the model or in Triton's queue; the endpoint's are among both."""
+
+NOT_HEALTHY = "Stub process 'llama_0_0' is not healthy"
+"""Triton's answer to requests in its queue or in the model when it notices a dead process first."""
+
+ENGINE_GONE = '"code":"engine_unavailable"'
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[LocalTriton]:
+    """A server for one death."""
+    with running("mortal", tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def served(mortal: LocalTriton) -> Iterator[Endpoint]:
+    """An OpenAI endpoint that resumes nothing."""
+    with in_front_of(mortal, resume_timeout=0) as endpoint:
+        yield endpoint
+
+
+def _kill_server(server: LocalTriton) -> str:
+    os.kill(server.pid, signal.SIGSEGV)
+    return "tritonserver died of SIGSEGV"
+
+
+def _send_an_impossible_shape(server: LocalTriton) -> str:
+    """Triton 2.51 allocates what the shape says, and dies."""
+    tensors = [
+        {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["def"]},
+        {"name": "max_tokens", "datatype": "INT32", "shape": [4611686018427387904], "data": [1]},
+    ]
+    with pytest.raises(httpx.RemoteProtocolError):
+        HTTP.post(f"http://{server.http_url}/v2/models/llama_unary/infer", json={"inputs": tensors})
+    return "tritonserver died of SIGSEGV"
+
+
+def _kill_model(server: LocalTriton, model: str) -> str:
+    pid = model_process(server, model).pid
+    os.kill(pid, signal.SIGKILL)
+    return f"the model process {pid} is gone"
+
+
+def _stop_model(server: LocalTriton) -> str:
+    os.kill(model_process(server).pid, signal.SIGSTOP)
+    return "the model is dead: "
+
+
+DEATHS: dict[str, Callable[[LocalTriton], str]] = {
+    "tritonserver": _kill_server,
+    "the model": lambda server: _kill_model(server, "llama"),
+    "llama_unary": lambda server: _kill_model(server, UNARY),
+    "an impossible shape": _send_an_impossible_shape,
+    "a stuck model": _stop_model,
+}
+"""Each returns how the log's one line about it begins."""
+
+IN_MAKE_TEST = ("the model",)
+
+
+def _clients(server: LocalTriton, endpoint: Endpoint) -> list[Callable[[], None]]:
+    """Return requests over every way to the model; each checks how it fails."""
+
+    def direct(protocol: Protocol, streams: bool) -> None:
+        url = server.http_url if protocol == "http" else server.grpc_url
+        with LlamaClient(url, protocol) as client, pytest.raises((LlamaConnectionError, ServerError)) as failed:
+            list(client.stream("def", LONG)) if streams else client.generate("def", LONG)
+        assert isinstance(failed.value, LlamaConnectionError) or NOT_HEALTHY in str(failed.value)
+
+    def openai(streams: bool) -> None:
+        answer = endpoint.complete(max_tokens=500, min_tokens=500, stream=streams)
+        if ENGINE_GONE in answer.text:
+            # A stream that has begun has its status.
+            assert streams or answer.status_code == 503
+        else:
+            assert NOT_HEALTHY in answer.text
+
+    return [
+        lambda: openai(streams=False),
+        lambda: openai(streams=True),
+        lambda: direct("http", streams=False),
+        lambda: direct("http", streams=True),
+        lambda: direct("grpc", streams=False),
+        lambda: direct("grpc", streams=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "die",
+    [pytest.param(die, id=name, marks=[pytest.mark.long] * (name not in IN_MAKE_TEST)) for name, die in DEATHS.items()],
+)
+def test_a_death_fails_requests_under_way_and_ends_the_server_with_70(
+    mortal: LocalTriton, served: Endpoint, die: Callable[[LocalTriton], str]
+) -> None:
+    maps = Path(f"/proc/{mortal.pid}/maps").read_text()
+    regions = re.findall(r"/dev/shm/triton_python_backend_shm_region_\S+", maps)
+    assert regions
+    with ThreadPoolExecutor() as pool:
+        metrics = Metrics(mortal)
+        failures = [pool.submit(client) for client in _clients(mortal, served)]
+        metrics.wait_for_slots(SLOTS, waiting=QUEUED)
+        begins = die(mortal)
+        assert line_of_death(mortal).startswith(begins)
+        for failure in failures:
+            failure.result()
+    assert not any(Path(region).exists() for region in regions)

@@ -1,0 +1,201 @@
+"""What clients of other backends send, as they send it: to llama, and to `ensemble` and `vllm_model` of compatibility/.
+
+Names, types, shapes and what is read of the answers are those of TensorRT-LLM's `end_to_end_grpc_client.py`,
+LlamaIndex's `NvidiaTriton` and vllm_backend's `client.py`; docs/api.md has runs of the programs themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from end_to_end.servers import HTTP
+from end_to_end.streams import GrpcStream
+from end_to_end.wires import Answer, ask, generate
+from numpy.typing import NDArray
+from triton_local.server import LocalTriton
+from tritonclient.utils import InferenceServerException
+
+PROMPT = "Return a list of the"
+TOKENS = 12
+
+
+def responses(
+    server: LocalTriton,
+    model: str,
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Sequence[str] = ("text_output",),
+    parameters: dict[str, str] | None = None,
+) -> list[dict[str, NDArray[Any]]]:
+    """Ask over a stream as these clients do; return the outputs of all responses."""
+    wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
+    with GrpcStream(server) as stream:
+        stream.ask(inputs, model=model, outputs=wanted, parameters=parameters)
+        return stream.outputs()
+
+
+def tensorrt_llm(**changed: object) -> dict[str, NDArray[Any]]:
+    """Return the inputs of end_to_end_grpc_client.py, with all of its options that llama knows."""
+    types = {"text_input": np.object_, "stream": np.bool_, "temperature": np.float32}
+    values = {"text_input": PROMPT.encode(), "max_tokens": TOKENS, "stream": False, "beam_width": 1, "temperature": 1.0}
+    options: dict[str, NDArray[Any]] = {
+        "bad_words": np.array([[b"foo", b"bar"]], np.object_),
+        "stop_words": np.array([[b"snowman"]], np.object_),
+        "repetition_penalty": np.array([[1.1]], np.float32),
+        "presence_penalty": np.array([[0.1]], np.float32),
+        "frequency_penalty": np.array([[0.1]], np.float32),
+        "embedding_bias_words": np.array([[b"cat", b"list"]], np.object_),
+        "embedding_bias_weights": np.array([[1.5, -2.0]], np.float32),
+        "end_id": np.array([[2]], np.int32),
+        "pad_id": np.array([[2]], np.int32),
+        "exclude_input_in_output": np.array([[True]]),
+        # Another client's: the text is to be the same again.
+        "random_seed": np.array([[7]], np.uint64),
+    }
+    values |= changed
+    required = {name: np.array([[value]], types.get(name, np.int32)) for name, value in values.items()}
+    return {**options, **required}
+
+
+def texts(chunks: list[dict[str, NDArray[Any]]]) -> list[str]:
+    """Return the text of each choice as that client joins it."""
+    joined: dict[int, str] = {}
+    for chunk in chunks:
+        index = int(chunk["sequence_index"][0][0]) if "sequence_index" in chunk else 0
+        joined[index] = joined.get(index, "") + chunk["text_output"][0].decode()
+    return [joined[index] for index in sorted(joined)]
+
+
+def test_an_ensemble_answers_tensorrt_llms_client_as_llama_does(narrow: LocalTriton) -> None:
+    (whole,) = responses(narrow, "ensemble", tensorrt_llm())
+    (same,) = responses(narrow, "llama", tensorrt_llm())
+    assert whole["text_output"].shape == (1,)
+    assert whole["text_output"][0].decode()
+    assert whole["text_output"].tolist() == same["text_output"].tolist()
+    inputs = tensorrt_llm() | {"return_log_probs": np.array([[True]])}
+    (logged,) = responses(narrow, "ensemble", inputs, ("text_output", "cum_log_probs", "output_log_probs"))
+    assert logged["cum_log_probs"].shape == (1,)
+    assert np.isclose(logged["output_log_probs"].sum(), logged["cum_log_probs"][0], rtol=1e-4)
+
+
+def test_an_ensemble_streams_several_sequences_to_tensorrt_llms_client(narrow_streaming: LocalTriton) -> None:
+    several = tensorrt_llm(stream=True, num_return_sequences=3)
+    chunks = responses(narrow_streaming, "ensemble", several, ("text_output", "sequence_index"))
+    assert {chunk["sequence_index"].shape for chunk in chunks} == {(1, 1)}
+    (whole,) = responses(narrow_streaming, "llama", tensorrt_llm(num_return_sequences=3))
+    assert texts(chunks) == [text.decode() for text in whole["text_output"]]
+
+
+def test_tensorrt_llms_curl_is_answered(narrow_streaming: LocalTriton) -> None:
+    body = {"text_input": "What is machine learning?", "max_tokens": 20, "bad_words": "", "stop_words": ""}
+    answered = HTTP.post(f"http://{narrow_streaming.http_url}/v2/models/ensemble/generate", json=body)
+    assert answered.status_code == 200
+    assert isinstance(answered.json()["text_output"], str)
+
+
+@pytest.mark.parametrize(
+    ("model", "integer"),
+    [("llama", np.int32), ("ensemble", np.int32), ("ensemble_uint32", np.uint32)],
+    ids=["NvidiaTriton of LlamaIndex", "its default model", "TritonTensorRTLLM of LangChain"],
+)
+def test_a_class_with_tensorrt_llms_inputs_streams_greedily(
+    narrow_streaming: LocalTriton, model: str, integer: type[np.int32 | np.uint32]
+) -> None:
+    whole = {"max_tokens": 12, "top_k": 1, "beam_width": 1}
+    inputs = {
+        "text_input": np.array([[PROMPT.encode()]], np.object_),
+        **{name: np.array([[value]], integer) for name, value in whole.items()},
+        **{name: np.array([[1.0]], np.float32) for name in ("temperature", "length_penalty", "repetition_penalty")},
+        "top_p": np.array([[0.0]], np.float32),
+        "random_seed": np.array([[0]], np.uint64),
+        "stream": np.array([[True]]),
+    }
+    chunks = responses(narrow_streaming, model, inputs)
+    assert len(chunks) > 1
+    expected = ask(
+        narrow_streaming, generate, text_input=PROMPT, max_tokens=12, temperature=0.0, repetition_penalty=1.0
+    )
+    assert texts(chunks) == [expected.text]
+
+
+PARAMETERS = {"temperature": "0.0", "top_p": "0.95", "max_tokens": str(TOKENS)}
+
+
+def vllm(stream: bool, **more: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return the inputs of vllm_backend's client.py without its sampling parameters."""
+    return {"text_input": np.array([PROMPT.encode()], np.object_), "stream": np.array([stream]), **more}
+
+
+def sampling(**values: object) -> NDArray[Any]:
+    """Return its tensor of sampling parameters."""
+    return np.array([json.dumps(PARAMETERS | values).encode()], np.object_)
+
+
+KSERVE = {"temperature": 0.0, "top_p": 0.9, "max_tokens": TOKENS, "stop": ["snowman"], "frequency_penalty": 0.5}
+
+
+def test_kserves_parameters_are_inputs(narrow_streaming: LocalTriton) -> None:
+    url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
+    answered = HTTP.post(url, json={"text_input": PROMPT, "parameters": KSERVE})
+    expected = ask(narrow_streaming, generate, text_input=PROMPT, **KSERVE)
+    assert (
+        answered.json() | {"text_output": expected.text, "model_name": "llama", "model_version": "1"} == answered.json()
+    )
+
+
+@pytest.fixture
+def greedy(narrow_streaming: LocalTriton) -> Answer:
+    """Llama's own answer to vllm_backend's client."""
+    return ask(narrow_streaming, generate, text_input=PROMPT, max_tokens=TOKENS, temperature=0.0)
+
+
+@pytest.mark.parametrize("where", ["both", "tensor", "parameters"])
+def test_vllm_backends_client_gets_llamas_text(narrow_streaming: LocalTriton, greedy: Answer, where: str) -> None:
+    tensor = {} if where == "parameters" else {"sampling_parameters": sampling()}
+    parameters = None if where == "tensor" else PARAMETERS
+    (whole,) = responses(narrow_streaming, "vllm_model", vllm(False, **tensor), ("text_output",), parameters)
+    # Without `stream` the prompt precedes the text, as there.
+    assert whole["text_output"].tolist() == [(PROMPT + greedy.text).encode()]
+    chunks = responses(narrow_streaming, "vllm_model", vllm(True, **tensor), ("text_output",), parameters)
+    assert len(chunks) > 1
+    assert b"".join(chunk["text_output"][0] for chunk in chunks).decode() == greedy.text
+
+
+def test_vllm_backends_outputs_come_where_they_are_asked_for(narrow_streaming: LocalTriton, greedy: Answer) -> None:
+    names = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+    returns = {f"return_{name}": np.array([True]) for name in names}
+    inputs = vllm(True, sampling_parameters=sampling(logprobs=1), **returns)
+    chunks = responses(narrow_streaming, "vllm_model", inputs, ("text_output", *names))
+    assert {frozenset(chunk) for chunk in chunks} == {frozenset(("text_output", *names))}
+    reasons = [chunk["finish_reason"][0] for chunk in chunks]
+    assert reasons == [b"None"] * (len(chunks) - 1) + [greedy.finish_reason.encode()]
+    assert {(chunk["num_input_tokens"].dtype.name, int(chunk["num_input_tokens"][0])) for chunk in chunks} == {
+        ("uint32", greedy.num_input_tokens)
+    }
+    assert sum(int(chunk["num_output_tokens"][0]) for chunk in chunks) == greedy.num_output_tokens
+    logged = [entry for chunk in chunks for entry in json.loads(chunk["logprobs"][0])]
+    total = sum(next(iter(entry.values()))["logprob"] for entry in logged)
+    assert np.isclose(chunks[-1]["cumulative_logprob"][0], total, rtol=1e-4)
+    (bare,) = responses(narrow_streaming, "vllm_model", vllm(False, sampling_parameters=sampling()), ())
+    assert set(bare) == {"text_output"}
+
+
+def test_vllm_backends_curl_is_answered_by_either_model(narrow: LocalTriton) -> None:
+    parameters = {"stream": False, "temperature": 0, "max_tokens": TOKENS}
+    body = {"text_input": PROMPT, "parameters": parameters}
+    urls = [f"http://{narrow.http_url}/v2/models/{model}/generate" for model in ("llama", "vllm_model")]
+    llama, vllm_model = (HTTP.post(url, json=body).json()["text_output"] for url in urls)
+    assert vllm_model == PROMPT + llama
+
+
+def test_an_error_of_vllm_model_keeps_its_message(narrow_streaming: LocalTriton) -> None:
+    with pytest.raises(InferenceServerException, match=r"^INVALID_ARG: temperature is '9'; it must be a finite number"):
+        responses(narrow_streaming, "vllm_model", vllm(True, sampling_parameters=sampling(temperature="9")))
+    url = f"http://{narrow_streaming.http_url}/v2/models/vllm_model/generate"
+    refused = HTTP.post(url, json={"text_input": PROMPT, "sampling_parameters": '{"best_of": 2}'})
+    assert refused.status_code == 400
+    assert "best_of" in refused.json()["error"]

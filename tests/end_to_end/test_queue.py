@@ -1,0 +1,165 @@
+"""Waiting: short requests overtake long ones in the batch; with all slots taken the queue is Triton's own.
+
+Refusals are "at once" if they come while no admitted request has finished; order is counted in requests overtaken.
+The narrow server has two slots and a queue of three.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from end_to_end.metrics import PENDING, Metrics, all_slots_taken, fields, request_lines
+from end_to_end.servers import is_decoupled, until
+from end_to_end.streams import STREAM_WIRES, Call, sse_response
+from end_to_end.wires import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, generate
+from triton_local.server import LocalTriton
+
+SLOTS, QUEUE = 2, 3
+CROWD = 10 * (SLOTS + QUEUE)
+PLACES = [f"place-{place}" for place in range(1 + QUEUE)]
+"""Ids of requests that wait, the first one in the model and the others in Triton's queue."""
+
+MAX_GROUP = QUEUE
+"""Requests that the model takes from the queue in one go, at most."""
+
+INSISTENT = 10
+"""Clients that ask again as soon as they are refused."""
+
+MAX_TRIES = 5_000
+"""Of each insistent client, so that the test ends."""
+
+REQUEST = {"text_input": "Return a list of the", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
+
+
+@pytest.fixture
+def alone(narrow: LocalTriton) -> Answer:
+    return ask(narrow, generate, **REQUEST)
+
+
+def _is_full(refusal: object) -> bool:
+    return (
+        isinstance(refusal, Refusal)
+        and refusal.kind in ("503", "StatusCode.UNAVAILABLE")
+        and "Exceeds maximum queue size" in refusal.message
+    )
+
+
+def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack) -> list[Call]:
+    """Send requests one after another until one waits in the model and the queue is full."""
+    waiting = []
+    for place in PLACES:
+        waiting.append(calls.enter_context(Call(server, REQUEST, request_id=place)))
+        if len(waiting) == 1:
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "the first one waits in the model")
+        metrics.wait_for_slots(SLOTS, waiting=len(waiting))
+    return waiting
+
+
+def _check_counts(metrics: Metrics, answered: int) -> None:
+    """Check the counts of that many answered requests beside the cancelled ones of `all_slots_taken`."""
+    metrics.wait(Metrics.idle, "all have been answered")
+    metrics.wait_for(answered, "llama_requests_total", finish_reason="length")
+    metrics.wait_for(SLOTS, "llama_cancellations_total")
+    assert metrics.reasons() == {"length": answered, "cancelled": SLOTS}
+    assert metrics.now(PENDING) == 0
+    # To Triton 2.51 a queued request is a success whatever the model answers, and a refused one is not counted.
+    assert metrics.grown("nv_inference_request_success") == answered + SLOTS
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert metrics.grown("nv_inference_request_failure", reason=reason) == 0
+
+
+def test_a_full_queue_refuses(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
+    with ExitStack() as calls:
+        with all_slots_taken(narrow, metrics, SLOTS):
+            waiting = _queue_up(narrow, metrics, calls)
+            # A gRPC stream shows no status.
+            wires = (generate, *UNARY_WIRES) if is_decoupled(narrow) else WIRES
+            assert [refusal for wire in wires if not _is_full(refusal := wire(narrow, REQUEST))] == []
+            if is_decoupled(narrow):
+                for stream_wire in STREAM_WIRES:
+                    assert "Exceeds maximum queue size" in str(stream_wire(narrow, REQUEST).error)
+                with sse_response(narrow, REQUEST) as refused:
+                    assert refused.status_code == 503
+        assert [call.outcome() for call in waiting] == [alone] * len(waiting)
+
+
+def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
+    """All that wait go through one slot while a long request keeps the other."""
+    with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
+        waiting = _queue_up(narrow, metrics, calls)
+        metrics.wait_for_slots(SLOTS, waiting=1 + QUEUE)
+        assert not any(call.done() for call in waiting)
+        long[0].cancel()
+        for index, call in enumerate(waiting):
+            assert call.outcome() == alone
+            assert not any(behind.done() for behind in waiting[index + 2 :])
+        assert not long[1].done()
+    _check_counts(metrics, answered=len(waiting))
+
+
+@pytest.mark.parametrize(
+    ("narrow", "model"), [("narrow_default", MODEL), ("narrow_streaming", UNARY)], indirect=["narrow"]
+)
+def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
+    narrow: LocalTriton, alone: Answer, metrics: Metrics, model: str
+) -> None:
+    with ExitStack() as calls:
+        with all_slots_taken(narrow, metrics, SLOTS) as long:
+            with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:
+                # The model has taken it, and refuses it itself.
+                refusal = str(late.outcome())
+                assert refusal.startswith("[StatusCode.UNAVAILABLE] ")
+                assert "UNAVAILABLE: the request's time was up before it got a slot" in refusal
+            metrics.wait_for_slots(SLOTS)
+            patient = [calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000))]
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
+            with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:
+                assert "Request timeout expired" in str(late.outcome())
+            patient.append(calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000)))
+            metrics.wait_for_slots(SLOTS, waiting=2)
+            assert not any(call.done() for call in (*patient, *long))
+        assert [call.outcome() for call in patient] == [alone] * 2
+    metrics.wait_for(2, "llama_requests_total", finish_reason="length")
+    metrics.wait_for(1, "llama_requests_total", finish_reason="unavailable")
+    # The prompts of the long ones have two tokens.
+    metrics.wait_for(2 * 2 + 2 * alone.num_input_tokens, "llama_prompt_tokens_total")
+
+
+@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
+def test_a_queued_request_is_overtaken_by_few_of_a_crowd(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
+    enough = threading.Event()
+    refused, served = [0] * INSISTENT, [0] * INSISTENT
+    logged = len(request_lines(narrow))
+
+    def insist(client: int) -> None:
+        for _ in range(MAX_TRIES):
+            if enough.is_set():
+                return
+            if _is_full(outcome := generate(narrow, REQUEST)):
+                refused[client] += 1
+            else:
+                assert outcome == [alone]
+                served[client] += 1
+
+    with ThreadPoolExecutor(INSISTENT) as pool, ExitStack() as calls:
+        # Also after a failure below, or the crowd would insist on.
+        calls.callback(enough.set)
+        with all_slots_taken(narrow, metrics, SLOTS) as long:
+            queued = _queue_up(narrow, metrics, calls)
+            crowd = [pool.submit(insist, client) for client in range(INSISTENT)]
+            until(lambda: sum(refused) >= CROWD, lambda: f"{CROWD} are refused, and not only {sum(refused)}")
+            assert not any(call.done() for call in (*queued, *long))
+        # From here on there is room, and the crowd asks for it.
+        assert [call.outcome() for call in queued] == [alone] * len(queued)
+        enough.set()
+        for insistent in crowd:
+            insistent.result()
+    _check_counts(metrics, answered=len(queued) + sum(served))
+    # The log has them in the order in which they finished; clients see them when their threads get to run.
+    order = [fields(message)["id"] for message in request_lines(narrow)[logged:] if "finish_reason=length" in message]
+    for index, place in enumerate(PLACES):
+        overtaken_by = set(order[: order.index(place)]) - {*PLACES[:index]}
+        assert len(overtaken_by) <= SLOTS + MAX_GROUP, f"{place} was overtaken: {order}"

@@ -1,0 +1,114 @@
+"""Triton's control endpoints need a key that only the supervisor has; what clients use is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import tritonclient.grpc
+from end_to_end.servers import HTTP
+from end_to_end.wires import ask, post
+from triton_local.server import LocalTriton
+from triton_supervisor.command import KEY_HEADER
+from tritonclient.utils import InferenceServerException
+
+GRPC_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"
+"""Triton adds the prefix."""
+
+REGION = "triton_python_backend_shm_region_1"
+"""The naming scheme of the memory between Triton and the model's process."""
+
+# Of each category, reading and changing; with bodies that would do harm if they were read.
+CONTROL = {
+    "POST /v2/repository/index": b"",
+    "POST /v2/repository/models/llama/load": b'{"parameters": {"config": "{}", "file:1/model.py": "aW1wb3J0IG9z"}}',
+    "POST /v2/repository/models/llama/unload": b"{}",
+    "GET /v2/systemsharedmemory/status": b"",
+    "POST /v2/systemsharedmemory/region/x/register": b'{"key": "/x", "offset": 0, "byte_size": 8}',
+    "POST /v2/cudasharedmemory/region/x/register": b'{"raw_handle": {"b64": ""}, "device_id": 0, "byte_size": 8}',
+    "POST /v2/trace/setting": b'{"trace_level": ["TENSORS"], "trace_rate": "1"}',
+    "GET /v2/models/llama/trace/setting": b"",
+    "POST /v2/models/llama/trace/setting": b'{"trace_level": ["TENSORS"], "trace_rate": "1"}',
+    "GET /v2/logging": b"",
+    "POST /v2/logging": b'{"log_info": false, "log_verbose_level": 9}',
+}
+
+CALLS: dict[str, Callable[..., object]] = {
+    "index": lambda client, **key: client.get_model_repository_index(**key),
+    "load": lambda client, **key: client.load_model("llama", **key),
+    "unload": lambda client, **key: client.unload_model("llama", **key),
+    "shared memory": lambda client, **key: client.get_system_shared_memory_status(**key),
+    "register": lambda client, **key: client.register_system_shared_memory("x", "/x", 8, **key),
+    "CUDA shared memory": lambda client, **key: client.get_cuda_shared_memory_status(**key),
+    "set trace": lambda client, **key: client.update_trace_settings(settings={"trace_rate": "1"}, **key),
+    "logging": lambda client, **key: client.get_log_settings(**key),
+    "set logging": lambda client, **key: client.update_log_settings({"log_info": False}, **key),
+}
+
+
+@pytest.fixture(scope="module")
+def key(triton: LocalTriton) -> str:
+    """The server's key, from the one place where it is visible."""
+    command = Path(f"/proc/{triton.pid}/cmdline").read_text().split("\0")
+    over_http, over_grpc = (word for word in command if word.startswith(("--http-restricted-", "--grpc-restricted-")))
+    _, _, key = over_http.rpartition("=")
+    assert over_grpc.endswith(f":{KEY_HEADER}={key}")
+    return key
+
+
+def _wrong(key: str) -> list[str]:
+    return ["", key[:-1], key + "x", key.swapcase()]
+
+
+def _http(server: LocalTriton, what: str, **headers: str) -> httpx.Response:
+    method, path = what.split()
+    # httpx would normalize a path in the address.
+    target = {"target": path.encode()}
+    content = CONTROL.get(what) or None
+    return HTTP.request(method, f"http://{server.http_url}", content=content, headers=headers, extensions=target)
+
+
+@pytest.mark.parametrize("what", CONTROL)
+def test_control_endpoints_over_http_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
+    wrong = [{KEY_HEADER: wrong} for wrong in _wrong(key)]
+    for headers in ({}, *wrong, {GRPC_HEADER: key}, {"Authorization": key}):
+        refused = _http(triton, what, **headers)
+        assert refused.status_code == 403, refused.text
+        assert refused.json() == {"error": f"This API is restricted, expecting header '{KEY_HEADER}'"}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_control_calls_over_grpc_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
+        for headers in ({}, *({GRPC_HEADER: wrong} for wrong in _wrong(key)), {KEY_HEADER: key}):
+            with pytest.raises(InferenceServerException) as refused:
+                CALLS[what](client, headers=headers)
+            assert refused.value.status() == "StatusCode.UNAVAILABLE"
+            assert refused.value.message() == f"This protocol is restricted, expecting header '{GRPC_HEADER}'"
+
+
+def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
+    """After all the refusals above: the model is loaded and unchanged."""
+    models = _http(triton, "POST /v2/repository/index", **{KEY_HEADER: key}).raise_for_status().json()
+    assert [model["name"] for model in models if model.get("state") == "READY"] == ["llama"]
+    assert _http(triton, "GET /v2/logging", **{KEY_HEADER.upper(): key}).status_code == 200
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
+        models = client.get_model_repository_index(headers={GRPC_HEADER: key}).models
+        assert [model.name for model in models if model.state == "READY"] == ["llama"]
+    assert ask(triton, text_input="Return a list of", max_tokens=2, min_tokens=2).num_output_tokens == 2
+    assert triton.log_text().count("llama: loaded ") == 1
+
+
+def test_the_key_is_not_in_the_log(triton: LocalTriton, key: str) -> None:
+    _http(triton, "GET /v2/logging", **{KEY_HEADER: key}).raise_for_status()
+    assert key not in triton.log_text()
+
+
+def test_an_unregistered_shared_memory_region_is_refused(triton: LocalTriton) -> None:
+    region = {"shared_memory_region": REGION, "shared_memory_byte_size": 8}
+    tensor = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "parameters": region}
+    refused = post(triton, "infer", {"inputs": [tensor]})
+    assert refused.status_code == 404
+    assert f"Unable to find shared memory region: '{REGION}'" in refused.json()["error"]

@@ -1,0 +1,108 @@
+"""Streams: the chunks, joined, are the text of one response, and requests of a stream don't mix."""
+
+from __future__ import annotations
+
+import pytest
+from end_to_end.streams import STREAM_WIRES, GrpcStream, StreamWire, events, grpc_stream, sse_response
+from end_to_end.wires import Inputs, ask, assert_clean, generate
+from triton_local.server import LocalTriton
+
+PROMPT = "Return a list of the"
+GREEDY = {"text_input": PROMPT, "max_tokens": 24, "temperature": 0.0, "repetition_penalty": 1.2}
+HOT = {"text_input": PROMPT, "max_tokens": 60, "min_tokens": 60, "temperature": 2.0, "top_p": 1.0, "top_k": 0}
+TWELVE = {"text_input": PROMPT, "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
+ROWS: dict[str, list[list[object]]] = {
+    "text_input": [["one"], ["two"], ["three"]],
+    "max_tokens": [[3], [9], [1]],
+    "temperature": [[0.0]] * 3,
+}
+
+every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire.__name__)
+
+
+@every_wire
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        GREEDY | {"stop_words": ["\n", "the argument"]},
+        HOT | {"text_input": "Wäre 🐍 in", "seed": 2**64 - 1, "exclude_input_in_output": False},
+        GREEDY | {"max_tokens": 1},
+    ],
+    ids=["with stop strings", "with its prompt", "one token"],
+)
+def test_the_chunks_of_a_stream_are_the_text_of_one_response(
+    streaming: LocalTriton, wire: StreamWire, inputs: Inputs
+) -> None:
+    streamed = wire(streaming, inputs)
+    assert streamed.whole == ask(streaming, generate, **inputs)
+    *before, last = streamed.chunks
+    assert bool(before) == (inputs["max_tokens"] != 1)
+    assert all(chunk.text for chunk in before), "only the last chunk may be empty"
+    assert {(chunk.finish_reason, chunk.num_input_tokens) for chunk in before} <= {("", last.num_input_tokens)}
+    assert all(chunk.num_output_tokens >= 1 for chunk in streamed.chunks)
+
+
+@pytest.mark.parametrize("flag", [{}, {"stream": False}], ids=["missing", "false"])
+def test_without_stream_there_is_one_final_response(streaming: LocalTriton, flag: Inputs) -> None:
+    rows = [ask(streaming, generate, **{name: values[row][0] for name, values in ROWS.items()}) for row in range(3)]
+    with GrpcStream(streaming) as stream:
+        stream.ask({**ROWS, **{name: [[value]] * 3 for name, value in flag.items()}})
+        response = stream.next()
+        stream.end()
+    assert (response.rows, response.final) == (rows, True)
+
+
+def test_a_stream_of_several_rows_is_refused(streaming: LocalTriton) -> None:
+    with GrpcStream(streaming) as stream:
+        stream.ask({**ROWS, "stream": [[False], [True], [False]]})
+        response = stream.next()
+    assert "stream is true in a batch of 3; it must be false, or the batch size 1" in str(response.error)
+    assert not response.rows
+
+
+@every_wire
+def test_a_bad_input_of_a_stream_is_refused_by_name(streaming: LocalTriton, wire: StreamWire) -> None:
+    streamed = wire(streaming, TWELVE | {"stop_words": ["x"] * 17})
+    assert not streamed.chunks
+    assert streamed.error is not None
+    assert "17 words" in streamed.error
+    assert_clean(streamed.error)
+
+
+@pytest.mark.parametrize("bad", [{"max_tokens": 0}, {"temprature": 1.0}, {"text_input": None}], ids=str)
+def test_a_bad_request_to_generate_stream_has_status_400(streaming: LocalTriton, bad: dict[str, object]) -> None:
+    inputs = {name: value for name, value in (TWELVE | bad).items() if value is not None}
+    with sse_response(streaming, inputs) as refused:
+        assert refused.status_code == 400
+        (event,) = events(refused)
+    assert next(iter(bad)) in event["error"]
+
+
+def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(streaming: LocalTriton) -> None:
+    requests = {str(length): TWELVE | {"max_tokens": length, "min_tokens": length} for length in (60, 30, 0, 90, 1)}
+    texts = dict.fromkeys(requests, "")
+    finals: list[str] = []
+    errors: list[str] = []
+    with GrpcStream(streaming) as stream:
+        for name, request in requests.items():
+            stream.ask({**request, "stream": True}, request_id=name)
+        while len(finals) + len(errors) < len(requests):
+            response = stream.next()
+            if response.error is not None:
+                errors.append(response.error)
+                continue
+            texts[response.request_id] += "".join(row.text for row in response.rows)
+            if response.final:
+                finals.append(response.request_id)
+        stream.end()
+    assert sorted(finals) == ["1", "30", "60", "90"]
+    assert ["max_tokens is 0" in error for error in errors] == [True]
+    assert {name: texts[name] for name in finals} == {
+        name: ask(streaming, generate, **requests[name]).text for name in finals
+    }
+
+
+@pytest.mark.parametrize("empty_final", [False, True])
+def test_the_final_flag_comes_once_with_the_last_chunk(streaming: LocalTriton, empty_final: bool) -> None:
+    streamed = grpc_stream(streaming, TWELVE, empty_final=empty_final)
+    assert streamed.whole.num_output_tokens == 12

@@ -111,7 +111,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
 class InstanceInfo(NamedTuple):
     """An instance of the model, from the labels of the metric `llama_model_info`.
 
-    computation: of linear layers, and on what else than its request a row's bits depend, if on anything.
+    computation: the product of the linear layers, and whether it is batch-invariant.
     """
 
     instance: str
@@ -136,7 +136,7 @@ class CacheInfo(NamedTuple):
 class ModelInfo(NamedTuple):
     """How a model computes.
 
-    instances: at least one. outlier_shares: share of the input rows with two 8-bit terms since the start, by linear
+    instances: at least one. outlier_shares: share of the tokens with two 8-bit terms since the start, by linear
     layer with exact INT8 products; of all instances. cache: None if the server has no metrics of it.
     """
 

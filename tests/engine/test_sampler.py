@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from llama_engine.engine.decode import SlotBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
-from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.filters import draw
 from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor

@@ -21,7 +21,7 @@ from functools import partial
 
 import torch
 
-from llama_engine.engine.slot_batch import SlotBatch
+from llama_engine.engine.decode import SlotBatch
 from llama_engine.errors import one_line
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.loader import LoadedModel

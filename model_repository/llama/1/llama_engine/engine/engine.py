@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
-from llama_engine.engine.decode_step import DecodeStep
+from llama_engine.engine.decode import DecodeStep, SlotBatch
 from llama_engine.engine.events import Result
 from llama_engine.engine.isolation import Isolation
 from llama_engine.engine.memory_plan import plan_memory
@@ -24,7 +24,6 @@ from llama_engine.engine.page_manager import CacheCounts, PageManager
 from llama_engine.engine.prefill import Prefill
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.engine.sequence_builder import SequenceBuilder
-from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.grammar.guides import Guides
 from llama_engine.kernels.activation_terms import TermCounts

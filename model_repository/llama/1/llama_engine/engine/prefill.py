@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import torch
 
+from llama_engine.engine.decode import SlotBatch
 from llama_engine.engine.isolation import Isolation
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import PromptShare, Sequence
-from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.engine.token_scores import token_scores
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.log_probs import TokenLogProbs

@@ -1,4 +1,9 @@
-"""The decode step: forward pass, logits and sampling of each decoding sequence's next token."""
+"""Decoding: the sequences that decode, with their state in dense tensors, and the step that gives each its next token.
+
+Batch indices in use are contiguous from 0, so that a decode step reads views of the state tensors. `SlotBatch.remove`
+moves the last sequence to the freed index. A sequence keeps its KV slot, an entry of the page table, from prefill until
+it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,86 @@ from typing import Protocol
 import torch
 
 from llama_engine.engine.isolation import Isolation
+from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence, names_of
-from llama_engine.engine.slot_batch import SlotBatch
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of
+from llama_engine.transfer import to_device
 
 MAX_FAILED_REPLAYS = 3
 """Consecutive failed replays after which CUDA graphs are no longer used."""
 
 _log = logging.getLogger(__name__)
+
+
+class SlotBatch:
+    """The decoding sequences and their state. Not thread-safe."""
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device, pages: PageManager) -> None:
+        """Allocate the state of `slots` sequences. vocabulary: number of tokens. pages: the KV cache's."""
+        self.slots = slots
+        self._pages = pages
+        self.sequences: list[Sequence] = []
+        """The sequences by batch index."""
+        self.sampling = SamplingState(slots, vocabulary, device)
+        self.features = SamplingFeatures()
+        """Sampling features that at least one sequence uses."""
+        self.kv_slots = torch.arange(slots, device=device)
+        """The KV slot of each sequence: [slots]."""
+        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        """The last token of each sequence, which its next decode step reads: [slots]."""
+        self.positions = torch.zeros(slots, dtype=torch.long, device=device)
+        """The position of that token: [slots]."""
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Add sequences with cached tokens at the next indices: PREFILL → DECODE.
+
+        Errors of the device are passed on; the batch is then unchanged.
+        """
+        first, last = len(self.sequences), len(self.sequences) + len(sequences)
+        states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
+        self.kv_slots[first:last], self.positions[first:last] = to_device(states, self.positions.device).T
+        self.sampling.set(first, sequences)
+        # The sequences are replaced after everything that can fail.
+        self._replace([*self.sequences, *sequences])
+        for sequence in sequences:
+            sequence.start_decoding()
+
+    def remove(self, index: int) -> None:
+        """Free an index, its KV slot and pages, and move the last sequence to the index; keys and values stay.
+
+        Errors of the device are passed on. The list of sequences changes last: if a copy fails, all other sequences
+        are still valid.
+        """
+        last = len(self.sequences) - 1
+        removed, remaining = self.sequences[index], self.sequences[:last]
+        if index != last:
+            remaining[index] = self.sequences[last]
+            self.sampling.copy(last, index)
+            for state in (self.kv_slots, self.tokens, self.positions):
+                state[index] = state[last]
+        self._replace(remaining)
+        self._pages.release(removed)
+
+    def clear(self) -> None:
+        """Free all indices, their KV slots and pages."""
+        sequences = self.sequences
+        self._replace([])
+        for sequence in sequences:
+            self._pages.release(sequence)
+
+    def advance(self, decoded: int, tokens: torch.Tensor) -> None:
+        """Store the sampled tokens, [batch], possibly FAILED, and advance the positions of the first `decoded`."""
+        self.positions[:decoded] += 1
+        self.tokens[: len(tokens)] = tokens
+
+    def _replace(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self.features = features_of(sequences)
 
 
 class CapturedSteps(Protocol):

@@ -43,7 +43,7 @@ class ModelSettings(BaseModel):
     """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several with the same model under the same
     settings have commas between (docs/openai.md#when-a-triton-dies)"""
     model: Text = "llama"
-    """the model's name in Triton; it must be loaded under the config streaming"""
+    """the model's name in Triton; streams need the config streaming"""
     tokenizer: Text | None = None
     """folder or hub id of the served checkpoint, for its tokenizer, chat template and context; of a GGUF file, the
     files beside it; default: the server's LLAMA_MODEL, else the embedded checkpoint"""

@@ -1,4 +1,4 @@
-"""What tests/clients, with a real model, doesn't ask OpenAI's own Python library: completions, errors, tool results.
+"""OpenAI's Python library, where end_to_end/clients doesn't use it: completions, errors, tool results.
 
 Responses too: the library's helpers parse them, streamed or not.
 """

@@ -19,12 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", metavar="MODEL", help="folder or hub id of a checkpoint in safetensors")
     parser.add_argument("--revision", help="of a hub id: a commit, a tag or a branch (its default branch)")
     parser.add_argument("--out", type=Path, help="folder to create (prepared/NAME-int8)")
-    parser.add_argument("--if-absent", action="store_true", help="exit with 0, and do nothing, if OUT exists")
+    parser.add_argument("--if-absent", action="store_true", help="exit with 0, and do nothing, if OUT is a checkpoint")
     chosen = parser.parse_args(arguments)
     if not chosen.model.strip():
         parser.error("MODEL is empty: a folder or a hub id is needed")
     out = chosen.out or Path("prepared") / f"{Path(chosen.model).expanduser().resolve().name}-int8"
-    if chosen.if_absent and out.exists():
+    if chosen.if_absent and (out.expanduser() / "config.json").exists():
         print(f"prepare: {out} exists", flush=True)
         return 0
 

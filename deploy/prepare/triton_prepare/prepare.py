@@ -14,6 +14,7 @@ from pathlib import Path
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports torch
 import torch
+from llama_engine.bounds import show
 from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.checkpoint.hub import SMALL_FILES, resolve_folder
@@ -44,6 +45,7 @@ def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHAR
     if out.exists():
         raise CheckpointError(f"{out} exists; remove it, or name another folder")
     name = resolve_name(model)
+    refuse_revision(name, revision)
     with loading(name):
         headers = read_checkpoint_headers(resolve_folder(name, revision, sys.stderr.isatty()), name)
         if headers.gguf is not None:
@@ -64,9 +66,16 @@ def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHAR
         load_checkpoint(Settings(model=str(part), quantization="checkpoint"), torch.device("cpu"))
         _flush(part)
         part.rename(out)
+        _sync(out.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     print(f"prepare: {out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e9:.2f} GB", flush=True)
+
+
+def refuse_revision(name: str, revision: str | None) -> None:
+    """Raise CheckpointError for a revision of what is on this machine."""
+    if revision and Path(name).exists():
+        raise CheckpointError(f"revision is {show(revision)}, but {name} is no hub id; only a hub id has revisions")
 
 
 def _copy(folder: Path, out: Path, with_weights: bool) -> None:
@@ -135,5 +144,14 @@ def _flush(folder: Path) -> None:
     mode = (folder / "config.json").stat().st_mode
     for path in folder.iterdir():
         path.chmod(mode)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Write a file, or the entries of a folder, through to the volume."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

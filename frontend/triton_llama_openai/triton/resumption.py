@@ -33,8 +33,7 @@ _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 LOG = logging.getLogger("triton_llama_openai")
 MAX_FAILURES = 3
-"""Failures in a row, without a token, that a request survives: it may itself crash the model, and the supervisor
-restarts a server five times by default."""
+"""Failures in a row, without a token, that a request survives: it may itself crash the model."""
 _RETRY_S = 0.5
 """Until an interrupted request that found all queues full is sent again."""
 

@@ -154,7 +154,7 @@ class Engine:
         self._prefill.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence without setting its result; `SlotBatch.release` frees its slot.
+        """Remove a sequence without setting its result; `SlotBatch.remove` frees its slot.
 
         No effect on a sequence that is not in the engine. If this raises, all sequences fail and are removed.
         """

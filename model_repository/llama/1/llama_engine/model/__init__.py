@@ -1,1 +1,1 @@
-"""The model: loading, forward passes, KV cache, INT8 linear layers, memory plan."""
+"""The model: how it is loaded, the forward passes, the KV cache."""

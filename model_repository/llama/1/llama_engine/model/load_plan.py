@@ -5,8 +5,7 @@
 | floats | PyTorch's | no |
 | INT8 on a CPU | exact, by the compiled kernels (`kernels.cpu`) | yes |
 | | without them, or with `kernels` stock: PyTorch's, of dequantized weights | no |
-| INT8 on a GPU | exact, by bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | no, because of the attention
-|
+| INT8 on a GPU | exact, by bitsandbytes' INT8 matrix product (`kernels.gpu.exact_int8`) | no: the attention |
 | INT8 with `int8_threshold`, nf4 | bitsandbytes' layers in transformers' modules | no |
 """
 

@@ -205,17 +205,17 @@ class TorchRunner:
         mask, group = extent.masks.get(self._windows[layer]), query.shape[1] // len(keys)
         if self._softcap is not None:
             mask = self._mask(extent.start, length, None) if mask is None else mask
-        if mask is not None and group > 1:
-            # With a mask and grouped heads, SDPA falls back to a kernel that stores all scores.
-            keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1
-        queries = query.transpose(0, 1)[None]
-        if mask is not None:
-            attended = self._attend(queries, keys[None], values[None], mask)
-        else:
+        queries = query.transpose(0, 1)
+        if mask is None:
             attended = functional.scaled_dot_product_attention(
-                queries, keys[None], values[None], is_causal=True, scale=self._scaling, enable_gqa=group > 1
+                queries[None], keys[None], values[None], is_causal=True, scale=self._scaling, enable_gqa=group > 1
             )
-        return attended[0].transpose(0, 1)
+            return attended[0].transpose(0, 1)
+        # One query head of each KV head a call: with a mask and grouped heads, SDPA falls back to a kernel that stores
+        # all scores, and repeated keys and values would take `group` times their memory.
+        grouped = queries.view(len(keys), group, *queries.shape[1:])
+        heads = [self._attend(grouped[None, :, head], keys[None], values[None], mask) for head in range(group)]
+        return torch.stack(heads, 2)[0].flatten(0, 1).transpose(0, 1)
 
     def _attend_batch(
         self, slots: torch.Tensor, positions: torch.Tensor, span: int, layer: int, query: torch.Tensor

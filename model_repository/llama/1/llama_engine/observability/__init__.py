@@ -1,1 +1,1 @@
-"""Metrics, stats, log, health, readiness."""
+"""Metrics, stats, log, readiness."""

@@ -1,3 +1,1 @@
-"""Sampling: sampler, logits processors and their faster form on a CPU, guides, bias and masks of single sequences, log
-probabilities, counter-based random numbers.
-"""
+"""Sampling: sampler, filters and their faster form on a CPU, a sequence's bias and masks, log probabilities."""

@@ -1,4 +1,4 @@
-"""Reads the model config and the arguments that Triton and its supervisor pass when the model is loaded.
+"""Reads the model config and the arguments that Triton passes when the model is loaded.
 
 Triton applies the queue policy to its own queue; `QueuePolicy` applies it to the sequences that wait in the scheduler.
 The time in Triton's queue is unknown here, so timeouts count from a request's arrival in the model.

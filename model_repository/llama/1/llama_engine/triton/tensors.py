@@ -47,7 +47,7 @@ def chunk_tensors(
 
 
 def optional_tensors(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
-    """Return the tensors of `triton.outputs`, with the same arguments."""
+    """Return the tensors of `optional_outputs`, with the same arguments."""
     return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, writer, final).items()]
 
 

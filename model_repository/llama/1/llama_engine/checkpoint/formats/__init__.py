@@ -3,8 +3,7 @@
 | format | weights | served as |
 |---|---|---|
 | `bitsandbytes_int8` | 8 bits per channel | as saved |
-| `compressed_tensors` | 8 bits per channel or tensor; 4 and 8 bits, groups; FP8 | as saved; FP8 requantized per channel
-|
+| `compressed_tensors` | 8 bits per channel or tensor; 4 and 8 bits, groups; FP8 | as saved; FP8: per channel |
 | `gptq` | 4 and 8 bits, groups, in any order of the inputs | as saved |
 | `awq` | 4 bits, groups | as saved |
 | `fp8` | FP8 per tensor, channel or block | requantized to INT8 per channel |

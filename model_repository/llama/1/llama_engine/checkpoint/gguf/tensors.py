@@ -130,4 +130,6 @@ def _modules(file: GgufFile, architecture: Architecture) -> Mapping[str, str]:
     linears = [part.name for parts in layer_linears(architecture).values() for part in parts]
     in_layer = [*linears, *(name for name, _ in layer_norms(architecture).values())]
     layers = [layer_prefix(index) + name for index in range(architecture.layers) for name in in_layer]
-    return {str(names.get_name(module)): module for module in (EMBEDDING, NORM, HEAD, *layers)}
+    named = {names.get_name(module): module for module in (EMBEDDING, NORM, HEAD, *layers)}
+    # A tied head has no tensor.
+    return {name: module for name, module in named.items() if name is not None}

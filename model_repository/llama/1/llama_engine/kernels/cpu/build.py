@@ -137,11 +137,19 @@ def self_test_error(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> 
     path = object_path(instruction_set, directory)
     # The self-test runs in a process of its own, because a wrong object may crash it.
     command = [sys.executable, "-m", "llama_engine.kernels.cpu.instruction_sets", instruction_set, str(path)]
-    result = subprocess.run(command, cwd=SCRIPT.parents[3], capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
-    if result.returncode == 0:
-        return None
-    path.unlink()
-    return f"the self-test fails: {(result.stderr.splitlines() or [f'exit code {result.returncode}'])[-1]}"
+    try:
+        result = subprocess.run(
+            command, cwd=SCRIPT.parents[3], capture_output=True, text=True, timeout=_COMPILER_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"no result within {_COMPILER_TIMEOUT:g} s"
+    else:
+        if result.returncode == 0:
+            return None
+        reason = (result.stderr.splitlines() or [f"exit code {result.returncode}"])[-1]
+    # A build beside this one may have deleted it.
+    path.unlink(missing_ok=True)
+    return f"the self-test fails: {reason}"
 
 
 def main() -> int:

@@ -114,9 +114,20 @@ def test_an_existing_folder_is_refused_and_left_alone(original: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_an_existing_folder_is_enough_with_if_absent(tmp_path: Path) -> None:
+def test_an_existing_checkpoint_is_enough_with_if_absent(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
     assert main(["nowhere", "--out", str(tmp_path), "--if-absent"]) == 0
-    assert [*tmp_path.iterdir()] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_an_empty_folder_is_no_checkpoint_with_if_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nowhere", "--out", str(tmp_path), "--if-absent"]) == 1
+    assert capsys.readouterr().err == f"prepare: {tmp_path} exists; remove it, or name another folder\n"
+
+
+def test_a_revision_of_a_folder_is_refused(original: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="^revision is 'v1', but .* only a hub id has revisions$"):
+        prepare(str(original), "v1", tmp_path / "out")
 
 
 def test_a_failed_write_leaves_nothing(original: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_an_empty_folder_is_no_checkpoint_with_if_absent(tmp_path: Path, capsys:
 
 
 def test_a_revision_of_a_folder_is_refused(original: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="^revision is 'v1', but .* only a hub id has revisions$"):
+    with pytest.raises(CheckpointError, match=r"^revision is 'v1', but .* only a hub id has revisions$"):
         prepare(str(original), "v1", tmp_path / "out")
 
 

@@ -13,7 +13,7 @@ import torch
 from llama_engine.engine.decode import SlotBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.filters import draw
 from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
 from llama_engine.sampling.philox import step_keys

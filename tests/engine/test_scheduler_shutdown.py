@@ -14,7 +14,7 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, Stopping
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 STOPPING = "the server is stopping"
 

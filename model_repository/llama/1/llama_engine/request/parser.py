@@ -21,8 +21,6 @@ from llama_engine.request.parameters import GUIDE_TYPES, MAX_COMPLETIONS
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements
 from llama_engine.text.tokenizer import Tokenizer
 
-__all__ = ["GenerationRequest", "RequestParser"]
-
 
 @dataclass(frozen=True)
 class RequestParser:

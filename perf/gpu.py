@@ -64,12 +64,10 @@ def main() -> int:
     device = choose_device(options.device, 0)
     shape = LLAMA_2_7B if device.type == "cuda" else SMALL
     results = Results(options.output, "gpu", {"threads": CORES}, make_command("bench-gpu"))
-    noted: dict[str, dict[str, object]] = {}
 
     def note(key: str, measurement: dict[str, object]) -> None:
         # PyTorch compiles a function eight times; a model's `dequantize` takes four, and each part loads other models.
         torch.compiler.reset()
-        noted[key] = measurement
         results.add(key, measurement)
         print(f"{key}: {measurement}", flush=True)
 
@@ -87,7 +85,7 @@ def main() -> int:
         measure(large, device, weights, rates, options.tokens, options.mixes, note)
     if "stock" in options.only:
         stock(large, device, options.tokens, note)
-    table = article(noted)
+    table = article(results.measurements)
     results.section("article", table)
     print(*table, sep="\n")
     results.finish()
@@ -140,12 +138,12 @@ def measure(
         del engine
 
 
-def article(noted: Mapping[str, Mapping[str, object]]) -> list[str]:
+def article(measurements: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Return the article's table, in Markdown, of what has been measured."""
     lines = ["| configuration | memory, MiB | p50, s | requests/s |", "|---|---:|---:|---:|"]
     for mode in ("naive", "batched", "in flight"):
         for weights in ("fp32", "fp16", "int8"):
-            if served := noted.get(f"serving/{mode}/{weights}/equal"):
+            if served := measurements.get(f"serving/{mode}/{weights}/equal"):
                 figures = (served[name] for name in ("peak_mib", "p50_s", "requests_per_second"))
                 lines.append(f"| {mode} {weights.upper()} | {' | '.join(map(str, figures))} |")
     return lines

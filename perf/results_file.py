@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from perf import environment
@@ -34,6 +35,11 @@ class Results:
             "settings": dict(settings),
             "measurements": {},
         }
+
+    @property
+    def measurements(self) -> Mapping[str, Mapping[str, Any]]:
+        """The measurements so far, by key."""
+        return MappingProxyType(self._content["measurements"])
 
     def add(self, key: str, measurement: Mapping[str, Any]) -> None:
         """Add a measurement and write the partial file."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
+from triton_supervisor import process
 from triton_supervisor.command import Options, refuse_reserved, served_models
 from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
 from triton_supervisor.triton import MODEL, Address, RepositoryApi
@@ -141,8 +142,7 @@ class LocalTriton:
 
         Before it was ready: tritonserver's own.
         """
-        code = self._running().poll()
-        return 128 - code if code is not None and code < 0 else code
+        return process.exit_code(self._running())
 
     @property
     def grace(self) -> int:

@@ -13,14 +13,14 @@ import torch
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 from llama_engine.model.loader import LoadedModel, load_checkpoint
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -27,10 +27,9 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import EngineError
-from llama_engine.model.builder import ReadWeights, build_llama
+from llama_engine.model.builder import ModelInfo, ReadWeights, build_llama
 from llama_engine.model.llama import Linear
 from llama_engine.model.loader import LoadedModel, load_checkpoint
-from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from torch.nn.functional import linear

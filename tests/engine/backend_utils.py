@@ -17,11 +17,10 @@ import numpy as np
 from engine.configs import read_config
 from engine.scheduling import SECONDS
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.responses import ResponseDispatcher
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import RequestParser
-from llama_engine.triton.config import QueuePolicy
 from numpy.typing import NDArray
 
 FINAL = 1
@@ -155,8 +154,8 @@ def install() -> None:
 
 install()
 
-from llama_engine.triton.request_decoder import RequestDecoder  # noqa: E402 - imports what is installed above
-from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
+from llama_engine.triton.outputs import release_tensors  # noqa: E402 - as above
+from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder  # noqa: E402 - imports what is installed above
 
 
 @contextmanager

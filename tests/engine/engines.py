@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from llama_engine.engine.engine import Engine, StepResult
-from llama_engine.engine.events import Completion, Result
+from llama_engine.engine.responses import Completion, Result
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
@@ -18,7 +18,7 @@ from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.torch_runner import TorchRunner
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 

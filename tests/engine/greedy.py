@@ -9,7 +9,7 @@ from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 

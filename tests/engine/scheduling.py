@@ -11,13 +11,12 @@ from engine.engines import engine_of
 from engine.forward_passes import ForwardPass, watching
 from engine.metrics import RecordingRegistry
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Chunk, Event, Result
-from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.responses import Chunk, Event, ResponseDispatcher, Result
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.sequence import RequestContext, Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 SECONDS = 60.0
 """How long a test waits for another thread before it fails."""

@@ -8,12 +8,12 @@ from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion, Result
+from llama_engine.engine.responses import Completion, Result
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 
 def _request(checkpoint: LoadedModel, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:

@@ -1,9 +1,9 @@
 """A sequence's chunks: their counts add up, and the prompt comes first on request."""
 
 import pytest
-from llama_engine.engine.events import Chunk, Completion
+from llama_engine.engine.responses import Chunk, Completion
 from llama_engine.engine.sequence import Sequence
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.stop_checker import StopChecker
 
 PROMPT = "Return é"

@@ -5,10 +5,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from llama_engine.sampling import cpu_sampling
-from llama_engine.sampling.cpu_sampling import draw_on_cpu
-from llama_engine.sampling.filters import apply_temperature, draw, keep_min_p, keep_top_k_top_p
-from llama_engine.sampling.philox import step_keys
+from llama_engine.sampling import draw as cpu_sampling
+from llama_engine.sampling.draw import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
 from torch import Tensor
 
 ROWS = 64

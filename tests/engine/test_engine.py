@@ -12,7 +12,7 @@ from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import INT8_TOKENS
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 
 @pytest.fixture

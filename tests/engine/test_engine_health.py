@@ -11,13 +11,13 @@ from engine.forward_passes import ForwardPass, watching
 from engine.metrics import finished_sequence
 from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running
 from llama_engine.engine.engine import StepResult
-from llama_engine.engine.events import FAILURE, Completion
-from llama_engine.engine.health import MAX_FAILED_STEPS, EngineHealth
+from llama_engine.engine.failures import MAX_FAILED_STEPS, EngineHealth
+from llama_engine.engine.responses import FAILURE, Completion
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.readiness import Readiness
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 REQUEST = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=3, min_tokens=3)
 FINISHED, INVALID = [finished_sequence(FAILURE)], [finished_sequence(InvalidRequest("no token is allowed"))]

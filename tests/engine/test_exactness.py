@@ -9,7 +9,7 @@ from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.prompts import random_prompt, request_of
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from notes import Note
 
 

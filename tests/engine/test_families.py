@@ -29,7 +29,7 @@ from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.model.precision import choose_dtype
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.model.transformers_reader import llama_around
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from notes import Note
 from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from llama_engine.sampling.filters import keep_top_k_top_p
+from llama_engine.sampling.draw import keep_top_k_top_p
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 ROWS, VOCABULARY = 64, 300

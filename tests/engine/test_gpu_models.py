@@ -13,12 +13,12 @@ from llama_engine.checkpoint.formats.linear_format import LinearFormat
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.kernels.gpu.elementwise import SEPARATE
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import load_plan as products
 from llama_engine.model.loader import load_checkpoint
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig

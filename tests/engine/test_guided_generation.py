@@ -14,12 +14,12 @@ from engine.engines import alone, engine_of
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion, Result
+from llama_engine.engine.responses import Completion, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from numpy.typing import NDArray
 
 END = 2

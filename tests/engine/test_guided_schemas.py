@@ -11,9 +11,9 @@ from engine.engines import engine_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 
 @pytest.fixture(scope="module")

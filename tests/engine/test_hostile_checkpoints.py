@@ -20,7 +20,7 @@ from engine.engines import engine_of, load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_engine.errors import CheckpointError, InvalidSettings, OutOfMemoryPlan
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from notes import Note
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

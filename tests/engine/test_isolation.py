@@ -12,11 +12,11 @@ from engine.engines import Run, alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion
-from llama_engine.engine.isolation import Isolation
+from llama_engine.engine.failures import Isolation
+from llama_engine.engine.responses import Completion
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.state import SamplingState
 
 FAILED = "decoding failed; the server's log has the reason"

@@ -9,10 +9,10 @@ from engine.engines import completions, engine_of, run, tokens_in, with_tokens_a
 from engine.oracle import oracle
 from engine.prompts import request_of, requests_of
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs, log_probs_of
 
 TOLERANCE = 2e-4

@@ -5,9 +5,7 @@ import pytest
 import torch
 from llama_engine.errors import InvalidRequest
 from llama_engine.grammar.matcher import GuideState
-from llama_engine.sampling.filters import forbidden
-from llama_engine.sampling.logits_processor import LogitsProcessor
-from llama_engine.text.bad_words import BadWords
+from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor, forbidden
 from llama_engine.text.tokenizer import Vocabulary
 from numpy.typing import NDArray
 

@@ -5,8 +5,9 @@ import math
 from typing import cast
 
 import numpy as np
+from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
 from llama_engine.engine.sequence import Sequence
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary

@@ -8,9 +8,9 @@ import torch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError
-from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.kernels.memory import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.stop_checker import StopChecker
 
 PAGE = 4

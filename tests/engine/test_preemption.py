@@ -12,12 +12,12 @@ from engine.pages import assert_consistent
 from engine.prompts import random_request, request_of
 from engine.scheduling import client_of, running
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidSettings, Unavailable
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 MODEL_LEN = 128
 

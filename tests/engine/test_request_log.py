@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from engine.metrics import finished_sequence
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog, fields_of

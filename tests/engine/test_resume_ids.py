@@ -16,7 +16,7 @@ from engine.transcripts import build, transcripts
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from notes import Note
 

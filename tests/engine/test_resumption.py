@@ -17,7 +17,7 @@ from engine.prompts import any_requests, request_of
 from engine.transcripts import Transcript, cuts, transcripts
 from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from notes import Note
 
 long = pytest.mark.long

@@ -13,12 +13,10 @@ import torch
 from llama_engine.engine.decode import SlotBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
-from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.sampling.filters import draw
-from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
-from llama_engine.sampling.philox import step_keys
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.sampling.draw import draw, step_keys
+from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor, logits_processor
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
 from transformers.generation.logits_process import (

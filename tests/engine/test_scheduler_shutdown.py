@@ -9,12 +9,12 @@ from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result
 from llama_engine.engine import scheduler
 from llama_engine.engine.engine import Engine, StepResult
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, Stopping
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 STOPPING = "the server is stopping"
 

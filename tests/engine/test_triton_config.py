@@ -5,7 +5,9 @@ import time
 from typing import Any
 
 import pytest
-from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, settings_parameters
+from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
+from llama_engine.triton.config import gpu_of, instance_name, settings_parameters
+from llama_engine.triton.request_decoder import QueuePolicy
 
 HOUR = 3600 * 1_000_000
 LIMIT = {"default_timeout_microseconds": HOUR}

@@ -14,13 +14,13 @@ from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
 from llama_engine.engine import scheduler
-from llama_engine.engine.events import Completion
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.scheduler import MAX_WAITING_GUIDES
 from llama_engine.engine.sequence import RequestContext, Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 
 PLAIN = GenerationRequest("", tuple(range(40, 52)), max_tokens=40, temperature=1.0, seed=3)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from engine.checkpoints import save_small
-from llama_engine.checkpoint import parallel_chunks as row_blocks
+from llama_engine.checkpoint import per_channel as row_blocks
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.tensors import SavedTensors

@@ -18,8 +18,7 @@ from llama_engine.bounds import show
 from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.checkpoint.hub import SMALL_FILES, resolve_folder
-from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_per_channel
+from llama_engine.checkpoint.per_channel import for_each_block, quantize_per_channel, row_blocks
 from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader

@@ -14,7 +14,7 @@ from typing import Any
 import llama_engine.libraries  # noqa: F401 - before anything that imports transformers
 import triton_python_backend_utils as pb_utils
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.responses import ResponseDispatcher
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import EngineError, InvalidSettings
 from llama_engine.model.loader import load_checkpoint
@@ -24,16 +24,10 @@ from llama_engine.observability.readiness import Readiness
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
-from llama_engine.triton.config import (
-    QueuePolicy,
-    gpu_of,
-    instance_name,
-    is_decoupled,
-    settings_parameters,
-)
+from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, settings_parameters
 from llama_engine.triton.metrics import TritonMetrics
-from llama_engine.triton.request_decoder import RequestDecoder
-from llama_engine.triton.tensors import release_tensors
+from llama_engine.triton.outputs import release_tensors
+from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
 
 CLOSE_SECONDS = 10.0
 """Seconds for sending the last responses, and then the last metrics, after the last sequence has finished."""

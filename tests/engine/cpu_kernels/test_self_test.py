@@ -18,9 +18,8 @@ from llama_engine.kernels.cpu.build import (
 )
 from llama_engine.kernels.cpu.forward import CACHE_TYPES
 from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
-from llama_engine.kernels.cpu.library import openmp_runtimes
+from llama_engine.kernels.cpu.library import Model, openmp_runtimes
 from llama_engine.kernels.cpu.self_test import self_test
-from llama_engine.kernels.cpu.structures import Model
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
 WITHOUT = "INT8 weights are dequantized: steps are slower and not batch-invariant"

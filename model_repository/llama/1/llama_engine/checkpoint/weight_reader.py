@@ -15,8 +15,7 @@ import torch
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, LinearFormat
-from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
+from llama_engine.checkpoint.per_channel import for_each_block, quantize_per_channel, requantized, row_blocks
 from llama_engine.checkpoint.tensor_names import (
     EMBEDDING,
     HEAD,

@@ -12,13 +12,13 @@ from typing import Protocol
 
 import torch
 
-from llama_engine.engine.isolation import Isolation
+from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence, names_of
+from llama_engine.kernels.memory import to_device
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of
-from llama_engine.transfer import to_device
 
 MAX_FAILED_REPLAYS = 3
 """Consecutive failed replays after which CUDA graphs are no longer used."""

@@ -17,11 +17,11 @@ import torch
 
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.engine.decode import DecodeStep, SlotBatch
-from llama_engine.engine.events import Result
-from llama_engine.engine.isolation import Isolation
+from llama_engine.engine.failures import Isolation
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
 from llama_engine.engine.prefill import Prefill
+from llama_engine.engine.responses import Result
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.errors import GenerationError, InvalidRequest
@@ -29,7 +29,7 @@ from llama_engine.grammar.guides import Guides
 from llama_engine.kernels.activation_terms import TermCounts
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.settings import Settings
 

@@ -21,13 +21,12 @@ from typing import NamedTuple
 import torch
 
 from llama_engine.engine.decode import SlotBatch
-from llama_engine.engine.isolation import Isolation
+from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import PromptShare, Sequence
-from llama_engine.engine.token_scores import token_scores
+from llama_engine.kernels.memory import to_device
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
-from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.transfer import to_device
+from llama_engine.sampling.log_probs import TokenLogProbs, token_scores
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Prefilled:
 
 class _Part(NamedTuple):
     """The output of a pass over some sequences. hidden: hidden states of the chunks' last tokens, [sequences, hidden].
-    scores: result of `token_scores`."""
+    scores: result of `log_probs.token_scores`."""
 
     sequences: list[Sequence]
     chunks: list[PromptChunk]

@@ -18,11 +18,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.cancellation import poll_cancellation
 from llama_engine.engine.engine import Engine, StepResult
-from llama_engine.engine.events import FAILURE, Event, ResponseSink
-from llama_engine.engine.health import EngineHealth
-from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.failures import EngineHealth
+from llama_engine.engine.responses import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 

@@ -18,9 +18,9 @@ from weakref import WeakSet
 
 import torch
 
-from llama_engine.engine.events import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
+from llama_engine.engine.responses import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.logits_processor import LogitsProcessor
 from llama_engine.text.stop_checker import StopChecker

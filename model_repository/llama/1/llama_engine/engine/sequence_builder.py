@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from llama_engine.engine.sequence import PromptShare, RequestContext, Sequence, Status
-from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.sampling.draw import choice_seed
 from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
-from llama_engine.sampling.philox import choice_seed
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
 

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from llama_engine.kernels.cache_shape import SCALE, KVCacheShape
-from llama_engine.transfer import to_device
+from llama_engine.kernels.memory import SCALE, KVCacheShape, to_device
 
 
 class KVCache:

@@ -41,6 +41,7 @@ from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_e
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.builder import (
     ConvertingReader,
+    ModelInfo,
     PackLinear,
     ReadWeights,
     build_llama,
@@ -48,7 +49,6 @@ from llama_engine.model.builder import (
 )
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.llama import Llama
-from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import (
     choose_cache_dtype,
     choose_dtype,

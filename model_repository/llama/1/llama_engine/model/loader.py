@@ -22,13 +22,13 @@ from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_h
 from llama_engine.checkpoint.hub import resolve_folder
 from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
+from llama_engine.kernels.memory import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
+from llama_engine.model.builder import ModelInfo
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
 from llama_engine.model.load_plan import load_model
-from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
 from llama_engine.model.torch_runner import TorchRunner

@@ -16,12 +16,11 @@ import torch
 from torch.nn import functional
 
 from llama_engine.kernels.activation_terms import TermCounts
-from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
+from llama_engine.kernels.memory import KVCacheShape, lists_to_device
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama, softcap
 from llama_engine.model.model_runner import PromptChunk
-from llama_engine.transfer import lists_to_device
 
 
 class Extent(NamedTuple):

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from llama_engine.bounds import Bound, Choice, Flag, Integer, Real, Text
-from llama_engine.request.compound_bounds import Numbers, TokenBias, TokenIds, Words
+from llama_engine.bounds import Bound, Choice, Flag, Integer, Numbers, Real, Text, TokenBias, TokenIds, Words
 
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64

@@ -10,16 +10,41 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from llama_engine.bounds import BoundError
+from llama_engine.bounds import BoundError, read_object
 from llama_engine.errors import ContextExceeded, InvalidRequest
-from llama_engine.request.compound_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
-from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.request.parameters import GUIDE_TYPES, MAX_COMPLETIONS
+from llama_engine.request.parameters import GUIDE_TYPES, MAX_COMPLETIONS, RequestParameters
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements
 from llama_engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class GenerationRequest(RequestParameters):
+    """A request for one completion, or for n choices until `choices_of` splits it.
+
+    prompt_tokens: the prompt as token ids. choice: index among the prompt's n completions, from 0.
+    """
+
+    prompt: str = field(repr=False)
+    prompt_tokens: tuple[int, ...] = field(repr=False)
+    choice: int = 0
+
+    @property
+    def needs_log_probs(self) -> bool:
+        """Whether the request asks for log probabilities of generated tokens."""
+        return self.return_log_probs or self.num_logprobs is not None
+
+    @property
+    def has_optional_outputs(self) -> bool:
+        """Whether the request asks for any of the outputs in `triton.outputs`."""
+        return (
+            self.needs_log_probs
+            or self.prompt_logprobs is not None
+            or self.return_output_ids
+            or self.return_perf_metrics
+        )
 
 
 @dataclass(frozen=True)

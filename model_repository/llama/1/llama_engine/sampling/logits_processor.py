@@ -3,11 +3,14 @@
 Masked tokens are: all but `allowed_token_ids`, end tokens before min_tokens, tokens that would complete a bad word, and
 tokens that the guide excludes. A sequence that has only min_tokens needs no `LogitsProcessor`: the sampler masks end
 tokens of all such sequences at once.
+
+The usual approach to bad words, masking the tokens of one tokenization, misses the string's other tokenizations. Here a
+token is masked if the text followed by the token's bytes would contain the string.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -16,14 +19,50 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.errors import InvalidRequest
-from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.sampling.filters import forbidden
-from llama_engine.text.bad_words import BadWords
+from llama_engine.kernels.memory import to_device
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.text.stop_checker import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
-from llama_engine.transfer import to_device
 
 if TYPE_CHECKING:
     from llama_engine.grammar.matcher import GuideState
+
+
+class BadWords:
+    """Finds the tokens that would complete a bad word in one sequence's text. words: UTF-8, not empty.
+
+    Matching is incremental (KMP over bytes): a step reads the bytes of its token, not the text again.
+    """
+
+    def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
+        self._words = [PartialMatch(word) for word in words]
+        self._vocabulary = vocabulary
+        self._device = device
+        always = {token for word in words for token in vocabulary.containing(word)}
+        self.always = self._ids(always)
+        """Ids of the tokens that contain a whole bad word: [n], long."""
+
+    def clone(self) -> BadWords:
+        """Return bad words for another sequence of the same request. Must be called before the first `append`."""
+        other = copy(self)
+        other._words = [copy(word) for word in self._words]
+        return other
+
+    def append(self, token_bytes: bytes) -> None:
+        """Append the bytes of the sampled token to the text."""
+        for word in self._words:
+            word.append(token_bytes)
+
+    def completing(self) -> torch.Tensor:
+        """Return the ids of tokens that would complete a partial match at the text's end: [n], long, usually empty."""
+        completing: set[int] = set()
+        for word in self._words:
+            for remainder in word.remainders(self._vocabulary.longest):
+                completing.update(self._vocabulary.starting_with(remainder))
+        return self._ids(completing)
+
+    def _ids(self, tokens: set[int]) -> torch.Tensor:
+        return to_device(sorted(tokens), self._device, torch.long)
 
 
 class LogitsProcessor:
@@ -190,3 +229,15 @@ def logits_processor(
         ignored=end_tokens - stops if request.ignore_eos else (),
         bad_words=BadWords(request.bad_words, vocabulary, device) if request.bad_words else None,
     )
+
+
+def forbidden(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Unpack the bit masks of guides: return which tokens are not allowed, [batch, vocabulary], bool.
+
+    allowed: [batch, ceil(vocabulary / 32)], int32, in the format of `GuideState.fill`; on any device.
+    """
+    if allowed.device.type == "cpu":
+        bits = np.unpackbits(allowed.numpy().view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
+        return torch.from_numpy(bits == 0)
+    places = torch.arange(32, dtype=torch.int32, device=allowed.device)
+    return ((allowed[:, :, None] >> places) & 1).flatten(1)[:, :vocabulary] == 0

@@ -1,8 +1,8 @@
 """Samples the next token of every sequence of a batch, each with its own parameters.
 
-The formulas (temperature, min-p, top-k, top-p, penalties) are in `filters`; `cpu_sampling` has all but the
-penalties again, for CPUs. Penalties, sorting and noise are skipped if no sequence of the batch uses them. A sequence's
-token never depends on the features that others use.
+The order is: bias, repetition penalty, frequency and presence penalties, mask, temperature, min-p, top-k, top-p, draw.
+Penalties (`state`), sorting and noise (`draw`) are skipped if no sequence of the batch uses them. A sequence's token
+never depends on the features that others use.
 """
 
 from __future__ import annotations
@@ -15,21 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.sampling.cpu_sampling import draw_on_cpu
-from llama_engine.sampling.filters import (
-    apply_temperature,
-    draw,
-    forbidden,
-    keep_min_p,
-    keep_top_k_top_p,
-    penalize_output,
-    penalize_repetition,
-)
+from llama_engine.kernels.memory import to_device
+from llama_engine.sampling.draw import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
 from llama_engine.sampling.log_probs import log_probs_of
-from llama_engine.sampling.logits_processor import LogitsProcessor
-from llama_engine.sampling.philox import step_keys
-from llama_engine.sampling.state import SamplingFeatures, SamplingState
-from llama_engine.transfer import to_device
+from llama_engine.sampling.logits_processor import LogitsProcessor, forbidden
+from llama_engine.sampling.state import SamplingFeatures, SamplingState, penalize_output, penalize_repetition
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence

@@ -1,4 +1,7 @@
-"""The outputs that a response has only on request: token ids, log probabilities and times.
+"""The outputs of a response as Triton tensors, those of every response and those that a request asks for.
+
+Tensors have one dimension, with one value per completion, because TensorRT-LLM's clients read `output[0]`. Three have
+two dimensions: `sequence_index`, `output_ids` and `output_log_probs`.
 
 The JSON of log probabilities has the format of Triton's vLLM backend: a list with one object per token. The object maps
 the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
@@ -8,11 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.tokenizer import Tokenizer
@@ -89,9 +95,9 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
         outputs["output_log_probs"] = _output_log_probs(spans)
         outputs["cum_log_probs"] = np.array([_cumulated(span) for span in spans], dtype=np.float32)
     if any(request.num_logprobs is not None for request in requests):
-        outputs["logprobs"] = _strings(writer.output_json(span) for span in spans)
+        outputs["logprobs"] = _texts(writer.output_json(span) for span in spans)
     if any(request.prompt_logprobs is not None for request in requests) and not any(span.first for span in spans):
-        outputs["prompt_logprobs"] = _strings(writer.prompt_json(span.sequence) for span in spans)
+        outputs["prompt_logprobs"] = _texts(writer.prompt_json(span.sequence) for span in spans)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
     return outputs
@@ -158,5 +164,72 @@ def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:
     }
 
 
-def _strings(texts: Iterable[str]) -> Output:
+def _texts(texts: Iterable[str]) -> Output:
     return np.array([text.encode() for text in texts], dtype=np.object_)
+
+
+def completion_tensors(sequences: Sequence[EngineSequence]) -> list[pb_utils.Tensor]:
+    """Return the output tensors of a response with complete texts, of sequences without an error."""
+    completions = [sequence.result for sequence in sequences if isinstance(sequence.result, Completion)]
+    return [
+        _strings("text_output", [completion.text for completion in completions]),
+        _strings("finish_reason", [completion.finish_reason for completion in completions]),
+        _strings("stop_reason", [completion.stop_reason for completion in completions]),
+        _counts("num_input_tokens", [completion.num_input_tokens for completion in completions]),
+        _counts("num_output_tokens", [completion.num_output_tokens for completion in completions]),
+        _counts("num_cached_tokens", [sequence.num_cached_prompt_tokens for sequence in sequences]),
+    ]
+
+
+def chunk_tensors(
+    sequence: EngineSequence, text: str, num_output_tokens: int, completion: Completion | None
+) -> list[pb_utils.Tensor]:
+    """Return the output tensors of a chunk. completion: result of the sequence in its last chunk, else None."""
+    tensors = [
+        _strings("text_output", [text]),
+        _reason("" if completion is None else completion.finish_reason),
+        _count("num_input_tokens", sequence.num_prompt_tokens),
+        _count("num_output_tokens", num_output_tokens),
+    ]
+    if completion is not None:
+        tensors.append(_strings("stop_reason", [completion.stop_reason]))
+        tensors.append(_count("num_cached_tokens", sequence.num_cached_prompt_tokens))
+    return tensors
+
+
+def optional_tensors(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
+    """Return the tensors of `optional_outputs`, with the same arguments."""
+    return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, writer, final).items()]
+
+
+# Cached tensors are written to Triton's shared memory once. Only the dispatcher's thread uses the caches, and then
+# `finalize`, after that thread has ended.
+@lru_cache(maxsize=256)
+def _count(name: str, value: int) -> pb_utils.Tensor:
+    return _counts(name, [value])
+
+
+@lru_cache
+def choice_tensor(choice: int) -> pb_utils.Tensor:
+    """Return the tensor with the index of a chunk's completion, [1, 1], the shape that TensorRT-LLM's clients read."""
+    return pb_utils.Tensor("sequence_index", np.array([[choice]], dtype=np.int32))
+
+
+@lru_cache
+def _reason(value: str) -> pb_utils.Tensor:
+    return _strings("finish_reason", [value])
+
+
+def release_tensors() -> None:
+    """Clear the caches of tensors, which must not outlive Triton's shared memory."""
+    _count.cache_clear()
+    choice_tensor.cache_clear()
+    _reason.cache_clear()
+
+
+def _strings(name: str, values: Sequence[str]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array([value.encode() for value in values], dtype=np.object_))
+
+
+def _counts(name: str, values: Sequence[int]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array(values, dtype=np.int32))

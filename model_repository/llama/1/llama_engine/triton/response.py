@@ -12,14 +12,19 @@ from collections import Counter
 
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.engine.events import Chunk, Completion, Event
-from llama_engine.engine.response_dispatcher import ResponseDispatcher
+from llama_engine.engine.responses import Chunk, Completion, Event, ResponseDispatcher
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.triton.outputs import LogProbsWriter, Span
-from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion_tensors, optional_tensors
+from llama_engine.triton.outputs import (
+    LogProbsWriter,
+    Span,
+    choice_tensor,
+    chunk_tensors,
+    completion_tensors,
+    optional_tensors,
+)
 
 MAX_TOKENS_AT_ONCE = 128
 """Maximum tokens whose log probabilities one `send` serializes: a few ms with 20 alternatives each."""

@@ -18,9 +18,7 @@ from llama_engine.checkpoint.formats.grouped_integers import (
     read_group_size,
     served_groups,
 )
-from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups
-from llama_engine.checkpoint.formats.packed_integers import packed_length, unpack
-from llama_engine.checkpoint.formats.scales import read_scales
+from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups, packed_length, read_scales, unpack
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight

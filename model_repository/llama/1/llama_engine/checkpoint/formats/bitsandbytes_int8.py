@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups
-from llama_engine.checkpoint.formats.scales import read_scales
+from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups, read_scales
 from llama_engine.checkpoint.per_channel import MAX_WEIGHT
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors

@@ -9,13 +9,15 @@ What a layer has is read from its tensors, so that groups of the config with dif
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from llama_engine.checkpoint.formats.compressed_tensors_config import weight_options
+from llama_engine.bounds import show
 from llama_engine.checkpoint.formats.fp8 import Fp8, read_block
 from llama_engine.checkpoint.formats.grouped_integers import (
     GroupedIntegers,
@@ -26,9 +28,17 @@ from llama_engine.checkpoint.formats.grouped_integers import (
     read_groups,
     served_groups,
 )
-from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups
-from llama_engine.checkpoint.formats.packed_integers import BITS, packed_length, unpack
-from llama_engine.checkpoint.formats.scales import activation_scales, log_activation_scales, read_scales
+from llama_engine.checkpoint.formats.linear_format import (
+    BITS,
+    FLOATS,
+    Expected,
+    Groups,
+    activation_scales,
+    log_activation_scales,
+    packed_length,
+    read_scales,
+    unpack,
+)
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
@@ -178,3 +188,47 @@ class CompressedTensors:
     def _group_size(self, inputs: int, count: int) -> int:
         """Return the size of groups of which a channel has `count`; -1 is the whole channel."""
         return next(size for size in self._sizes if group_count(inputs, size) == count)
+
+
+_FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized", "mixed-precision", "dense")
+_WEIGHTS = ("int4", "int8", "float8")
+
+_log = logging.getLogger(__name__)
+
+
+def weight_options(folder: Path, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the options of the weights (`QuantizationArgs`) of each group of the config.
+
+    Raises CheckpointError, naming the field, for a config that the engine doesn't serve; logs what it ignores.
+    """
+    sparsity, transforms = config.get("sparsity_config") or {}, config.get("transform_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise _refusal(folder, "sparsity_config.format", sparsity["format"], "serves dense weights")
+    if kinds := [group.get("type") for group in (transforms.get("config_groups") or {}).values()]:
+        raise _refusal(folder, "transform_config", kinds, "applies no transforms")
+    _check_format(folder, config.get("format"))
+    if config.get("kv_cache_scheme"):
+        _log.warning("kv_cache_scheme is ignored: the setting kv_cache_dtype selects the KV cache's dtype")
+    # A group of the config may also be a preset's name with its targets: their tensors determine the format.
+    schemes = [scheme for scheme in (config.get("config_groups") or {}).values() if isinstance(scheme, dict)]
+    for scheme in schemes:
+        _check_scheme(folder, scheme)
+    return [scheme["weights"] for scheme in schemes if scheme.get("weights")]
+
+
+def _check_scheme(folder: Path, scheme: Mapping[str, Any]) -> None:
+    weights, activations = scheme.get("weights"), scheme.get("input_activations") or {}
+    _check_format(folder, scheme.get("format"))
+    if weights and (kind := f"{weights.get('type', 'int')}{weights.get('num_bits', 8)}") not in _WEIGHTS:
+        raise _refusal(folder, "weights", kind, f"reads {', '.join(_WEIGHTS)}")
+    if not activations.get("symmetric", True):
+        raise _refusal(folder, "input_activations.symmetric", False, "quantizes activations without zero points")
+
+
+def _check_format(folder: Path, name: object) -> None:
+    if name is not None and name not in _FORMATS:
+        raise _refusal(folder, "format", name, f"reads {', '.join(_FORMATS)}")
+
+
+def _refusal(folder: Path, field: str, value: object, does: str) -> CheckpointError:
+    return CheckpointError(f"{folder}: {field} is {show(value)}; this engine {does}")

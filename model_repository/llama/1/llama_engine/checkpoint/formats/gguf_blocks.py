@@ -9,7 +9,7 @@ import torch
 from llama_engine.checkpoint.formats.linear_format import Expected, Groups
 from llama_engine.checkpoint.gguf.blocks import grouped, groups_of
 from llama_engine.checkpoint.gguf.tensors import GgufTensors
-from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
+from llama_engine.checkpoint.per_channel import for_each_block, row_blocks
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight

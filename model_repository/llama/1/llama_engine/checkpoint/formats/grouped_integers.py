@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from llama_engine.checkpoint.formats.linear_format import Groups
-from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
-from llama_engine.checkpoint.per_channel import quantize_per_channel
+from llama_engine.checkpoint.per_channel import for_each_block, quantize_per_channel, row_blocks
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError

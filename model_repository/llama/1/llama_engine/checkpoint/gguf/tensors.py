@@ -12,7 +12,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.formats.linear_format import FLOATS
 from llama_engine.checkpoint.gguf.blocks import check_type, dequantized
 from llama_engine.checkpoint.gguf.header import BlockType, GgufFile, GgufTensor
-from llama_engine.checkpoint.parallel_chunks import for_each_block, row_blocks
+from llama_engine.checkpoint.per_channel import for_each_block, row_blocks
 from llama_engine.checkpoint.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.checkpoint.tensors import SavedTensor, SavedTensors, read_bytes
 from llama_engine.errors import CheckpointError

@@ -11,8 +11,7 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
-from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
-from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
+from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scores, use_huge_pages
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
     TOKEN_MULTIPLE,
@@ -24,7 +23,7 @@ from llama_engine.kernels.cpu.packing import (
     padded,
     padded_head_dim,
 )
-from llama_engine.kernels.cpu.structures import Cache, Layer, Model, Scores
+from llama_engine.kernels.memory import CPU_PAGE_SIZE, KVCacheShape
 
 ROOM = 512
 """Default maximum of tokens computed at once."""

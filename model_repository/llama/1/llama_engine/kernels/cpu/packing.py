@@ -13,8 +13,7 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
-from llama_engine.kernels.cpu.library import CpuKernels
-from llama_engine.kernels.cpu.structures import Matrix, Quantized
+from llama_engine.kernels.cpu.library import CpuKernels, Matrix, Quantized
 
 UNIT = 64
 """Padded widths are multiples of this."""

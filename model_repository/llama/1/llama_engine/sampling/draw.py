@@ -1,7 +1,16 @@
-"""`filters.draw` on a CPU, computed only for the few tokens of a sequence that can win the draw.
+"""The random draw of a batch's next tokens: temperature, min-p, top-k, top-p and a draw, each sequence with its own.
 
-The draw is an exponential race: a token of probability p finishes at time e / p, with e ~ Exp(1) hashed from
-(seed, step, token), and the first token wins; with top-p, the first token of the nucleus. Two shortcuts make it fast:
+Order and formulas are those of transformers' logits processors and, for min-p, of vLLM. A draw depends on the logits
+and on (seed, step, token) alone: its random words are Philox4x32-10's, a stateless function of key and counter (Salmon
+et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+
+`draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
+rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best
+candidates nearly tie. So a sequence draws the same tokens in another batch, although its logits' last bits may differ.
+
+`draw_on_cpu` computes the same only for the few tokens of a sequence that can win. The draw is an exponential race: a
+token of probability p finishes at time e / p, with e ~ Exp(1), and the first token wins; with top-p, the first token of
+the nucleus. Two shortcuts make it fast:
 
 - e is never less than the hash as a fraction in [0, 1). Comparing this fraction with a bound finds the about 32 tokens
   that finish first, without a logarithm per token.
@@ -18,14 +27,111 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llama_engine.sampling.filters import (
-    HASH_FACTORS,
-    apply_temperature,
-    draw,
-    keep_min_p,
-    keep_top_k_top_p,
-    noisy,
-)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return four random 32-bit words for each (key, counter).
+
+    key: [n] 64-bit. counter: [n, 4], 32-bit words. Returns [n, 4], 32-bit words in uint64.
+    """
+    k0, k1 = key & _LOW, key >> _32
+    c0, c1, c2, c3 = counter.T
+    for _ in range(10):
+        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return np.stack([c0, c1, c2, c3], axis=1)
+
+
+def step_keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return two random 32-bit words for each sequence's (seed, step): [batch, 2]."""
+    counter = np.zeros((len(seeds), 4), dtype=np.uint64)
+    counter[:, 0] = steps
+    return philox4x32(seeds, counter)[:, :2].astype(np.int64)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the 64-bit seed of a request's choice; choice 0 has the request's seed.
+
+    The choice is the second word of the Philox counter. Draws have 0 there, so choices don't share random words.
+    """
+    if choice == 0:
+        return seed
+    counter = np.array([[0, choice, 0, 0]], dtype=np.uint64)
+    low, high, *_ = philox4x32(np.array([seed], dtype=np.uint64), counter)[0].tolist()
+    return int(low | high << 32)
+
+
+_WORD = 0xFFFFFFFF
+
+HASH_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
+"""Multipliers of the hash: one for the token's id, two of MurmurHash3's finalizer."""
+
+
+def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Subtract each maximum, so that a tiny temperature can't overflow, and divide by temperature [batch], > 0."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+
+
+def keep_min_p(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
+    """Mask tokens that are less than min_p times as likely as the best one.
+
+    logits: [batch, vocabulary], from `apply_temperature`, so that the best one is 0. log_min_p: [batch], the logarithm
+    of min_p; -inf is off. Source: min-p sampling, arXiv:2407.01082.
+    """
+    return logits.masked_fill(logits < log_min_p[:, None], -torch.inf)
+
+
+def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Mask all but the `top_k` best tokens, then all but the smallest set of probability `top_p` (at least one token).
+
+    logits: [batch, vocabulary], after temperature. top_k: [batch], long, 1 … vocabulary. top_p: [batch], (0, 1]. Tokens
+    that tie with the last one in the set are kept, so the result does not depend on the sort order of equal logits.
+    """
+    ranked = logits.sort(dim=-1, descending=True).values
+    among = ranked.masked_fill(ranked < ranked.gather(-1, top_k[:, None] - 1), -torch.inf)
+    probability = (among - among.logsumexp(-1, keepdim=True)).exp()
+    nucleus = (probability.cumsum(-1) - probability < top_p[:, None]) | (top_p >= 1.0)[:, None]
+    nucleus &= among > -torch.inf
+    nucleus[:, 0] = True
+    worst = torch.where(nucleus, ranked, torch.inf).amin(-1, keepdim=True)
+    return logits.masked_fill(logits < worst, -torch.inf)
+
+
+def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Draw one token per sequence from softmax(logits).
+
+    logits: [batch, vocabulary]. keys: [batch, 2], long, two random 32-bit words for (seed, step). Returns [batch].
+    """
+    tokens = torch.arange(logits.shape[-1], device=logits.device)[None]
+    return noisy(logits, _hash(keys, tokens)).argmax(-1)
+
+
+def noisy(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Return logits plus Gumbel noise; the argmax is the drawn token. words: random 32-bit words, long, same shape."""
+    uniform = (words.to(torch.float32) + 0.5) / 2.0**32
+    # Exponential race: argmax of p / e with e ~ Exp(1). log1p is precise for small e, by which rare tokens win.
+    exponential = -torch.log1p(-uniform.clamp(max=1.0 - 2.0**-24))
+    return logits - exponential.log()
+
+
+def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return a 32-bit hash of (key, token) for each sequence's tokens: [batch, n], long. tokens: [1, n].
+
+    Two rounds of MurmurHash3's finalizer, each keyed with one word.
+    """
+    word = tokens * HASH_FACTORS[0] & _WORD
+    for key in keys.unbind(1):
+        word = word ^ key[:, None]
+        word = (word ^ (word >> 16)) * HASH_FACTORS[1] & _WORD
+        word = (word ^ (word >> 13)) * HASH_FACTORS[2] & _WORD
+        word = word ^ (word >> 16)
+    return word
+
 
 EXPECTED_FINISHERS = 32
 """Expected number of nucleus tokens that finish before the bound. With probability e^-16 none finishes before half of
@@ -116,7 +222,7 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     # `bound` is the upper limit of e / weight. The weights of all tokens sum to `total`, those of the nucleus to top_p
     # * total.
     bound = EXPECTED_FINISHERS / (np.maximum(top_p, MIN_TOP_P) * total)
-    words = _hash(keys, vocabulary)
+    words = _hash_on_cpu(keys, vocabulary)
     close = words.astype(np.float32) <= weights * (bound * 2.0**32)[:, None]
     # Two-dimensional np.nonzero takes ten times as long.
     index, token = np.divmod(np.flatnonzero(close), vocabulary)
@@ -155,8 +261,8 @@ def _first_of_nucleus(
     return _UNDECIDED
 
 
-def _hash(keys: NDArray[np.uint32], vocabulary: int) -> NDArray[np.uint32]:
-    """Return the 32-bit hashes that `filters.draw` uses, for every token: [batch, vocabulary]."""
+def _hash_on_cpu(keys: NDArray[np.uint32], vocabulary: int) -> NDArray[np.uint32]:
+    """Return the 32-bit hashes that `draw` uses, for every token: [batch, vocabulary]."""
     by_token, *factors = map(np.uint32, HASH_FACTORS)
     words = (np.arange(vocabulary, dtype=np.uint32) * by_token)[None] ^ np.zeros_like(keys[:, :1])
     shifted = np.empty_like(words)

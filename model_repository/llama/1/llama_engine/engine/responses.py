@@ -1,0 +1,204 @@
+"""A sequence's chunks and result, the sinks that receive them, and the threads that work with the sinks.
+
+The dispatcher sends the events, and `poll_cancellation` asks the sinks whether their clients have cancelled: Triton's
+Python backend has no callback for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
+
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+
+if TYPE_CHECKING:
+    from llama_engine.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of a sequence that finished without an error.
+
+    finish_reason: stop (end token, stop token or stop string) or length. stop_reason: the stop string, or the id of the
+    stop token; else empty. choice: index among the completions of the prompt, from 0.
+    """
+
+    text: str
+    finish_reason: str
+    num_input_tokens: int
+    num_output_tokens: int
+    stop_reason: str = ""
+    choice: int = 0
+
+
+Result = Completion | RequestError
+
+FAILURE = GenerationError("decoding failed; the server's log has the reason")
+
+
+def finish_reason(result: Result) -> str:
+    """Return a result's finish reason as in metrics and the request log, where errors have one, too."""
+    if isinstance(result, Completion):
+        return result.finish_reason
+    if isinstance(result, Cancelled):
+        return "cancelled"
+    if isinstance(result, Unavailable):
+        return "unavailable"
+    return "invalid" if isinstance(result, InvalidRequest) else "error"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a sequence's text, with the number of tokens since the previous chunk. choice: see `Completion`."""
+
+    text: str
+    num_tokens: int
+    choice: int = 0
+
+
+Event = Chunk | Result
+"""An event for a response sink: a chunk of a streaming sequence, or a sequence's result, always its last event."""
+
+
+class ResponseSink(Protocol):
+    """Receives the events of a request's sequences, normally to send them to the client. Hashed by identity."""
+
+    def send(self, events: list[Event]) -> None:
+        """Send the events since the previous call, in order."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has cancelled the request. Blocks for a round trip to Triton."""
+
+
+class DiscardingSink:
+    """A sink for internal sequences, such as readiness probes."""
+
+    def send(self, events: list[Event]) -> None:
+        """Discard the events."""
+
+    def is_cancelled(self) -> bool:
+        """Return False."""
+        return False
+
+
+PAUSE_ROUNDS = 3
+"""Duration of the pause after a round, as a multiple of the round's duration."""
+
+MAX_PAUSE_SECONDS = 0.02
+"""Maximum duration of the pause, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class ResponseDispatcher:
+    """Queues events and sends them from one thread. Thread-safe."""
+
+    def __init__(self, pause_rounds: int = PAUSE_ROUNDS, max_pause: float = MAX_PAUSE_SECONDS) -> None:
+        self._pause_rounds, self._max_pause = pause_rounds, max_pause
+        self._changed = threading.Condition()
+        self._pending: dict[ResponseSink, list[Event]] = {}
+        # Pending sinks that don't wait for the end of a pause, in order.
+        self._urgent: dict[ResponseSink, None] = {}
+        self._started: WeakSet[ResponseSink] = WeakSet()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    def post(self, events: Iterable[tuple[ResponseSink, Event]]) -> None:
+        """Queue events for their sinks and return at once."""
+        with self._changed:
+            for sink, event in events:
+                self._pending.setdefault(sink, []).append(event)
+                if sink not in self._started or not isinstance(event, Chunk):
+                    self._started.add(sink)
+                    self._urgent[sink] = None
+            self._changed.notify()
+
+    def post_again(self, sink: ResponseSink) -> None:
+        """Schedule another `send` of a sink, even if it has no new events; it doesn't wait for the end of a pause."""
+        with self._changed:
+            self._pending.setdefault(sink, [])
+            self._urgent[sink] = None
+            self._changed.notify()
+
+    def close(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until all pending events are sent and the thread ends; return whether it has."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while sinks := self._next_round():
+            began = time.monotonic()
+            self._send(sinks)
+            ended = time.monotonic()
+            self._pause(ended + min(self._pause_rounds * (ended - began), self._max_pause))
+
+    def _next_round(self) -> list[ResponseSink]:
+        """Wait for pending sinks and return them; none after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            return list(self._pending)
+
+    def _pause(self, until: float) -> None:
+        """Send first chunks and results until that time, or until `close`."""
+        while (left := until - time.monotonic()) > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._urgent or self._closing, left)
+                if self._closing:
+                    return
+                sinks = list(self._urgent)
+            self._send(sinks)
+
+    def _send(self, sinks: list[ResponseSink]) -> None:
+        for sink in sinks:
+            with self._changed:
+                self._urgent.pop(sink, None)
+                events = self._pending.pop(sink)
+            try:
+                sink.send(events)
+            except Exception:  # noqa: BLE001 - one failure must not end the thread
+                _log.exception("a response could not be sent")
+
+
+POLL_SECONDS = 0.02
+"""Minimum pause between two rounds of polls, in seconds."""
+
+POLL_SHARE = 20
+"""Polling takes at most 1 / POLL_SHARE of the time: every poll is a round trip to Triton's process."""
+
+MAX_POLL_SECONDS = 0.25
+"""Maximum pause between two rounds, in seconds; bounds how late a cancellation is noticed. Overrides POLL_SHARE."""
+
+
+def poll_cancellation(
+    next_poll: Callable[[float], list[Sequence] | None], cancel: Callable[[list[Sequence]], None]
+) -> None:
+    """Poll the sinks of waiting and running sequences for cancellation, until `next_poll` returns None.
+
+    next_poll: takes a pause in seconds, waits that long, and returns the sequences to poll. cancel: takes the sequences
+    whose clients have cancelled.
+    """
+    pause = POLL_SECONDS
+    while (sequences := next_poll(pause)) is not None:
+        began = time.monotonic()
+        cancelled = {sink for sink in {sequence.sink for sequence in sequences} if _is_cancelled(sink)}
+        pause = (POLL_SHARE - 1) * (time.monotonic() - began)
+        pause = min(max(POLL_SECONDS, pause), MAX_POLL_SECONDS)
+        if cancelled:
+            cancel([sequence for sequence in sequences if sequence.sink in cancelled])
+
+
+def _is_cancelled(sink: ResponseSink) -> bool:
+    try:
+        return sink.is_cancelled()
+    except Exception:  # noqa: BLE001 - one failing poll must not end the polling of the other sinks
+        _log.exception("can't tell whether a request was cancelled; it goes on")
+        return False

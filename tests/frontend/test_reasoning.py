@@ -12,8 +12,15 @@ from frontend.fake_triton import FakeTriton, ModelRequest
 from llama_engine.grammar.matcher import GuideMatchers
 from model_families import BY_NAME
 from triton_llama.completion import Chunk
-from triton_llama_openai.output.output_parser import ContentPart, OutputParser, Reasoning
-from triton_llama_openai.output.reasoning import Markers, find_markers, is_open, is_open_in
+from triton_llama_openai.output.output_parser import (
+    ContentPart,
+    Markers,
+    OutputParser,
+    Reasoning,
+    find_markers,
+    is_open,
+    is_open_in,
+)
 from triton_llama_openai.output.tool_calls import HermesReader, ToolCall
 
 THINK = ("<think>", "</think>")

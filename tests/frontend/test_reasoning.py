@@ -141,13 +141,6 @@ def test_the_usage_has_the_tokens_of_all_choices_reasoning(qwen3: Endpoint, trit
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * count}
 
 
-def test_an_answer_cut_within_its_reasoning_has_no_content(qwen3: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = ["<think>", "\nA", " sum", ".", "</think>", "4"]
-    (choice,) = qwen3.chat(messages=MESSAGES, max_tokens=3).json()["choices"]
-    message = choice["message"]
-    assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == ("A sum", "", "length")
-
-
 def test_a_stream_has_reasoning_then_content_then_calls(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<th", "ink>\nA", " sum.\n</th", "ink>\n\nI add. ", CALL]
     events = events_of(qwen3.chat(messages=MESSAGES, stream=True, tools=[ADD], logprobs=True))

@@ -146,8 +146,13 @@ def grpc_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        # Every call raises a class that is a grpc.Call, too.
-        raise from_grpc_status(error.code().name, error.details() or str(error.code()), endpoint, timeout) from error
+        raise from_rpc_error(error, endpoint, timeout) from error
+
+
+def from_rpc_error(error: grpc.RpcError, endpoint: Endpoint, timeout: float) -> TritonLlamaError:
+    """Return the error for an exception of gRPC."""
+    # Every call raises a class that is a grpc.Call, too.
+    return from_grpc_status(error.code().name, error.details() or str(error.code()), endpoint, timeout)
 
 
 def from_http_response(status: int, body: bytes) -> TritonLlamaError:

@@ -14,7 +14,8 @@ import uvicorn
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from starlette.types import ASGIApp
 
-from triton_llama_openai.app import MAX_HEADER_BYTES, create_app
+from triton_llama_openai.app import create_app
+from triton_llama_openai.middleware import MAX_HEADER_BYTES
 from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 

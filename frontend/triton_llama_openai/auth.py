@@ -1,10 +1,12 @@
-"""API keys: a file with a key a line, compared in constant time; and whose prompts may share cached prefixes."""
+"""API keys: a file with a key a line, compared in constant time."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 from pathlib import Path
+
+from starlette.requests import Request
 
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.settings import InvalidSettingsError
@@ -32,9 +34,10 @@ class ApiKeys:
             raise InvalidSettingsError(f"api_keys_file {file} has no key; leave the setting out to ask for none")
         return cls(keys)
 
-    def check(self, authorization: str | None) -> bytes:
-        """Accept a header `Bearer <key>`, return the key's digest; raises ApiError 401 for anything else."""
-        scheme, _, key = (authorization or "").partition(" ")
+    # async: FastAPI would run a plain function in a thread.
+    async def authorize(self, request: Request) -> None:
+        """Accept a header `Bearer <key>`, and note the key's digest; raises ApiError 401 for anything else."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise ApiError(401, "no API key; send the header Authorization: Bearer <key>", None, "invalid_api_key")
         # Headers are bytes, which Starlette reads as Latin-1.
@@ -43,26 +46,9 @@ class ApiKeys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise ApiError(401, "the API key is wrong", None, "invalid_api_key")
-        return digest
+        request.state.record.key_digest = digest
 
 
 def _digest(key: bytes) -> bytes:
     # Digests have one length, whatever the keys'.
     return hashlib.sha256(key).digest()
-
-
-class CacheSalts:
-    """Derives the salt of each request from its API key and its field `cache_salt`.
-
-    All endpoints derive the same salts, so that a chat finds its prefix whichever endpoint its next turn takes.
-    """
-
-    def __init__(self, shared: bool) -> None:
-        """shared: whether API keys share cached prefixes."""
-        self._shared = shared
-
-    def salt(self, key_digest: bytes, cache_salt: str | None) -> str | None:
-        """Return a request's salt; None shares with all requests without a salt. key_digest: empty without a key."""
-        scope = (b"" if self._shared else key_digest) + (cache_salt or "").encode()
-        # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
-        return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -69,12 +69,6 @@ def error_response(error: ApiError) -> Response:
 def invalid(param: str, value: object, bound: str) -> ApiError:
     """Return the error of a field whose value violates a bound."""
     return ApiError(400, f"{param} is {shorten(value)}; it must be {bound}", param, "invalid_value")
-
-
-def check_count(param: str, values: Sized, bound: int, elements: str) -> None:
-    """Raise ApiError if a list has more elements than the bound. elements: what they are, such as `messages`."""
-    if len(values) > bound:
-        raise invalid(param, f"{len(values)} {elements}", f"at most {bound}")
 
 
 def unsupported(param: str, reason: str) -> ApiError:

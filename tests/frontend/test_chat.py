@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from frontend.endpoints import EMBEDDED, Endpoint, Json, check_refusal, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
+from httpx import Response
 from triton_llama.completion import Chunk
 from triton_llama_openai.output.streaming import stop_reason
 
 STRUCTURAL_TAG = {"type": "structural_tag", "triggers": ["a"]}
+FLAT_SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
 
 
 def test_a_chat_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton) -> None:
@@ -68,45 +71,65 @@ def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton
     assert "truncate_max_tokens" not in triton.last.inputs
 
 
+FIELDS: list[tuple[str, object, str, list[object]]] = [
+    ("temperature", 0.5, "temperature", [0.5]),
+    ("top_p", 0, "top_p", [0.0]),
+    ("top_k", 5, "top_k", [5]),
+    ("top_k", -1, "top_k", [0]),
+    ("min_p", 0.25, "min_p", [0.25]),
+    ("frequency_penalty", -2, "frequency_penalty", [-2.0]),
+    ("presence_penalty", 1.5, "presence_penalty", [1.5]),
+    ("repetition_penalty", 1.25, "repetition_penalty", [1.25]),
+    ("seed", 7, "seed", [7]),
+    ("seed", -1, "seed", [2**64 - 1]),
+    ("stop", "x", "stop_words", ["x"]),
+    ("stop", ["x", "yz"], "stop_words", ["x", "yz"]),
+    ("bad_words", ["no"], "bad_words", ["no"]),
+    ("stop_token_ids", [5, 6], "stop_token_ids", [5, 6]),
+    ("allowed_token_ids", [7, 8], "allowed_token_ids", [7, 8]),
+    ("ignore_eos", True, "ignore_eos", [True]),
+    ("priority", -3, "priority", [-3]),
+    ("min_tokens", 1, "min_tokens", [1]),
+    ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
+    ("guided_regex", "a+", "guided_decoding_guide", ["a+"]),
+    ("guided_regex", "a+", "guided_decoding_guide_type", ["regex"]),
+    ("guided_choice", ["a", 'b"'], "guided_decoding_guide", ['root ::= "a" | "b\\""']),
+    ("guided_grammar", "root ::= x", "guided_decoding_guide_type", ["ebnf_grammar"]),
+    ("guided_json", {"type": "object"}, "guided_decoding_guide", ['{"type":"object"}']),
+    ("response_format", {"type": "json_object"}, "guided_decoding_guide_type", ["json"]),
+    ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
+    ("structured_outputs", {"choice": ["a"]}, "guided_decoding_guide", ['root ::= "a"']),
+    ("structured_outputs", {"json_object": True}, "guided_decoding_guide_type", ["json"]),
+    ("structured_outputs", {"structural_tag": "{}"}, "guided_decoding_guide_type", ["structural_tag"]),
+    ("response_format", STRUCTURAL_TAG, "guided_decoding_guide", ['{"type":"structural_tag","triggers":["a"]}']),
+]
+RESPONSE_FIELDS: list[tuple[str, object, str, list[object]]] = [
+    ("max_output_tokens", 7, "max_tokens", [7]),
+    ("top_k", 5, "top_k", [5]),
+    ("stop", "x", "stop_words", ["x"]),
+    ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
+    ("include", ["message.output_text.logprobs"], "num_logprobs", [0]),
+    ("text", {"format": {"type": "text"}, "verbosity": "low"}, "stream", [True]),
+    ("text", {"format": {"type": "json_object"}}, "guided_decoding_guide_type", ["json"]),
+    ("text", {"format": FLAT_SCHEMA}, "guided_decoding_guide", ['{"type":"object"}']),
+    ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("field", "value", "name", "inputs"),
-    [
-        ("temperature", 0.5, "temperature", [0.5]),
-        ("top_p", 0, "top_p", [0.0]),
-        ("top_k", 5, "top_k", [5]),
-        ("top_k", -1, "top_k", [0]),
-        ("min_p", 0.25, "min_p", [0.25]),
-        ("frequency_penalty", -2, "frequency_penalty", [-2.0]),
-        ("presence_penalty", 1.5, "presence_penalty", [1.5]),
-        ("repetition_penalty", 1.25, "repetition_penalty", [1.25]),
-        ("seed", 7, "seed", [7]),
-        ("seed", -1, "seed", [2**64 - 1]),
-        ("stop", "x", "stop_words", ["x"]),
-        ("stop", ["x", "yz"], "stop_words", ["x", "yz"]),
-        ("bad_words", ["no"], "bad_words", ["no"]),
-        ("stop_token_ids", [5, 6], "stop_token_ids", [5, 6]),
-        ("allowed_token_ids", [7, 8], "allowed_token_ids", [7, 8]),
-        ("ignore_eos", True, "ignore_eos", [True]),
-        ("priority", -3, "priority", [-3]),
-        ("min_tokens", 1, "min_tokens", [1]),
-        ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
-        ("guided_regex", "a+", "guided_decoding_guide", ["a+"]),
-        ("guided_regex", "a+", "guided_decoding_guide_type", ["regex"]),
-        ("guided_choice", ["a", 'b"'], "guided_decoding_guide", ['root ::= "a" | "b\\""']),
-        ("guided_grammar", "root ::= x", "guided_decoding_guide_type", ["ebnf_grammar"]),
-        ("guided_json", {"type": "object"}, "guided_decoding_guide", ['{"type":"object"}']),
-        ("response_format", {"type": "json_object"}, "guided_decoding_guide_type", ["json"]),
-        ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
-        ("structured_outputs", {"choice": ["a"]}, "guided_decoding_guide", ['root ::= "a"']),
-        ("structured_outputs", {"json_object": True}, "guided_decoding_guide_type", ["json"]),
-        ("structured_outputs", {"structural_tag": "{}"}, "guided_decoding_guide_type", ["structural_tag"]),
-        ("response_format", STRUCTURAL_TAG, "guided_decoding_guide", ['{"type":"structural_tag","triggers":["a"]}']),
-    ],
+    ("ask", "field", "value", "name", "inputs"),
+    [*((Endpoint.chat, *row) for row in FIELDS), *((Endpoint.respond, *row) for row in RESPONSE_FIELDS)],
 )
 def test_a_field_reaches_the_model_as_its_input(
-    served: Endpoint, triton: FakeTriton, field: str, value: object, name: str, inputs: list[object]
+    served: Endpoint,
+    triton: FakeTriton,
+    ask: Callable[..., Response],
+    field: str,
+    value: object,
+    name: str,
+    inputs: list[object],
 ) -> None:
-    response = served.chat(**{field: value})
+    response = ask(served, **{field: value})
     assert response.status_code == 200, response.text
     assert triton.last.inputs[name] == inputs
 
@@ -170,16 +193,10 @@ def test_cached_tokens_are_those_that_the_first_choice_found(
 
 
 def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:
-    first, second, *_ = served.chat(prompt_logprobs=1).json()["prompt_logprobs"]
-    assert first is None
-    assert second["0"]["logprob"] == -0.5
-
-
-def test_fields_without_effect_are_named_in_a_header(served: Endpoint) -> None:
-    response = served.chat(user="me", metadata={"a": "b"}, store=False, temperature=0.5)
-    assert response.status_code == 200
-    assert response.headers["x-ignored-parameters"] == "metadata, store, user"
-    assert "x-ignored-parameters" not in served.chat(temperature=0.5).headers
+    (choice,) = served.complete(prompt_logprobs=1).json()["choices"]
+    for first, second, *_ in (served.chat(prompt_logprobs=1).json()["prompt_logprobs"], choice["prompt_logprobs"]):
+        assert first is None
+        assert second["0"]["logprob"] == -0.5
 
 
 def test_a_request_id_is_the_clients_own_or_a_new_one(served: Endpoint, triton: FakeTriton) -> None:

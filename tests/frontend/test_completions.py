@@ -83,12 +83,6 @@ def test_logprobs_have_the_offsets_of_their_tokens(served: Endpoint) -> None:
     assert choice["logprobs"]["top_logprobs"][0] == {" Hello": -0.5, " Hello0": -1.5}
 
 
-def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:
-    (choice,) = served.complete(prompt_logprobs=0).json()["choices"]
-    assert choice["prompt_logprobs"][0] is None
-    assert choice["prompt_logprobs"][1]["0"]["decoded_token"] == " a"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_prompts_error_is_the_requests(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
     triton.text = lambda request: [" fine"] if request.prompt_tokens == 1 else _fail()

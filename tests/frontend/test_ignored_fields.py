@@ -10,9 +10,13 @@ from frontend.fake_triton import FakeTriton
 from httpx import Response
 
 HEADER = "x-ignored-parameters"
+Ask = Callable[..., Response]
+USER: Json = {"role": "user", "content": "a"}
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+BREAKPOINT = {"text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}
 TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}, **EPHEMERAL}, **EPHEMERAL}
-ASKS = [Endpoint.chat, Endpoint.complete]
+PLAIN: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CALL: Json = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.fixture
@@ -22,65 +26,73 @@ def lenient(triton: FakeTriton) -> Iterator[Endpoint]:
         yield served
 
 
-@pytest.mark.parametrize("ask", ASKS)
-@pytest.mark.parametrize(
-    "fields", [{"keep_alive": "5m"}, {"keep_alive": -1}, {"num_ctx": 2048}, {"guided_decoding_backend": "outlines"}]
-)
-def test_hints_of_both_paths_change_nothing(
-    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], fields: Json
+# What is sent, the same without what is ignored, and the header.
+HINTS: list[tuple[Ask, Json, Json, str]] = [
+    *(
+        (ask, {name: value}, {}, name)
+        for ask in (Endpoint.chat, Endpoint.complete)
+        for name, value in {"keep_alive": -1, "num_ctx": 2048, "guided_decoding_backend": "outlines"}.items()
+    ),
+    (Endpoint.chat, {"keep_alive": "5m", "user": "me", "store": False}, {}, "keep_alive, store, user"),
+    (
+        Endpoint.chat,
+        {"reasoning_effort": "low", "verbosity": "high", "stream": True},
+        {"stream": True},
+        "reasoning_effort, verbosity",
+    ),
+    (
+        Endpoint.chat,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **EPHEMERAL}], **EPHEMERAL}]}
+        | {"tools": [TOOL]},
+        {"messages": [USER], "tools": [PLAIN]},
+        "messages.cache_control, messages.content.cache_control, tools.cache_control, tools.function.cache_control",
+    ),
+    (
+        Endpoint.chat,
+        {"messages": [{"role": "user", "content": [{"type": "text", **BREAKPOINT}]}]},
+        {"messages": [USER]},
+        "messages.content.prompt_cache_breakpoint",
+    ),
+    (
+        Endpoint.chat,
+        {"messages": [USER, {"role": "assistant", "tool_calls": [CALL], "refusal": "no"}, USER]},
+        {"messages": [USER, {"role": "assistant", "tool_calls": [CALL | {"index": None}]}, USER]},
+        "messages.refusal, messages.tool_calls.index",
+    ),
+    (
+        Endpoint.respond,
+        {"input": [{"role": "user", "content": [{"type": "input_text", **BREAKPOINT}]}]},
+        {"input": [USER]},
+        "input.content.prompt_cache_breakpoint",
+    ),
+    (
+        Endpoint.respond,
+        {"include": ["reasoning.encrypted_content"], "reasoning": {"effort": "high"}, "truncation": "auto"}
+        | {"text": {"verbosity": "low"}, "user": "me"},
+        {},
+        "include.reasoning.encrypted_content, reasoning, text.verbosity, truncation, user",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ask", "fields", "same", "named"), HINTS)
+def test_a_hint_changes_nothing_and_is_named_in_the_header(
+    served: Endpoint, triton: FakeTriton, ask: Ask, fields: Json, same: Json, named: str
 ) -> None:
-    ask(served)
+    assert HEADER not in ask(served, **same).headers
     without = triton.last.inputs
     response = ask(served, **fields)
-    assert (response.status_code, response.headers[HEADER]) == (200, ", ".join(fields))
+    assert (response.status_code, response.headers[HEADER]) == (200, named)
     assert triton.last.inputs == without
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_hints_of_a_chat_are_named_in_the_header(served: Endpoint, stream: bool) -> None:
-    response = served.chat(reasoning_effort="low", verbosity="high", stream=stream)
-    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning_effort, verbosity")
-
-
-def test_cache_control_changes_no_prompt(served: Endpoint, triton: FakeTriton) -> None:
-    plain: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    served.chat(messages=[{"role": "user", "content": "a"}], tools=[plain])
-    without = triton.last.value("text_input")
-    part = {"type": "text", "text": "a", **EPHEMERAL}
-    response = served.chat(messages=[{"role": "user", "content": [part], **EPHEMERAL}], tools=[TOOL])
-    assert response.status_code == 200
-    names = "messages.cache_control, messages.content.cache_control, tools.cache_control, tools.function.cache_control"
-    assert response.headers[HEADER] == names
-    assert triton.last.value("text_input") == without
-
-
-def test_a_breakpoint_of_the_prompt_cache_is_named_in_the_header(served: Endpoint) -> None:
-    part = {"text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    chat = served.chat(messages=[{"role": "user", "content": [{"type": "text", **part}]}])
-    item = {"role": "user", "content": [{"type": "input_text", **part}]}
-    response = served.http.post("/v1/responses", json={"model": "pydoc-llama", "input": [item]})
-    assert (chat.status_code, chat.headers[HEADER]) == (200, "messages.content.prompt_cache_breakpoint")
-    assert (response.status_code, response.headers[HEADER]) == (200, "input.content.prompt_cache_breakpoint")
-
-
-def test_what_an_answer_has_is_named_when_it_is_sent_back(served: Endpoint) -> None:
-    call = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    question = {"role": "user", "content": "a"}
-    messages = [question, {"role": "assistant", "tool_calls": [call], "refusal": "no"}, question]
-    response = served.chat(messages=messages)
-    assert response.headers[HEADER] == "messages.refusal, messages.tool_calls.index"
-
-
 def test_the_search_for_ignored_fields_ends_at_a_number_of_objects(served: Endpoint) -> None:
-    messages = [{"role": "user", "content": "a"}] * 10_000
-    response = served.chat(messages=[*messages, {"role": "assistant", "content": "b", "refusal": "no"}], user="me")
+    response = served.chat(messages=[*[USER] * 10_000, {**USER, "refusal": "no", "role": "assistant"}], user="me")
     assert (response.status_code, response.headers[HEADER]) == (400, "user")
 
 
-@pytest.mark.parametrize("ask", ASKS)
-def test_repeat_penalty_is_the_repetition_penalty(
-    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response]
-) -> None:
+@pytest.mark.parametrize("ask", [Endpoint.chat, Endpoint.complete])
+def test_repeat_penalty_is_the_repetition_penalty(served: Endpoint, triton: FakeTriton, ask: Ask) -> None:
     response = ask(served, repeat_penalty=1.25)
     assert HEADER not in response.headers
     assert triton.last.value("repetition_penalty") == 1.25
@@ -88,21 +100,6 @@ def test_repeat_penalty_is_the_repetition_penalty(
     check_refusal(ask(served, repeat_penalty=1.5, repetition_penalty=1.25), "repetition_penalty", "give one of them")
     triton.failing = "INVALID_ARG: repetition_penalty is bad; it must be good"
     check_refusal(ask(served, repeat_penalty=1.25), "repeat_penalty", "repeat_penalty is bad")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"num_ctx": "2048"}, "num_ctx"),
-        ({"keep_alive": True}, "keep_alive"),
-        ({"keep_alive": "5" * 65}, "keep_alive"),
-        ({"reasoning_effort": 5}, "reasoning_effort"),
-        ({"messages": [{"role": "user", "content": "a", "cache_control": 5}]}, "messages[0].cache_control"),
-    ],
-)
-def test_a_hint_of_a_wrong_type_is_refused(served: Endpoint, fields: Json, param: str) -> None:
-    check_refusal(served.chat(**fields), param, "it must")
 
 
 def test_unknown_fields_are_left_out_wherever_they_are(lenient: Endpoint, triton: FakeTriton) -> None:
@@ -118,23 +115,23 @@ def test_unknown_fields_are_left_out_wherever_they_are(lenient: Endpoint, triton
     assert '"d": 1' not in prompt
 
 
-def test_unknown_fields_of_a_responses_items_and_tools_are_left_out(lenient: Endpoint) -> None:
-    item = {"role": "user", "content": [{"type": "input_text", "text": "a", "b": 1}], "c": 1}
-    tool = {"type": "function", "name": "f", "parameters": {}, "d": 1}
-    response = lenient.http.post("/v1/responses", json={"model": "pydoc-llama", "input": [item], "tools": [tool]})
-    assert response.status_code == 200
-    assert response.headers[HEADER] == "input.c, input.content.b, tools.d"
-
-
-def test_every_path_with_a_body_leaves_them_out(lenient: Endpoint) -> None:
-    for path, fields in (
-        ("/v1/completions", {"model": "pydoc-llama", "prompt": "a"}),
-        ("/v1/responses", {"model": "pydoc-llama", "input": "a"}),
-        ("/tokenize", {"prompt": "a"}),
-        ("/detokenize", {"tokens": [1]}),
-    ):
-        response = lenient.http.post(path, json={**fields, "temprature": 1})
-        assert (response.status_code, response.headers[HEADER]) == (200, "temprature"), path
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/completions", {"prompt": "a"}, "temprature"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "b": 1}], "c": 1}]}
+            | {"tools": [{"type": "function", "name": "f", "parameters": {}, "d": 1}]},
+            "input.c, input.content.b, temprature, tools.d",
+        ),
+        ("/tokenize", {"prompt": "a"}, "temprature"),
+        ("/detokenize", {"tokens": [1]}, "temprature"),
+    ],
+)
+def test_every_path_with_a_body_leaves_them_out(lenient: Endpoint, path: str, fields: Json, named: str) -> None:
+    response = lenient.http.post(path, json={**fields, "temprature": 1})
+    assert (response.status_code, response.headers[HEADER]) == (200, named)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +139,7 @@ def test_every_path_with_a_body_leaves_them_out(lenient: Endpoint) -> None:
     [
         ({"temperature": 3}, "temperature"),
         ({"functions": []}, "functions"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "user"}]}, "messages[1].content"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ],
 )
@@ -163,7 +158,6 @@ def test_bad_values_and_refused_fields_are_refused_beside_unknown_ones(
         ("", ""),
         ("a" * 5000, "a" * 64),
         ("model_extra", "model_extra"),
-        ("ignored", "ignored"),
         ("__class__", "__class__"),
     ],
 )
@@ -179,4 +173,3 @@ def test_many_unknown_fields_are_named_within_a_bound(lenient: Endpoint) -> None
     names = response.headers[HEADER].split(", ")
     assert names[-1] == "..."
     assert 900 < len(response.headers[HEADER]) <= 1029
-    assert lenient.complete().status_code == 200

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
-from triton_llama_openai.app import MAX_HEADER_BYTES
 from triton_llama_openai.auth import ApiKeys
+from triton_llama_openai.middleware import MAX_HEADER_BYTES
 from triton_llama_openai.settings import InvalidSettingsError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import Endpoint, Json, endpoint, error_of
+from frontend.endpoints import Endpoint, Json, endpoint
 from frontend.fake_triton import FakeTriton
 from frontend.openai_types import read_events
 from model_families import BY_NAME
@@ -128,12 +128,6 @@ def test_each_delta_has_the_logprobs_of_its_tokens(served: Endpoint) -> None:
     assert [entry.token for entry in done.logprobs] == [" Hello", ",", " world", "."]
 
 
-def test_a_stream_that_is_cut_off_ends_as_incomplete(served: Endpoint) -> None:
-    events = read_events(served.respond(stream=True, max_output_tokens=1))
-    assert _names(events)[-1] == "incomplete"
-    assert _last(events).status == "incomplete"
-
-
 def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
     triton.failing = "INTERNAL: the server's log has the reason"
     triton.after_tokens = 2
@@ -155,9 +149,3 @@ def test_a_refusal_within_a_response_names_its_field(served: Endpoint, triton: F
     assert error is not None
     assert error.code == "invalid_prompt"
     assert error.message == "text.format, allowed_token_ids together allow no token after 1 tokens"
-
-
-def test_an_error_before_the_first_event_has_its_own_status(served: Endpoint, triton: FakeTriton) -> None:
-    triton.failing = "Exceeds maximum queue size"
-    response = served.respond(stream=True)
-    assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")

@@ -129,36 +129,6 @@ def test_an_answer_can_be_sent_back_as_it_came(served: Endpoint, triton: FakeTri
     assert "I add. \n<tool_call>" in str(triton.last.value("text_input"))
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "name", "inputs"),
-    [
-        ("max_output_tokens", 7, "max_tokens", [7]),
-        ("temperature", 0.5, "temperature", [0.5]),
-        ("top_p", 0, "top_p", [0.0]),
-        ("top_k", 5, "top_k", [5]),
-        ("seed", 7, "seed", [7]),
-        ("stop", "x", "stop_words", ["x"]),
-        ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
-        ("include", LOGPROBS, "num_logprobs", [0]),
-        ("text", {"format": {"type": "json_object"}}, "guided_decoding_guide_type", ["json"]),
-        ("text", {"format": {"type": "text"}, "verbosity": "low"}, "stream", [True]),
-        ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
-    ],
-)
-def test_a_field_of_a_response_reaches_the_model(
-    served: Endpoint, triton: FakeTriton, field: str, value: object, name: str, inputs: list[object]
-) -> None:
-    response = served.respond(**{field: value})
-    assert response.status_code == 200, response.text
-    assert triton.last.inputs[name] == inputs
-
-
-def test_the_schema_of_the_text_is_the_guide(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.respond(text={"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}).status_code == 200
-    guide = json.loads(str(triton.last.value("guided_decoding_guide")))
-    assert guide == {**SCHEMA, "additionalProperties": False}
-
-
 def test_logprobs_are_in_the_message_where_included(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = [" Hello", "\ufffd"]
     response = read_response(served.respond(include=LOGPROBS, top_logprobs=2).json())
@@ -177,30 +147,12 @@ def test_an_answer_that_is_cut_off_is_incomplete(served: Endpoint) -> None:
     assert (response.output_text, response.completed_at) == (" Hello,", None)
 
 
-def test_text_and_calls_are_items_in_their_order(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = ["I add. ", CALL, CALL, " Done."]
-    output = read_response(served.respond(tools=[ADD]).json()).output
-    assert [item.type for item in output] == ["message", "function_call", "function_call", "message"]
-    calls = [item for item in output if isinstance(item, ResponseFunctionToolCall)]
-    assert [(call.name, call.arguments, call.status) for call in calls] == [("add", '{"a": 1}', "completed")] * 2
-    assert len({call.call_id for call in calls} | {call.id for call in calls}) == 4
-
-
 def test_a_call_before_the_cut_is_complete(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = [CALL, CALL[:12], "more"]
     response = read_response(served.respond(tools=[ADD], max_output_tokens=2).json())
     assert response.status == "incomplete"
     statuses = [item.model_dump()["status"] for item in response.output]
     assert statuses == ["completed", "incomplete"]
-
-
-def test_a_forced_call_is_the_only_item(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = ['{"a":', " 7}"]
-    (call,) = read_response(
-        served.respond(tools=[ADD, CLOCK], tool_choice={"type": "function", "name": "add"}).json()
-    ).output
-    assert isinstance(call, ResponseFunctionToolCall)
-    assert call.arguments == '{"a": 7}'
 
 
 def test_a_forced_call_wins_over_the_texts_format(served: Endpoint, triton: FakeTriton) -> None:
@@ -218,14 +170,6 @@ def test_a_forced_call_that_is_cut_off_is_an_empty_message(served: Endpoint, tri
     assert [item.type for item in response.output] == ["message"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
-    triton.tokens = ['{"apples":', " 7}"]
-    response = served.respond(tools=[ADD], tool_choice="required", max_output_tokens=1, include=LOGPROBS, stream=stream)
-    assert '"status":"incomplete"' in response.text
-    assert "apples" not in response.text
-
-
 def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
     response = served.respond(tools=[ADD, CLOCK], tool_choice=choice)
@@ -233,10 +177,6 @@ def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton
     assert "add" not in str(triton.last.value("text_input"))
     schema = json.loads(str(triton.last.value("guided_decoding_guide")))
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "clock"}]
-
-
-def test_auto_without_tools_is_no_choice(served: Endpoint) -> None:
-    assert served.respond(tools=[], tool_choice="auto").status_code == 200
 
 
 def test_reasoning_is_an_item_before_the_message(triton: FakeTriton, tmp_path: Path) -> None:
@@ -256,97 +196,17 @@ def test_reasoning_is_an_item_before_the_message(triton: FakeTriton, tmp_path: P
     assert "<think>\nA sum.\n</think>\n\n4" in str(triton.last.value("text_input"))
 
 
-def test_hints_without_effect_are_named_in_a_header(served: Endpoint) -> None:
-    response = served.respond(
-        include=["reasoning.encrypted_content"],
-        reasoning={"effort": "high"},
-        text={"verbosity": "low"},
-        truncation="auto",
-        user="me",
-    )
-    named = "include.reasoning.encrypted_content, reasoning, text.verbosity, truncation, user"
-    assert response.headers["x-ignored-parameters"] == named
-
-
-@pytest.mark.parametrize("fields", [{"store": False}, {"store": None}, {"background": False, "truncation": "disabled"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": False},
+        {"store": None},
+        {"background": False, "truncation": "disabled"},
+        {"tools": [], "tool_choice": "auto"},
+    ],
+)
 def test_fields_with_the_endpoints_own_behaviour_are_taken(served: Endpoint, fields: Json) -> None:
     assert served.respond(**fields).status_code == 200
-
-
-REFUSED: list[tuple[Json, str, str]] = [
-    ({"input": None}, "input", "a string or a list of items"),
-    ({"input": []}, "input", "at least 1 item"),
-    ({"input": ["a"]}, "input[0]", "an object"),
-    ({"input": [{"type": "web_search_call"}]}, "input[0].type", "'message', 'function_call'"),
-    ({"input": [USER, {"id": "msg_1"}]}, "input[1].type", "missing"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "nothing is stored"),
-    ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "'tool'"),
-    ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
-    ({"input": [{**USER, "colour": 1}]}, "input[0].colour", "unknown"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "'input_text'"),
-    ({"input": [USER, _call("1", "[1]")]}, "input[1].arguments", "a JSON object"),
-    ({"input": [USER, _call("1", '{"a":' * 500)]}, "input[1].arguments", "a JSON object"),
-    ({"input": [USER, _result("1", "2"), _call("1")]}, "input[1].call_id", "a function_call before it"),
-    ({"input": [USER, _call("1"), _result("1", [{"type": "input_file"}])]}, "input[2].output[0].type", "'input_file'"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least one message"),
-    ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
-    ({"max_tokens": 5}, "max_tokens", "unknown"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
-    ({"text": {"format": {"type": "json_schema", "name": "a b"}}}, "text.format.name", "pattern"),
-    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "missing"),
-    (
-        {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
-        "structured_outputs",
-        "text.format and structured_outputs are both given",
-    ),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search'; it must be 'function'"),
-    ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type", "'custom'"),
-    ({"tools": [ADD, ADD]}, "tools", "different names"),
-    ({"tool_choice": "required"}, "tool_choice", "without tools"),
-    (
-        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}},
-        "tool_choice",
-        "tool_choice is given without tools",
-    ),
-    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "'function'"),
-    (
-        {"tools": [ADD | {"name": "response_format"}] * 2},
-        "tools",
-        "['response_format', 'response_format']; it must be a list",
-    ),
-    ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name", "one of the tools: add"),
-    (
-        {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [CLOCK | {"name": "b"}]}},
-        "tool_choice.tools[0].parameters",
-        "unknown",
-    ),
-    (
-        {
-            "tools": [ADD],
-            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]},
-        },
-        "tool_choice.tools[0].name",
-        "one of the tools: add",
-    ),
-    ({"include": ["web_search_call.results"]}, "include[0]", "message.output_text.logprobs"),
-    ({"top_logprobs": 2}, "top_logprobs", "needs include"),
-    ({"truncation": "old"}, "truncation", "'auto' or 'disabled'"),
-    ({"store": True}, "store", "nothing is stored; send false"),
-    ({"background": True}, "background", "not supported"),
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored"),
-    ({"conversation": "conv_1"}, "conversation", "not stored"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt", "not stored"),
-    ({"stream_options": {"include_usage": True}}, "stream_options.include_usage", "unknown"),
-    ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
-def test_a_bad_field_of_a_response_is_refused_by_name(
-    served: Endpoint, triton: FakeTriton, fields: Json, param: str, message: str
-) -> None:
-    check_refusal(served.respond(**fields), param, message)
-    assert triton.requests == []
 
 
 def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
@@ -354,24 +214,6 @@ def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_messages=3) as served:
         check_refusal(served.respond(input=[USER, *calls]), "input", "4 items")
         check_refusal(served.respond(input=[USER] * 3, instructions="a"), "input", "4 messages")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ("CONTEXT_LENGTH: text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)", "input"),
-        ("CONTEXT_LENGTH: max_tokens is 600; it must be at most 500: both may have 512", "max_output_tokens"),
-        ("INVALID_ARG: guided_decoding_guide is no schema; it must be one", "text.format"),
-    ],
-)
-def test_an_error_of_the_model_names_the_responses_field(
-    served: Endpoint, triton: FakeTriton, message: str, param: str, stream: bool
-) -> None:
-    triton.failing = message
-    text = {"format": {"type": "json_object"}} if param == "text.format" else None
-    response = served.respond(max_output_tokens=600, text=text, stream=stream)
-    check_refusal(response, param, f"{param} is ")
 
 
 def test_a_refusal_of_the_template_names_the_input(triton: FakeTriton, tmp_path: Path) -> None:

@@ -169,20 +169,31 @@ def test_a_request_without_a_token_is_sent_elsewhere_as_it_was(pair: Pair, strea
     assert other.last.inputs == home.last.inputs
 
 
-@pytest.mark.parametrize("after_tokens", [0, 2])
-def test_a_draining_triton_hands_its_requests_over(pair: Pair, after_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("message", "after_tokens"), [(STOPPING, 0), (STOPPING, 2), ("Stub process 'llama_0_0' is not healthy.", 1)]
+)
+def test_a_triton_that_drains_or_is_broken_hands_its_requests_over(pair: Pair, message: str, after_tokens: int) -> None:
     with in_front_of(*pair) as served:
         home = _home(served, *pair)
-        home.failing, home.after_tokens = STOPPING, after_tokens
+        home.failing, home.after_tokens = message, after_tokens
         assert _text(served.complete()) == " Hello, world."
 
 
-@pytest.mark.parametrize("message", ["Stub process 'llama_0_0' is not healthy.", STOPPING])
-def test_a_request_goes_on_elsewhere_after_an_error_without_a_status(pair: Pair, message: str) -> None:
+@pytest.mark.parametrize(
+    ("message", "after_tokens", "status"),
+    [
+        ("INTERNAL: decoding failed; the server's log has the reason", 2, 500),
+        ("INVALID_ARG: max_tokens is 600; it must be at most 507", 0, 400),
+    ],
+)
+def test_a_request_that_fails_or_is_refused_is_sent_once(
+    pair: Pair, message: str, after_tokens: int, status: int
+) -> None:
+    for triton in pair:
+        triton.failing, triton.after_tokens = message, after_tokens
     with in_front_of(*pair) as served:
-        home = _home(served, *pair)
-        home.failing, home.after_tokens = message, 1
-        assert _text(served.complete()) == " Hello, world."
+        assert served.complete().status_code == status
+    assert sum(len(triton.requests) for triton in pair) == 1
 
 
 def test_the_only_triton_is_waited_for(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,31 +262,6 @@ def test_the_requests_own_time_bounds_the_wait(pair: Pair) -> None:
         response = served.complete()
     assert response.status_code == 504
     assert "within 0.7 s" in str(error_of(response)["message"])
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "INTERNAL: the model's logits for this request were not finite",
-        "INTERNAL: decoding failed; the server's log has the reason",
-        "INTERNAL: the device's memory was exhausted by this request alone, of 9 prompt tokens",
-        "INTERNAL: the text does not conform to the guide after 2 tokens",
-    ],
-)
-def test_an_error_of_the_model_is_no_interruption(pair: Pair, message: str) -> None:
-    for triton in pair:
-        triton.failing, triton.after_tokens = message, 2
-    with in_front_of(*pair) as served:
-        assert served.complete().status_code == 500
-    assert sum(len(triton.requests) for triton in pair) == 1
-
-
-def test_a_refused_request_is_sent_once(pair: Pair) -> None:
-    for triton in pair:
-        triton.failing = "INVALID_ARG: max_tokens is 600; it must be at most 507"
-    with in_front_of(*pair) as served:
-        assert served.complete().status_code == 400
-    assert sum(len(triton.requests) for triton in pair) == 1
 
 
 def test_a_request_that_finds_a_full_queue_is_sent_to_the_others(pair: Pair) -> None:

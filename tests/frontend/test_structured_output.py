@@ -58,21 +58,6 @@ def test_what_is_no_object_is_the_models_to_refuse(text: str) -> None:
     assert json_guide("guided_json", text).guide == text
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"guided_json": OPEN},
-        {"guided_json": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
-        {"structured_outputs": {"json": OPEN}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": OPEN}}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": OPEN}}},
-    ],
-)
-def test_every_field_with_a_schema_closes_it(served: Endpoint, triton: FakeTriton, fields: Json) -> None:
-    assert served.chat(**fields).status_code == 200
-    assert '"additionalProperties":false' in str(triton.last.value("guided_decoding_guide"))
-
-
 def schema_format(schema: Json) -> Json:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
@@ -98,28 +83,31 @@ def test_a_whitespace_pattern_is_part_of_the_json_guide(
     assert triton.last.value("guided_decoding_guide_type") == "json_schema"
 
 
-def test_structured_outputs_have_a_whitespace_pattern_too(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.chat(structured_outputs={"json": OPEN, "whitespace_pattern": ""}).status_code == 200
-    assert json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"] == {"whitespace_pattern": ""}
+OPTIONS: Json = {"whitespace_pattern": " ", "key_separator": ": "}
 
 
-def test_a_schemas_own_options_reach_the_model(served: Endpoint, triton: FakeTriton) -> None:
-    options = {"whitespace_pattern": " ", "key_separator": ": "}
-    assert served.chat(guided_json={**OPEN, "x-guidance": options}).status_code == 200
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"structured_outputs": {"json": OPEN, "whitespace_pattern": ""}}, {"whitespace_pattern": ""}),
+        ({"guided_json": {**OPEN, "x-guidance": OPTIONS}}, OPTIONS),
+        (
+            {"guided_json": {**OPEN, "x-guidance": OPTIONS}, "guided_whitespace_pattern": r"\n"},
+            OPTIONS | {"whitespace_pattern": r"\n"},
+        ),
+        # JSON has four blanks.
+        (
+            {"guided_json": OPEN, "guided_whitespace_pattern": r"\s{1,3}|[\s]"},
+            {"whitespace_pattern": r"[ \t\n\r]{1,3}|[[ \t\n\r]]"},
+        ),
+    ],
+    ids=["structured_outputs", "the schema's own", "overridden", "any blank"],
+)
+def test_the_options_of_a_guide_reach_the_model(
+    served: Endpoint, triton: FakeTriton, fields: Json, options: Json
+) -> None:
+    assert served.chat(**fields).status_code == 200
     assert json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"] == options
-
-
-def test_a_whitespace_pattern_overrides_the_schemas_own(served: Endpoint, triton: FakeTriton) -> None:
-    schema = {**OPEN, "x-guidance": {"whitespace_pattern": " ", "key_separator": ": "}}
-    assert served.chat(guided_json=schema, guided_whitespace_pattern=r"\n").status_code == 200
-    options = json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"]
-    assert options == {"whitespace_pattern": r"\n", "key_separator": ": "}
-
-
-def test_any_whitespace_of_a_pattern_is_jsons(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.chat(guided_json=OPEN, guided_whitespace_pattern=r"\s{1,3}|[\s]").status_code == 200
-    options = json.loads(str(triton.last.value("guided_decoding_guide")))["x-guidance"]
-    assert options == {"whitespace_pattern": r"[ \t\n\r]{1,3}|[[ \t\n\r]]"}
 
 
 @pytest.mark.parametrize("guide", ["[]", '{"x-guidance": 1}'])
@@ -141,9 +129,6 @@ def test_a_whitespace_pattern_of_anything_else_is_refused_by_name(served: Endpoi
     assert error["param"] == "structured_outputs.whitespace_pattern"
 
 
-TOOL: Json = {"type": "function", "function": {"name": "a"}}
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -151,7 +136,7 @@ TOOL: Json = {"type": "function", "function": {"name": "a"}}
         {"guided_regex": "a"},
         {"structured_outputs": {"choice": ["a"]}},
         {"response_format": {"type": "text"}},
-        {"tools": [TOOL]},
+        {"tools": [{"type": "function", "function": {"name": "a"}}]},
     ],
 )
 def test_a_whitespace_pattern_without_a_json_guide_is_refused(served: Endpoint, fields: Json) -> None:

@@ -48,36 +48,3 @@ def test_a_final_message_that_is_continued_is_tokenized_open(served: Endpoint) -
     tokens = served.http.post("/tokenize", json=body).json()["tokens"]
     text = served.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
     assert text == "<s>[INST] a [/INST] Yes, "
-
-
-_TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
-        ("/tokenize", {"prompt": 5}, "prompt"),
-        (
-            "/tokenize",
-            {
-                "messages": [{"role": "user", "content": "a"}],
-                "continue_final_message": True,
-                "add_generation_prompt": True,
-            },
-            "continue_final_message",
-        ),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [_TOOL] * 129}, "tools"),
-        ("/detokenize", {"tokens": [99999]}, "tokens[0]"),
-        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
-        ("/detokenize", {}, "tokens"),
-        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
-    ],
-)
-def test_bad_token_requests_are_refused_by_name(
-    served: Endpoint, path: str, fields: dict[str, object], param: str
-) -> None:
-    response = served.http.post(path, json=fields)
-    assert response.status_code in (400, 404)
-    assert error_of(response)["param"] == param

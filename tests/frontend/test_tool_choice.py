@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from frontend.endpoints import Endpoint, Json, check_refusal, events_of
+from frontend.endpoints import Endpoint, Json, events_of
 from frontend.fake_triton import FakeTriton
 
 PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
@@ -184,9 +184,12 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_call_that_is_cut_off_leaves_no_logprobs(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
     triton.tokens = ['{"apples":', " 1}"]
-    response = served.chat(tools=[ADD], tool_choice=NAMED, max_tokens=1, logprobs=True, stream=stream)
-    assert '"finish_reason":"length"' in response.text
-    assert "apples" not in response.text
+    chat = served.chat(tools=[ADD], tool_choice=NAMED, max_tokens=1, logprobs=True, stream=stream)
+    assert '"finish_reason":"length"' in chat.text
+    include, flat = ["message.output_text.logprobs"], {"type": "function", "name": "add"}
+    response = served.respond(tools=[flat], tool_choice=flat, max_output_tokens=1, include=include, stream=stream)
+    assert '"status":"incomplete"' in response.text
+    assert "apples" not in chat.text + response.text
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message(served: Endpoint, triton: FakeTriton) -> None:
@@ -220,37 +223,3 @@ def test_the_choice_none_hides_the_tools(served: Endpoint, triton: FakeTriton) -
     (choice,) = served.chat(tools=[ADD], tool_choice="none").json()["choices"]
     assert choice["message"]["content"] == CALL
     assert "add" not in str(triton.last.value("text_input"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"tool_choice": "auto"}, "tool_choice", "tool_choice is given without tools"),
-        ({"tools": [ADD], "tool_choice": "any"}, "tool_choice", "it must be 'none', 'auto' or 'required'"),
-        ({"tools": [ADD], "tool_choice": 5}, "tool_choice", "none, auto, required, or an object"),
-        (
-            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
-            "tool_choice.function.name",
-            "one of the tools: add",
-        ),
-        ({"tools": [ADD, ADD]}, "tools", "different names"),
-        ({"tools": [ADD, OTHER_N], "tool_choice": "required"}, "tools", "defined the same way in every tool"),
-        ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'function'"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
-    ],
-)
-def test_a_bad_use_of_tools_is_refused_by_name(
-    served: Endpoint, triton: FakeTriton, fields: Json, param: str, message: str
-) -> None:
-    check_refusal(served.chat(**fields), param, message)
-    assert triton.requests == []
-
-
-@pytest.mark.parametrize("arguments", ["{", "[]", "5", '{"a": "\\ud800"}', "[" * 5000, '{"a":' * 5000])
-def test_earlier_calls_with_malformed_arguments_are_refused(
-    served: Endpoint, triton: FakeTriton, arguments: str
-) -> None:
-    call = {"id": "c", "function": {"name": "add", "arguments": arguments}}
-    response = served.chat(messages=[QUESTION, {"role": "assistant", "tool_calls": [call]}])
-    check_refusal(response, "messages[1].tool_calls[0].function.arguments", "a JSON object")
-    assert triton.requests == []

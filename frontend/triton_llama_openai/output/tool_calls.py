@@ -1,4 +1,4 @@
-"""Tools of a chat: tools in the prompt, guides that force calls, and the calls in the model's text.
+"""The calls of tools in the model's text.
 
 A forced call is JSON that the guide demands. Free text has calls in one of two forms. Llama 3 writes nothing but calls,
 separated by `;`, and `parameters`:
@@ -17,19 +17,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
-
-from triton_llama_openai.errors import ApiError, invalid
-from triton_llama_openai.output.structured_output import Guide, guide_fields, guide_of, json_guide
-from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.protocol.messages import NamedToolChoice, Tool
-from triton_llama_openai.protocol.schema import JsonObject
-
-if TYPE_CHECKING:
-    from triton_llama_openai.prompt.chat_template import Turn
+from typing import Literal, Protocol
 
 Form = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -37,9 +27,6 @@ PYTHON_TAG = "<|python_tag|>"
 _SEPARATORS = " \t\r\n;,[]"
 _KEYS = {"name", "type", "id", "arguments", "parameters"}
 """Keys of a call; an object with others is ordinary JSON."""
-
-_ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
 
 _decode = json.JSONDecoder(strict=False).raw_decode
 
@@ -213,86 +200,3 @@ def _new_id() -> str:
 def partial_end(text: str, word: str) -> int:
     """Return the length of the text's longest ending that begins the word, shorter than the word itself."""
     return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if word.startswith(text[-size:])), 0)
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """How one request uses tools.
-
-    template_tools: definitions for the template. guide: of the text, from response_format or a forced call.
-    call_reader: makes the reader of one choice's calls, None without tools. finish_reason: of a choice with calls;
-    OpenAI's is `stop` for a named one. ignored: fields without effect, because a forced call is the guide.
-    """
-
-    template_tools: list[Turn]
-    guide: Guide | None
-    call_reader: Callable[[], CallReader] | None = None
-    finish_reason: str = "tool_calls"
-    ignored: Sequence[str] = ()
-
-
-def tool_use(request: ChatRequest, form: Form) -> ToolUse:
-    """Return how a request uses its tools. Raises ApiError if tools, tool_choice and guides don't agree."""
-    tools = request.tools or []
-    choice = request.tool_choice or ("auto" if tools else "none")
-    if choice == "none":
-        return ToolUse([], guide_of(request))
-    if not tools:
-        raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
-    template_tools = [template_tool(tool) for tool in tools]
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise invalid("tools", names, "a list of functions with different names")
-    single = request.parallel_tool_calls is False
-    if choice == "auto":
-        reader = HermesReader if form == "hermes" else LlamaReader
-        return ToolUse(template_tools, guide_of(request), partial(reader, names, single))
-    # A forced call wins, as under vLLM.
-    ignored = guide_fields(request)
-    if isinstance(choice, NamedToolChoice):
-        name = choice.function.name
-        if name not in names:
-            field = request.client_field("tool_choice.function.name")
-            raise invalid(field, name, f"one of the tools: {', '.join(names)}")
-        guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
-        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
-    guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
-    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
-
-
-def template_tool(tool: Tool) -> Turn:
-    """Return a tool as templates read it, without the fields that it doesn't have."""
-    definition = vars(tool.function)
-    function = {name: value for name, value in definition.items() if value is not None and name != "cache_control"}
-    return {"type": "function", "function": function}
-
-
-def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
-    """Return the JSON schema of an array of calls of these tools. single: of one call at most.
-
-    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve.
-    Raises ApiError if two tools define a name differently.
-    """
-    definitions: dict[str, JsonObject] = {}
-    calls = []
-    for tool in tools:
-        parameters = dict(_parameters(tool))
-        for key in ("$defs", "definitions"):
-            schemas = parameters.pop(key, None)
-            if isinstance(schemas, dict):
-                _merge(definitions.setdefault(key, {}), schemas, key)
-        properties = {"name": {"const": tool.function.name}, "parameters": parameters}
-        call = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
-        calls.append({**call, "additionalProperties": False})
-    bound = {"maxItems": 1} if single else {}
-    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **definitions}
-
-
-def _merge(definitions: JsonObject, schemas: JsonObject, key: str) -> None:
-    for name, schema in schemas.items():
-        if definitions.setdefault(name, schema) != schema:
-            raise invalid("tools", f"{key}/{name}", "defined the same way in every tool's parameters")
-
-
-def _parameters(tool: Tool) -> JsonObject:
-    return tool.function.parameters or {"type": "object", "properties": {}}

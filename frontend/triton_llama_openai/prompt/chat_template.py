@@ -18,7 +18,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
+from triton_llama_openai.protocol.chat import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 
 Turn = dict[str, object]

@@ -5,25 +5,28 @@ The chat path and the Responses API share it; they differ in how they write requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from triton_llama_openai.errors import check_count
-from triton_llama_openai.metrics import RequestRecord
-from triton_llama_openai.output.output_parser import OutputParser
-from triton_llama_openai.output.reasoning import Markers, is_closed, is_open, is_open_in, tag_format
-from triton_llama_openai.output.structured_output import follow
-from triton_llama_openai.output.tool_calls import ToolUse, tool_use
-from triton_llama_openai.prompt.chat_template import render_messages
-from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.protocol.messages import text_of
+from triton_llama_openai.errors import ApiError, invalid
+from triton_llama_openai.middleware import RequestRecord
+from triton_llama_openai.output.output_parser import Markers, OutputParser, is_closed, is_open, is_open_in, tag_format
+from triton_llama_openai.output.structured_output import Guide, follow, guide_fields, guide_of, json_guide
+from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader
+from triton_llama_openai.prompt.chat_template import Turn, render_messages
+from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation, Prompt, truncate
 
 if TYPE_CHECKING:
     from triton_llama_openai.routes.models import ServedModel
+
+_ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,23 @@ class PreparedChat:
         usage.reasoning_tokens = min(tokens, usage.completion_tokens)
 
 
-def prepare_chat(
-    chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord, cache_salt: str | None
+async def prepare_chat(
+    chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord
 ) -> PreparedChat:
-    """Prepare the conversation of a request; with `truncate_prompt_tokens` it tokenizes. Raises ApiError.
+    """Prepare the conversation of a request. Raises ApiError."""
+    if chat.truncate_prompt_tokens is None:
+        prepared = _prepare(chat, model, settings, record)
+    else:
+        # A long text takes the tokenizer long.
+        prepared = await asyncio.to_thread(_prepare, chat, model, settings, record)
+    record.ignored += prepared.use.ignored
+    return prepared
 
-    cache_salt: the model's input.
-    """
+
+def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord) -> PreparedChat:
     field = chat.client_field("messages")
-    check_count(field, chat.messages, settings.max_messages, "messages")
+    if len(chat.messages) > settings.max_messages:
+        raise invalid(field, f"{len(chat.messages)} messages", f"at most {settings.max_messages}")
     use = tool_use(chat, model.tool_form)
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
@@ -81,7 +92,7 @@ def prepare_chat(
             guide = follow(tag_format(markers, begun=begun), guide)
     record.prompt = prompt
     prompts = truncate(chat, [prompt], model.checkpoint)
-    generation = Generation(chat, prompts, guide, model, settings, record, cache_salt)
+    generation = Generation(chat, prompts, guide, model, settings, record)
 
     def new_parser() -> OutputParser:
         calls = None if use.call_reader is None else use.call_reader()
@@ -102,3 +113,86 @@ def _is_begun(chat: ChatRequest, prompt: str, markers: Markers) -> bool:
     if chat.continue_final_message:
         return is_open_in(markers, text_of(chat.messages[-1].content))
     return is_open(markers, prompt)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How one request uses tools.
+
+    template_tools: definitions for the template. guide: of the text, from response_format or a forced call.
+    call_reader: makes the reader of one choice's calls, None without tools. finish_reason: of a choice with calls;
+    OpenAI's is `stop` for a named one. ignored: fields without effect, because a forced call is the guide.
+    """
+
+    template_tools: list[Turn]
+    guide: Guide | None
+    call_reader: Callable[[], CallReader] | None = None
+    finish_reason: str = "tool_calls"
+    ignored: Sequence[str] = ()
+
+
+def tool_use(request: ChatRequest, form: Form) -> ToolUse:
+    """Return how a request uses its tools. Raises ApiError if tools, tool_choice and guides don't agree."""
+    tools = request.tools or []
+    choice = request.tool_choice or ("auto" if tools else "none")
+    if choice == "none":
+        return ToolUse([], guide_of(request))
+    if not tools:
+        raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
+    template_tools = [template_tool(tool) for tool in tools]
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise invalid("tools", names, "a list of functions with different names")
+    single = request.parallel_tool_calls is False
+    if choice == "auto":
+        reader = HermesReader if form == "hermes" else LlamaReader
+        return ToolUse(template_tools, guide_of(request), partial(reader, names, single))
+    # A forced call wins, as under vLLM.
+    ignored = guide_fields(request)
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name
+        if name not in names:
+            field = request.client_field("tool_choice.function.name")
+            raise invalid(field, name, f"one of the tools: {', '.join(names)}")
+        guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
+        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
+    guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
+    return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
+
+
+def template_tool(tool: Tool) -> Turn:
+    """Return a tool as templates read it, without the fields that it doesn't have."""
+    definition = vars(tool.function)
+    function = {name: value for name, value in definition.items() if value is not None and name != "cache_control"}
+    return {"type": "function", "function": function}
+
+
+def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
+    """Return the JSON schema of an array of calls of these tools. single: of one call at most.
+
+    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve.
+    Raises ApiError if two tools define a name differently.
+    """
+    definitions: dict[str, JsonObject] = {}
+    calls = []
+    for tool in tools:
+        parameters = dict(_parameters(tool))
+        for key in ("$defs", "definitions"):
+            schemas = parameters.pop(key, None)
+            if isinstance(schemas, dict):
+                _merge(definitions.setdefault(key, {}), schemas, key)
+        properties = {"name": {"const": tool.function.name}, "parameters": parameters}
+        call = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
+        calls.append({**call, "additionalProperties": False})
+    bound = {"maxItems": 1} if single else {}
+    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **definitions}
+
+
+def _merge(definitions: JsonObject, schemas: JsonObject, key: str) -> None:
+    for name, schema in schemas.items():
+        if definitions.setdefault(name, schema) != schema:
+            raise invalid("tools", f"{key}/{name}", "defined the same way in every tool's parameters")
+
+
+def _parameters(tool: Tool) -> JsonObject:
+    return tool.function.parameters or {"type": "object", "properties": {}}

@@ -10,9 +10,9 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from triton_llama_openai.errors import check_count, invalid
-from triton_llama_openai.output.tool_calls import template_tool
+from triton_llama_openai.errors import invalid
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
+from triton_llama_openai.prompt.conversation import template_tool
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import InvalidSettingsError
@@ -100,7 +100,9 @@ def load_checkpoint(
 
 def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
     """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
-    check_count("messages", request.messages or [], max_messages, "messages")
+    messages = request.messages or []
+    if len(messages) > max_messages:
+        raise invalid("messages", f"{len(messages)} messages", f"at most {max_messages}")
     if request.messages is None:
         text, special = request.prompt or "", request.add_special_tokens is not False
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from triton_llama_openai.protocol.messages import FunctionName, parse_arguments
+from triton_llama_openai.protocol.chat import FunctionName, parse_arguments
 from triton_llama_openai.protocol.schema import IGNORED, CacheHint, Items, JsonObject, Schema, one_of
 
 Id = Annotated[str, Field(max_length=256)]

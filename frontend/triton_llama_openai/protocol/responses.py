@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from triton_llama_openai.errors import ApiError, unsupported
+from triton_llama_openai.protocol.chat import FunctionDefinition, FunctionName, TemplateKwargs
 from triton_llama_openai.protocol.formats import JsonObjectFormat, JsonSchema, TextFormat
-from triton_llama_openai.protocol.messages import FunctionDefinition, FunctionName, TemplateKwargs
 from triton_llama_openai.protocol.response_items import InputItem, Item, without_nulls
 from triton_llama_openai.protocol.sampling import SamplingFields
 from triton_llama_openai.protocol.schema import (

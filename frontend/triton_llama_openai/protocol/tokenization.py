@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.messages import Message, TemplateKwargs, Tools, check_continuation
+from triton_llama_openai.protocol.chat import Message, TemplateKwargs, Tools, check_continuation
 from triton_llama_openai.protocol.schema import Items, ModelName, Schema, TokenId
 
 

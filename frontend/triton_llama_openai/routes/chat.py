@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from triton_llama.completion import Chunk
 
+from triton_llama_openai.middleware import parse_request
 from triton_llama_openai.output.logprobs import logprobs_content
 from triton_llama_openai.output.output_parser import ContentPart, Reasoning
 from triton_llama_openai.output.streaming import (
@@ -27,18 +29,19 @@ from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import Settings
 
 
-async def answer_chat(
-    request: Request, chat: ChatRequest, models: Models, settings: Settings, cache_salt: str | None
-) -> Response:
-    """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
-    model = models.find(chat.model)
-    arguments = chat, model, settings, request.state.record, cache_salt
-    if chat.truncate_prompt_tokens is None:
-        prepared = prepare_chat(*arguments)
-    else:
-        # A long text takes the tokenizer long.
-        prepared = await asyncio.to_thread(prepare_chat, *arguments)
-    request.state.record.ignored += prepared.use.ignored
+def add_chat(router: APIRouter, models: Models, settings: Settings) -> None:
+    """Add the route."""
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(request: Request) -> Response:
+        """A chat, streamed or not."""
+        chat = await parse_request(request, ChatRequest, settings)
+        model = models.find(chat.model)
+        return await _answer(request, chat, await prepare_chat(chat, model, settings, request.state.record))
+
+
+async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -> Response:
+    model = prepared.model
     generation = prepared.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())

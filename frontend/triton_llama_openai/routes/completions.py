@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from triton_llama.completion import Chunk, TokenLogprobs
 
-from triton_llama_openai.errors import check_count, prompt_too_long
+from triton_llama_openai.errors import invalid, prompt_too_long
+from triton_llama_openai.middleware import parse_request
 from triton_llama_openai.output.logprobs import CompletionLogprobs
 from triton_llama_openai.output.streaming import (
     ChoiceEvents,
@@ -29,19 +31,26 @@ from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation, Prompt, truncate
 
 
-async def answer_completion(
-    request: Request, completion: CompletionRequest, models: Models, settings: Settings, cache_salt: str | None
-) -> Response:
-    """Answer a request. cache_salt: the model's input. Raises ApiError or ClientLeftError."""
+def add_completions(router: APIRouter, models: Models, settings: Settings) -> None:
+    """Add the route."""
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(request: Request) -> Response:
+        """Texts or tokens, one prompt or several."""
+        return await _answer(request, await parse_request(request, CompletionRequest, settings), models, settings)
+
+
+async def _answer(request: Request, completion: CompletionRequest, models: Models, settings: Settings) -> Response:
     prompts = completion.prompts
-    check_count("prompt", prompts, settings.max_prompts, "prompts")
+    if len(prompts) > settings.max_prompts:
+        raise invalid("prompt", f"{len(prompts)} prompts", f"at most {settings.max_prompts}")
     model = models.find(completion.model)
     if completion.truncate_prompt_tokens is not None:
         prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
     _check_lengths(prompts, model.checkpoint.context)
     request.state.record.prompt = completion.prompt
     guide = guide_of(completion)
-    generation = Generation(completion, prompts, guide, model, settings, request.state.record, cache_salt)
+    generation = Generation(completion, prompts, guide, model, settings, request.state.record)
     echoes = [Echo()] * len(prompts)
     if completion.echo:
         echoes = await asyncio.to_thread(_echoes, prompts, model.checkpoint)

@@ -1,4 +1,4 @@
-"""The models that the endpoint serves, by the names that requests give."""
+"""/v1/models: the models that the endpoint serves, by the names that requests give."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
+from fastapi import APIRouter
 from pydantic import Field, TypeAdapter, ValidationError
+from starlette.responses import JSONResponse, Response
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 
 from triton_llama_openai.errors import ApiError, from_validation
-from triton_llama_openai.output.reasoning import Markers, find_markers, precedes_guided_text
+from triton_llama_openai.output.output_parser import Markers, find_markers, precedes_guided_text
 from triton_llama_openai.output.tool_calls import Form
 from triton_llama_openai.prompt.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
@@ -132,6 +134,21 @@ class Models:
         """Close every connection."""
         for model in self:
             await model.balancer.close()
+
+
+def add_models(router: APIRouter, models: Models) -> None:
+    """Add the routes."""
+
+    @router.get("/v1/models", response_model=None)
+    async def list_models() -> Response:
+        """The served models, with vLLM's `root` (the checkpoint), `parent` (null) and `max_model_len`."""
+        return JSONResponse({"object": "list", "data": [model.body() for model in models]})
+
+    # A path: a hub id has a slash.
+    @router.get("/v1/models/{name:path}", response_model=None)
+    async def model(name: str) -> Response:
+        """One served model."""
+        return JSONResponse(models.find(name).body())
 
 
 def _model_settings(settings: Settings) -> list[ModelSettings]:

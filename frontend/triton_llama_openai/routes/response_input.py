@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from triton_llama_openai.errors import ApiError, check_count, invalid
-from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.protocol.messages import text_of
+from triton_llama_openai.errors import ApiError, invalid
+from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem
 from triton_llama_openai.protocol.responses import AllowedTools, FlatJsonSchema, FunctionByName, ResponsesRequest
 from triton_llama_openai.protocol.sampling import SamplingFields
@@ -31,7 +30,8 @@ class ResponseChat(ChatRequest):
 
 def chat_request(body: ResponsesRequest, max_items: int) -> ResponseChat:
     """Return the chat of a request. Raises ApiError."""
-    check_count("input", body.items, max_items, "items")
+    if len(body.items) > max_items:
+        raise invalid("input", f"{len(body.items)} items", f"at most {max_items}")
     values: JsonObject = {name: getattr(body, name) for name in SamplingFields.model_fields}
     values |= {
         "messages": _messages(body),

@@ -21,8 +21,8 @@ from triton_llama.errors import (
     LlamaConnectionError,
     ServerError,
     TritonLlamaError,
+    from_rpc_error,
     from_stream_error,
-    grpc_errors,
 )
 from triton_llama.grpc_transport import open_channel
 from triton_llama.tensors import OUTPUT_NAMES, Tensor, decode_response, encode_request, read_chunks
@@ -120,8 +120,9 @@ class EngineClient:
     def errors(self, timeout: float) -> Iterator[None]:
         """Raise gRPC's exceptions in the block as TritonLlamaErrors. timeout: for the message."""
         try:
-            with grpc_errors(self.endpoint, timeout):
-                yield
+            yield
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.endpoint, timeout) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():

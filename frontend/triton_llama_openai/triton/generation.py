@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.errors import from_engine, invalid
-from triton_llama_openai.metrics import RequestRecord
+from triton_llama_openai.middleware import RequestRecord
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.load_balancer import prefix_of
@@ -55,7 +56,6 @@ class Generation:
         model: ServedModel,
         settings: Settings,
         record: RequestRecord,
-        cache_salt: str | None,
     ) -> None:
         _check_prompt_logprobs(request, prompts, model.checkpoint.context)
         self.request = request
@@ -63,6 +63,8 @@ class Generation:
         self.timeout = settings.request_timeout
         self.record = record
         self._balancer = model.balancer
+        shared = settings.prefix_cache_shared == "on"
+        cache_salt = _cache_salt(b"" if shared else record.key_digest, request.cache_salt)
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
             EngineRequest(
@@ -217,6 +219,17 @@ def _inputs(
         if elements and value is not None:
             tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
     return tensors
+
+
+def _cache_salt(key_digest: bytes, cache_salt: str | None) -> str | None:
+    """Return the salt of a request's cached prefixes; None shares them with all requests without a salt.
+
+    key_digest: empty for one that shares with other keys. All endpoints derive the same salts, so that a chat finds its
+    prefix whichever endpoint its next turn takes.
+    """
+    scope = key_digest + (cache_salt or "").encode()
+    # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
+    return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None
 
 
 def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], context: int) -> None:

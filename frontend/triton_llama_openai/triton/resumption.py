@@ -24,7 +24,7 @@ from triton_llama.errors import (
 )
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.metrics import RequestRecord
+from triton_llama_openai.middleware import RequestRecord
 from triton_llama_openai.triton.engine_client import EngineStream
 from triton_llama_openai.triton.load_balancer import LoadBalancer
 from triton_llama_openai.triton.replica import Replica

@@ -1,0 +1,200 @@
+"""Around every request: its record, a log line, headers; bounds on headers, body and requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
+from triton_llama_openai.metrics import Metrics
+from triton_llama_openai.protocol.schema import Schema
+from triton_llama_openai.settings import Settings
+
+S = TypeVar("S", bound=Schema)
+LOG = logging.getLogger("triton_llama_openai")
+MAX_HEADER_BYTES = 32 << 10
+"""Maximum bytes of all headers. uvicorn closes a connection that sends twice as many."""
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_MAX_NAME, _MAX_NAMES = 64, 1024
+"""Characters of one field, and of all fields, in a header."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass
+class RequestRecord:
+    """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
+
+    resumptions: by outcome. prompt: as it came, or a chat's text. key_digest: of the API key, empty without one.
+    """
+
+    id: str
+    arrived: float = field(default_factory=time.perf_counter)
+    status: int = 500
+    first_text: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    resumptions: Counter[str] = field(default_factory=Counter)
+    prompt: object = None
+    ignored: list[str] = field(default_factory=list)
+    key_digest: bytes = b""
+
+    def saw_text(self) -> None:
+        """Note the time of a stream's first text."""
+        if self.first_text is None:
+            self.first_text = time.perf_counter() - self.arrived
+
+
+class RecordRequests:
+    """ASGI middleware: `request.state.record` becomes metrics, a log line and headers of the answer."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, log_requests: str) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._log_requests = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(Headers(scope=scope)))
+        scope.setdefault("state", {})["record"] = record
+
+        async def send_recorded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.id
+                if record.ignored:
+                    headers["x-ignored-parameters"] = _header_of(record.ignored)
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, send_recorded)
+        finally:
+            self._metrics.in_flight.dec()
+            self._report(scope, record)
+
+    def _report(self, scope: Scope, record: RequestRecord) -> None:
+        seconds = time.perf_counter() - record.arrived
+        # Paths that clients make up would each be a time series.
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.requests.labels(route, str(record.status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        if record.first_text is not None:
+            self._metrics.first_token_seconds.labels(route).observe(record.first_text)
+        self._metrics.tokens.labels("prompt").inc(record.prompt_tokens)
+        self._metrics.tokens.labels("completion").inc(record.completion_tokens)
+        for outcome, count in record.resumptions.items():
+            self._metrics.resumptions.labels(outcome).inc(count)
+        if self._log_requests != "none" and scope["method"] == "POST":
+            counts = f"prompt {record.prompt_tokens}, completion {record.completion_tokens} tokens"
+            if record.resumptions:
+                counts += "".join(f", {outcome} {count} times" for outcome, count in record.resumptions.items())
+            has_prompt = self._log_requests == "prompts" and record.prompt is not None
+            prompt = f", prompt {record.prompt!r}" if has_prompt else ""
+            LOG.info("%s %s: %s, %.3f s, %s%s", record.id, route, record.status, seconds, counts, prompt)
+
+
+def _header_of(names: Sequence[str]) -> str:
+    """Return names as a header's value; of unknown fields, they can have any text."""
+    shown = [_NOT_IN_NAMES.sub("?", name[:_MAX_NAME]) for name in names]
+    value = ", ".join(shown)
+    return value if len(value) <= _MAX_NAMES else value[:_MAX_NAMES].rpartition(", ")[0] + ", ..."
+
+
+def _request_id(headers: Headers) -> str:
+    """Return the client's id of the request, if a log line can hold it, else a new one."""
+    client_id = headers.get("x-request-id", "")
+    return client_id if _REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
+
+
+class HeaderLimit:
+    """ASGI middleware that refuses requests with large headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request, or answer 431."""
+        app = self._app
+        if sum(len(name) + len(value) for name, value in scope.get("headers", [])) > MAX_HEADER_BYTES:
+            message = f"the request's headers are too large; they must be at most {MAX_HEADER_BYTES} bytes"
+            app = error_response(ApiError(431, message, None, "headers_too_large"))
+        await app(scope, receive, send)
+
+
+async def parse_request(request: Request, schema: type[S], settings: Settings) -> S:
+    """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
+    text = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
+    try:
+        body = schema.model_validate_json(text, extra="allow" if settings.unknown_fields == "ignore" else "forbid")
+    except ValidationError as error:
+        raise from_validation(error) from error
+    request.state.record.ignored = body.ignored()
+    return body
+
+
+async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        ApiError: it is larger than the bound, announced or not, or takes longer than `seconds` to arrive.
+        ClientLeftError: the client has left before its end.
+    """
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise ApiError(408, f"the body took longer than {seconds:g} s to arrive", None, "timeout") from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is too large; it must be at most {max_bytes} bytes", None, "body_too_large")
+
+
+def limited_route(max_requests: int) -> type[APIRoute]:
+    """Return a class of routes that together run `max_requests` requests; one more is refused with 503.
+
+    A request counts from before its body to the end of its answer.
+    """
+    running = 0
+
+    class LimitedRoute(APIRoute):
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal running
+            if running >= max_requests:
+                raise ApiError(503, f"{max_requests} requests are in flight; try again later", None, "overloaded", 1)
+            running += 1
+            try:
+                await super().handle(scope, receive, send)
+            finally:
+                running -= 1
+
+    return LimitedRoute

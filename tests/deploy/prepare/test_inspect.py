@@ -162,12 +162,6 @@ def test_a_refusal_is_that_of_loading(original: Path, tmp_path: Path, capsys: py
     assert capsys.readouterr().out.splitlines()[-1] == f"refused  {refused.value}"
 
 
-def test_a_revision_of_a_folder_is_refused(original: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(original), "--revision", "v1"]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line == f"refused  revision is 'v1', but {original} is no hub id; only a hub id has revisions"
-
-
 def test_more_inputs_than_int32_sums_hold_are_refused_as_by_loading(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = save_small(tmp_path, tokenizer, hidden_size=16, num_hidden_layers=1, intermediate_size=133_000)
     with pytest.raises(CheckpointError, match="a linear layer has 133000 inputs") as refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -26,29 +25,21 @@ def run(
 
     Raises CommandFailedError on a timeout and, with `check`, on an exit code other than 0.
     """
-    words, failure = [str(word) for word in command], ""
-    # A session of its own: docker runs plugins as children, which must not outlive the time limit.
-    with subprocess.Popen(
+    # The program `timeout` ends a whole group: docker's plugins are its children, and must not outlive the limit.
+    words = ["timeout", "--signal=KILL", str(timeout), *map(str, command)]
+    ended = subprocess.run(
         words,
         env=environment,
         cwd=directory,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            failure = f"timed out after {timeout:g} s"
-            output, errors = process.communicate()
-    if check and process.returncode != 0:
-        failure = failure or f"exit code {process.returncode}"
-    if failure:
-        raise CommandFailedError(f"{failure}: {shlex.join(words)}\n--- stdout\n{output}\n--- stderr\n{errors}")
-    return subprocess.CompletedProcess(words, process.returncode, output, errors)
+        check=False,
+    )
+    timed_out = ended.returncode == -signal.SIGKILL
+    if timed_out or (check and ended.returncode != 0):
+        failure = f"timed out after {timeout:g} s" if timed_out else f"exit code {ended.returncode}"
+        output = f"--- stdout\n{ended.stdout}\n--- stderr\n{ended.stderr}"
+        raise CommandFailedError(f"{failure}: {shlex.join(words)}\n{output}")
+    return ended

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from end_to_end.metrics import PENDING, level
-from end_to_end.servers import Statistics, get_json, until
+from end_to_end.servers import get_json, until
 from end_to_end.wires import Refusal, at_once, grpc
 from engine.prompts import reference_text
 from triton_local.server import LocalTriton
@@ -63,7 +63,7 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
     with `scheduling: batch` the first is executed while the second waits. Their inputs differ, so that Triton never
     batches them together. Returns the jobs' results, and how many batches of each size Triton executed them in.
     """
-    statistics = Statistics(server)
+    before = _batches(server)
     config = get_json(server, "/v2/models/llama/config")
     inflight = config["parameters"]["scheduling"]["string_value"] == "inflight"
     # As many rows as it takes, so that the first runs for long: of one row it may end before a metric shows the second.
@@ -78,6 +78,14 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
         until(lambda: level(server, waits) >= 1, lambda: "a request waits for the model")
         results = at_once(jobs)
         assert [done for done in plugged if isinstance(done.result(), Refusal)] == []
-    batches = Counter(statistics.batches())
-    batches.subtract([rows, 1])
+    batches = _batches(server)
+    batches.subtract(before + Counter([rows, 1]))
     return results, {size: count for size, count in batches.items() if count}
+
+
+def _batches(server: LocalTriton) -> Counter[int]:
+    """Return how many batches of each size Triton has executed."""
+    (statistics,) = get_json(server, "/v2/models/llama/stats")["model_stats"]
+    return Counter(
+        {int(batch["batch_size"]): int(batch["compute_infer"]["count"]) for batch in statistics["batch_stats"]}
+    )

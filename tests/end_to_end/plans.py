@@ -49,7 +49,8 @@ SHARED = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
     "triton": Plan(),
     "streaming": Plan("streaming"),
-    "batched_int8": Plan("batched_int8"),
+    # With the other form of the log.
+    "batched_int8": Plan("batched_int8", {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}),
     # For tests that act while a request runs: slow, with two slots and a queue of three; and the models for other
     # backends' clients.
     "narrow_default": Plan("default", _TWO_SLOTS, "slow_model", _QUEUE_OF_THREE, beside=("ensemble", "vllm_model")),

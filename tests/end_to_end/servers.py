@@ -86,36 +86,6 @@ def get_json(server: LocalTriton, path: str) -> dict[str, Any]:
     return answer
 
 
-def facts(server: LocalTriton) -> str:
-    """Return the log line with the dtypes of the loaded layers."""
-    (line,) = [line for line in server.log_text().splitlines() if "llama: loaded " in line]
-    return line
-
-
-class Statistics:
-    """Batches that Triton has executed since this object was made, from its statistics API."""
-
-    def __init__(self, server: LocalTriton) -> None:
-        self._server = server
-        self._rows, self._sizes = self._read()
-
-    def batches(self) -> dict[int, int]:
-        """Return how many batches of each size were executed; sizes with none are left out."""
-        _, sizes = self._read()
-        grown = {size: count - self._sizes.get(size, 0) for size, count in sizes.items()}
-        return {size: count for size, count in grown.items() if count}
-
-    def rows(self) -> int:
-        """Return how many rows were executed."""
-        return self._read()[0] - self._rows
-
-    def _read(self) -> tuple[int, dict[int, int]]:
-        (statistics,) = get_json(self._server, "/v2/models/llama/stats")["model_stats"]
-        batches = statistics["batch_stats"]
-        sizes = {int(batch["batch_size"]): int(batch["compute_infer"]["count"]) for batch in batches}
-        return int(statistics["inference_count"]), sizes
-
-
 def is_decoupled(server: LocalTriton) -> bool:
     """Whether the live config is decoupled: Triton refuses /infer and unary gRPC calls for it."""
     live = get_json(server, "/v2/models/llama/config")

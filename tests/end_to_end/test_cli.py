@@ -1,4 +1,4 @@
-"""The command line against a real Triton that runs the real model."""
+"""The command line against a real Triton that runs the real model; tests/client has its wrong use and exit codes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import sys
 from dataclasses import fields
 
 import pytest
+from click.testing import CliRunner, Result
 from end_to_end.metrics import Metrics
 from triton_llama import Completion
+from triton_llama.cli import main
 from triton_local.server import LocalTriton
 
 # A shell's background job would hand down an ignored SIGINT.
@@ -22,21 +24,19 @@ CODE = (
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
-def command(server: LocalTriton, protocol: str, *arguments: str) -> list[str]:
-    url = f"{protocol}://{server.http_url if protocol == 'http' else server.grpc_url}"
-    return [sys.executable, "-W", "error", "-c", CODE, *arguments, "--url", url]
+def url(server: LocalTriton, protocol: str) -> str:
+    return f"{protocol}://{server.http_url if protocol == 'http' else server.grpc_url}"
 
 
-def run(server: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command of `triton-llama` against this server to its end."""
-    line = command(server, protocol, *arguments)
-    return subprocess.run(line, input=stdin, capture_output=True, encoding="utf-8", timeout=120, check=False)
+def run(server: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> Result:
+    """Run a command of `triton-llama` against this server."""
+    return CliRunner().invoke(main, [*arguments, "--url", url(server, protocol)], input=stdin)
 
 
 def test_stdin_is_completed_without_its_last_line_break(triton: LocalTriton) -> None:
     options = ("--max-tokens", "4", "--exclude-input-in-output", "false", "--json")
     result = run(triton, "http", "generate", *options, stdin="A list\nis\n")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["text"].startswith("A list\nis")
     assert not json.loads(result.stdout)["text"].startswith("A list\nis\n\n")
 
@@ -54,7 +54,7 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton, protocol: str
     """The server's log names the same computation."""
     metrics = f"--metrics-url={triton.metrics_url}"
     plain = run(triton, protocol, "status", metrics)
-    assert plain.returncode == 0
+    assert plain.exit_code == 0
     for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 10 ms", "quantization = int8"):
         assert expected in plain.stdout
     (computation,) = re.findall(r"^computes    (.*INT8.*); KV cache \w+; on cpu$", plain.stdout, re.MULTILINE)
@@ -67,10 +67,10 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton, protocol: str
 @both_protocols
 def test_a_missing_model_is_one_line_with_exit_code_7(triton: LocalTriton, protocol: str) -> None:
     shown = run(triton, protocol, "status", "--model", "no-such-model")
-    assert shown.returncode == 7
+    assert shown.exit_code == 7
     assert "no-such-model: not ready" in shown.stdout
     refused = run(triton, protocol, "generate", "a", "--model", "no-such-model")
-    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (7, "", 1)
+    assert (refused.exit_code, refused.stdout, len(refused.stderr.splitlines())) == (7, "", 1)
     assert re.match("Error: .*no-such-model", refused.stderr)
 
 
@@ -79,26 +79,23 @@ def test_a_stream_prints_the_same_text_in_chunks(streaming: LocalTriton, protoco
     arguments = ("generate", "É The for statement", "--max-tokens", "20", "--temperature", "1", "--seed", "7")
     plain = run(streaming, protocol, *arguments)
     streamed = run(streaming, protocol, *arguments, "--stream")
-    assert (streamed.returncode, streamed.stderr, streamed.stdout) == (0, "", plain.stdout)
-    lines = run(streaming, protocol, *arguments, "--stream", "--json").stdout.splitlines()
-    chunks = [json.loads(line) for line in lines]
+    assert (streamed.exit_code, streamed.stderr, streamed.stdout) == (0, "", plain.stdout)
+    chunks = [
+        json.loads(line) for line in run(streaming, protocol, *arguments, "--stream", "--json").stdout.splitlines()
+    ]
     assert "".join(chunk["text"] for chunk in chunks) + "\n" == plain.stdout
     assert [chunk["seed"] for chunk in chunks] == [7] * len(chunks)
     assert chunks[-1]["finish_reason"]
 
 
-@both_protocols
-@pytest.mark.parametrize("form", [(), ("--stream",)], ids=["whole", "stream"])
+@pytest.mark.parametrize(("protocol", "form"), [("http", ()), ("http", ("--stream",)), ("grpc", ("--stream",))])
 def test_ctrl_c_ends_the_command_and_a_stream(
     narrow_streaming: LocalTriton, protocol: str, form: tuple[str, ...]
 ) -> None:
     metrics = Metrics(narrow_streaming)
-    long = ("--max-tokens", "300", "--min-tokens", "300")
-    with subprocess.Popen(
-        command(narrow_streaming, protocol, "generate", "def", *form, *long),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    arguments = ("generate", "def", *form, "--max-tokens", "300", "--min-tokens", "300")
+    command = [sys.executable, "-c", CODE, *arguments, "--url", url(narrow_streaming, protocol)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         metrics.wait_for_slots(1)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)

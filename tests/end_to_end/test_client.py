@@ -6,7 +6,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from end_to_end.metrics import Metrics
 from triton_llama import (
     AsyncLlamaClient,
     Completion,
@@ -26,7 +25,6 @@ REQUESTS = [
     SamplingParams(max_tokens=40, temperature=1.3, seed=9223372036854775809, stop_words=["e", "the "]),
     SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9, seed=5, bad_words=[" the"], exclude_input_in_output=False),
 ]
-LONG = SamplingParams(max_tokens=2000, min_tokens=2000, temperature=1.0, seed=1)
 
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
@@ -92,27 +90,3 @@ def test_chunks_joined_in_eight_threads_are_what_generate_gives(streaming: Local
             assert same(stream.completion, client.generate(prompt, params))
 
         list(threads.map(check, PROMPTS, REQUESTS * 2))
-
-
-@both_protocols
-def test_streams_that_are_left_give_their_slots_back(narrow_streaming: LocalTriton, protocol: Protocol) -> None:
-    metrics = Metrics(narrow_streaming)
-    with LlamaClient(address(narrow_streaming, protocol), protocol) as client:
-        # More than there are slots.
-        for _ in range(40):
-            with client.stream("def", LONG) as stream:
-                next(stream)
-        metrics.wait_for(40, "llama_requests_total", finish_reason="cancelled")
-        metrics.wait(Metrics.idle, "no slot is in use")
-        assert client.generate("def", max_tokens=2).num_output_tokens == 2
-
-
-@both_protocols
-async def test_async_streams_that_are_left_give_their_slots_back(streaming: LocalTriton, protocol: Protocol) -> None:
-    metrics = Metrics(streaming)
-    async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
-        async with client.stream("def", LONG) as left:
-            await anext(left)
-        async for _ in client.stream("def", LONG):
-            break
-    await asyncio.to_thread(metrics.wait_for, 2, "llama_requests_total", finish_reason="cancelled")

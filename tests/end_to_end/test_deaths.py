@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 from end_to_end.metrics import Metrics
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import running
-from end_to_end.servers import HTTP, line_of_death, model_process
+from end_to_end.servers import line_of_death, model_process
 from end_to_end.wires import UNARY
 from frontend.endpoints import Endpoint
 from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
@@ -51,17 +50,6 @@ def _kill_server(server: LocalTriton) -> str:
     return "tritonserver died of SIGSEGV"
 
 
-def _send_an_impossible_shape(server: LocalTriton) -> str:
-    """Triton 2.51 allocates what the shape says, and dies."""
-    tensors = [
-        {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["def"]},
-        {"name": "max_tokens", "datatype": "INT32", "shape": [4611686018427387904], "data": [1]},
-    ]
-    with pytest.raises(httpx.RemoteProtocolError):
-        HTTP.post(f"http://{server.http_url}/v2/models/llama_unary/infer", json={"inputs": tensors})
-    return "tritonserver died of SIGSEGV"
-
-
 def _kill_model(server: LocalTriton, model: str) -> str:
     pid = model_process(server, model).pid
     os.kill(pid, signal.SIGKILL)
@@ -77,7 +65,6 @@ DEATHS: dict[str, Callable[[LocalTriton], str]] = {
     "tritonserver": _kill_server,
     "the model": lambda server: _kill_model(server, "llama"),
     "llama_unary": lambda server: _kill_model(server, UNARY),
-    "an impossible shape": _send_an_impossible_shape,
     "a stuck model": _stop_model,
 }
 """Each returns how the log's one line about it begins."""

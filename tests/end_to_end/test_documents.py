@@ -20,7 +20,8 @@ CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}
 
 @pytest.mark.parametrize(
     ("server", "block"),
-    [("streaming", block) for block in CALLING],
+    # make test runs those of the README.
+    [pytest.param("streaming", block, marks=[pytest.mark.long] * (block.page != "README")) for block in CALLING],
     indirect=["server"],
     ids=[str(block) for block in CALLING],
 )

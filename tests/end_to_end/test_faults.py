@@ -5,13 +5,16 @@ Where in a step a fault can happen, and that it is isolated there, is tested in 
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 from end_to_end.metrics import Metrics
-from end_to_end.servers import line_of_death
+from end_to_end.servers import line_of_death, new_server
 from end_to_end.streams import STREAM_WIRES
 from end_to_end.wires import SECRET, UNARY_WIRES, Refusal, ask, assert_clean, at_once, generate
+from triton_local.errors import StartFailedError
 from triton_local.server import LocalTriton
 
 DECODING = "INTERNAL: decoding failed; the server's log "
@@ -77,3 +80,15 @@ def test_a_model_that_fails_every_step_ends_the_server(failing: LocalTriton) -> 
         assert isinstance(refusal, Refusal)
         assert refusal.message.startswith(DECODING)
     assert DECODING in line_of_death(failing)
+
+
+@pytest.mark.long
+def test_a_setting_that_the_model_refuses_is_one_line() -> None:
+    server = new_server(environment={"LLAMA_NONSENSE": "1"})
+    with pytest.raises(StartFailedError) as refusal:
+        server.start()
+    assert not Path(f"/proc/{server.pid}").exists()
+    assert "Traceback" not in server.log_text()
+    reason = r"the model refused to load: llama: .*LLAMA_NONSENSE.*unknown setting"
+    assert re.search(reason, str(refusal.value))
+    assert "\n" not in str(refusal.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from functools import partial
 
@@ -11,6 +12,7 @@ from end_to_end.servers import HTTP
 from end_to_end.streams import STREAM_WIRES, Call
 from end_to_end.wires import Refusal, ask, at_once, generate
 from llama_engine.observability.metrics import METRICS
+from triton_llama import LlamaClient
 from triton_local.server import LocalTriton
 
 TOKENS = 6
@@ -87,3 +89,15 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     assert metrics.grown("llama_step_sequences_bucket", le="2") == metrics.grown(
         "llama_step_sequences_bucket", le="+Inf"
     )
+
+
+def test_cached_tokens_are_counted(triton: LocalTriton) -> None:
+    # A few pages that no other test has sent.
+    prompt = f"{secrets.token_hex(8)}: " + "return a list of the words in the string, " * 10
+    metrics = Metrics(triton)
+    with LlamaClient(triton.http_url) as client:
+        first, second = (client.generate(prompt, max_tokens=2) for _ in range(2))
+    assert second.num_cached_tokens
+    metrics.wait_for(second.num_cached_tokens, "llama_prefix_cache_hits_total")
+    assert metrics.grown("llama_prefix_cache_queries_total") == first.num_input_tokens + second.num_input_tokens
+    assert metrics.now("llama_kv_cache_pages", state="cached") > 0

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from end_to_end.metrics import Metrics
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.wires import ask, generate
-from frontend.endpoints import HOST, Endpoint, Json, error_of, events_of
+from frontend.endpoints import HOST, Endpoint, Json, events_of
 from frontend.openai_types import read_events, read_response
 from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 from triton_local.server import LocalTriton
@@ -27,21 +29,6 @@ PROMPT = "Return a list of"
 def served(streaming: LocalTriton) -> Iterator[Endpoint]:
     with in_front_of(streaming) as endpoint:
         yield endpoint
-
-
-def _chat(served: Endpoint, **fields: object) -> list[Json]:
-    """Return the choices of a chat that isn't streamed."""
-    response = served.chat(**fields)
-    assert response.status_code == 200, response.text
-    choices = response.json()["choices"]
-    assert isinstance(choices, list)
-    return choices
-
-
-def _message(choice: Json) -> Json:
-    message = choice["message"]
-    assert isinstance(message, dict)
-    return message
 
 
 def test_a_completion_is_the_models_own_streamed_or_not(served: Endpoint, streaming: LocalTriton) -> None:
@@ -57,9 +44,9 @@ def test_a_completion_is_the_models_own_streamed_or_not(served: Endpoint, stream
 
 def test_a_response_is_a_chats_answer_streamed_or_not(served: Endpoint) -> None:
     greedy: Json = {"temperature": 0, "repetition_penalty": 1}
-    (choice,) = _chat(served, messages=[{"role": "user", "content": PROMPT}], max_tokens=20, **greedy)
+    (choice,) = served.chat(messages=[{"role": "user", "content": PROMPT}], max_tokens=20, **greedy).json()["choices"]
     whole = read_response(served.respond(input=PROMPT, max_output_tokens=20, **greedy).json())
-    assert whole.output_text == _message(choice)["content"]
+    assert whole.output_text == choice["message"]["content"]
     events = read_events(served.respond(input=PROMPT, max_output_tokens=20, stream=True, **greedy))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     last = events[-1]
@@ -69,12 +56,6 @@ def test_a_response_is_a_chats_answer_streamed_or_not(served: Endpoint) -> None:
     assert last.response.usage is not None
     assert whole.usage is not None
     assert last.response.usage.output_tokens == whole.usage.output_tokens
-
-
-def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoint) -> None:
-    response = served.complete(prompt="word " * 3000)
-    assert response.status_code == 400
-    assert (error_of(response)["param"], error_of(response)["code"]) == ("prompt", "context_length_exceeded")
 
 
 def test_a_streamed_echo_has_the_logprobs_of_the_whole_answer(served: Endpoint) -> None:
@@ -104,6 +85,25 @@ def test_refused_requests_leave_no_error_in_tritons_log(served: Endpoint, stream
 def _error_lines(server: LocalTriton) -> list[str]:
     """Return Triton's own lines of the level error."""
     return re.findall(r"^E\d{4} .*", server.log_text(), re.MULTILINE)
+
+
+def test_a_repeated_prompt_is_cached_for_its_key_alone(streaming: LocalTriton, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-first\nsk-second\n")
+    # A few pages that no other test has sent.
+    prompt = f"{secrets.token_hex(8)}: " + "return a list of the words in the string, " * 10
+    with in_front_of(streaming, api_keys_file=tmp_path / "keys") as endpoint:
+
+        def cached(key: str) -> int:
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
+            headers = {"authorization": f"Bearer {key}"}
+            usage = endpoint.http.post("/v1/completions", json=body, headers=headers).json()["usage"]
+            tokens = int(usage["prompt_tokens_details"]["cached_tokens"])
+            assert tokens < usage["prompt_tokens"]
+            return tokens
+
+        assert cached("sk-first") == 0
+        assert cached("sk-first") > 0
+        assert cached("sk-second") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from end_to_end.metrics import line_of
-from end_to_end.servers import HTTP, in_use, new_server, until
+from end_to_end.servers import HTTP, until
 from end_to_end.streams import GrpcStream
 from end_to_end.wires import Refusal, generate, grpc, infer, model_url, unary_grpc
 from triton_local.server import LocalTriton
@@ -19,34 +18,30 @@ PROMPT = "Return a list of the\nitems"
 SECRET = "the password is swordfish"
 REQUEST = {"text_input": SECRET, "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
 TWO_ROWS = {name: [[value]] * 2 for name, value in REQUEST.items()}
-ENVIRONMENT = {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}
-
-
-@pytest.fixture(scope="module")
-def json_log(ending: ExitStack) -> Iterator[LocalTriton]:
-    server = ending.enter_context(new_server(environment=ENVIRONMENT))
-    with in_use("json log", server):
-        yield server
-    server.terminate()
 
 
 def _json_lines(server: LocalTriton) -> list[dict[str, Any]]:
     return [json.loads(line) for line in server.log_text().splitlines() if line.startswith("{")]
 
 
-def test_with_json_logging_a_request_is_one_object(json_log: LocalTriton) -> None:
+@pytest.mark.long
+def test_with_json_logging_a_request_is_one_object(batched_int8: LocalTriton) -> None:
     request_id = f"a\n{uuid.uuid4().hex}"
     body = {"id": request_id, "text_input": PROMPT, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0}
-    HTTP.post(model_url(json_log, "generate"), json=body).raise_for_status()
+    HTTP.post(model_url(batched_int8, "generate"), json=body).raise_for_status()
     escaped = request_id.replace("\n", "\\n")
-    until(lambda: any(line.get("id") == escaped for line in _json_lines(json_log)), lambda: "the request is in the log")
-    (line,) = [line for line in _json_lines(json_log) if line.get("id") == escaped]
+
+    def own() -> list[dict[str, Any]]:
+        return [line for line in _json_lines(batched_int8) if line.get("id") == escaped]
+
+    until(lambda: bool(own()), lambda: "the request is in the log")
+    (line,) = own()
     assert line["prompts"] == [PROMPT]
     assert (line["message"], line["level"], line["rows"], line["stream"]) == ("request answered", "INFO", 1, False)
     assert (line["output_tokens"], line["finish_reason"]) == (5, "length")
     assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
-    assert "loaded " in " ".join(line["message"] for line in _json_lines(json_log))
-    assert "llama: " not in json_log.log_text()
+    assert "loaded " in " ".join(line["message"] for line in _json_lines(batched_int8))
+    assert "llama: " not in batched_int8.log_text()
 
 
 def _ask_stream(server: LocalTriton, request_id: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -20,6 +17,7 @@ from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, exact_int8_linear
 from llama_engine.model.load_plan import LinearLayers, LoadPlan
 from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
+from python_process import run_python
 
 
 def test_a_product_that_falls_back_to_floats_is_an_error() -> None:
@@ -28,10 +26,7 @@ def test_a_product_that_falls_back_to_floats_is_an_error() -> None:
         "import warnings; import llama_engine.kernels.gpu.exact_int8\n"
         "warnings.warn('no usable algo for shape (1, 2); falling back to fp32 matmul.', RuntimeWarning)"
     )
-    paths = os.pathsep.join(path for path in sys.path if path)
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
-    )
+    ended = run_python(program)
     assert ended.returncode == 1
     assert "RuntimeWarning: no usable algo for shape" in ended.stderr
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from llama_engine.text.tokenizer import Tokenizer
+from python_process import run_python
 
 LAYERS, HIDDEN, INTERMEDIATE = 16, 512, 2048
 
@@ -53,10 +51,7 @@ def test_loading_for_the_compiled_kernels_holds_two_more_layers(tmp_path: Path, 
         num_attention_heads=8,
         num_key_value_heads=4,
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PROGRAM, str(small), str(wide)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    peak, weights, loaded = run.stdout.split()
+    peak, weights, loaded = run_python(PROGRAM, str(small), str(wide)).stdout.split()
     assert loaded == "CompiledLlama"
     assert int(weights) > LAYERS * LAYER_BYTES
     assert int(weights) < int(peak) < int(weights) + 2 * LAYER_BYTES + CONSTANT

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise, quantize
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
+from python_process import run_python
 from transformers import LlamaConfig
 
 from perf import gpu, gpu_checks
@@ -107,5 +106,4 @@ def test_a_load_is_served_in_each_mode() -> None:
 
 def test_gguf_is_not_imported() -> None:
     program = "import sys; sys.modules['gguf'] = None; import llama_engine.libraries, perf.gpu"
-    paths = os.pathsep.join(path for path in sys.path if path)
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": paths})
+    run_python(program).check_returncode()

@@ -19,6 +19,7 @@ from triton_supervisor.settings import RefusedError, whole_number
 
 from triton_local.errors import EndpointEndedError, InterruptedStartError, InvalidSettingError, LauncherError
 from triton_local.openai_endpoint import OpenAIEndpoint
+from triton_local.ports import Service, choose_ports, resolve_host
 from triton_local.server import LocalTriton
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -68,20 +69,25 @@ def main(
     or the endpoint died, 1 not ready in time or not drained in time, 2 refused before the start; else tritonserver's
     own.
     """
+    requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    if openai_port is not None:
+        requested["openai"] = openai_port
     try:
+        # In one call, so that free ports differ.
+        ports = choose_ports(resolve_host(host), requested)
         server = LocalTriton(
             variant=variant,
             model=model,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
+            http_port=ports["http"],
+            grpc_port=ports["grpc"],
+            metrics_port=ports["metrics"],
             host=host,
             model_repository=model_repository,
             extra_args=tritonserver_args,
             ready_timeout=ready_timeout,
             on_log_line=_show,
         )
-        endpoint = None if openai_port is None else OpenAIEndpoint(host, openai_port, server.grace, model)
+        endpoint = OpenAIEndpoint(host, ports["openai"], server.grace, model) if "openai" in ports else None
         sys.exit(_serve(server, endpoint, host, ready_file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)

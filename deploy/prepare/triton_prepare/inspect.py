@@ -29,6 +29,8 @@ from llama_engine.model.precision import choose_device, saved_quantization
 from llama_engine.settings import Settings
 from transformers import PreTrainedConfig
 
+from triton_prepare.prepare import refuse_revision
+
 SLOTS = 32
 """The default config's max_batch_size."""
 
@@ -100,7 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     given = {name: value for name, value in vars(chosen).items() if value is not None}
     try:
-        for label, text in inspect(replace(Settings.parse({}, os.environ), **given)):
+        settings = replace(Settings.parse({}, os.environ), **given)
+        # LLAMA_REVISION beside a folder is ignored, as by a server.
+        refuse_revision(resolve_name(settings.model), chosen.revision)
+        for label, text in inspect(settings):
             print(f"{label:<8} {text}")
     except EngineError as error:
         print(f"refused  {error}")

@@ -7,6 +7,7 @@ leave open for ever.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 import psutil
 
 from triton_supervisor.command import KEY_HEADER, Options, served_models, server_command
+from triton_supervisor.health import healthy
 from triton_supervisor.process import (
     exit_code,
     kill_server,
@@ -28,7 +30,7 @@ from triton_supervisor.process import (
 from triton_supervisor.settings import UNLOAD_S, RefusedError, Settings
 from triton_supervisor.signals import END, KILL, wait_for_signal
 from triton_supervisor.triton import ApiError, RepositoryApi, is_idle
-from triton_supervisor.watch import Watch, health_probe
+from triton_supervisor.watch import Watch
 
 # Exit codes.
 DRAINED = 0
@@ -138,7 +140,7 @@ class Supervisor:
 
     def _serve(self) -> Watch:
         """Watch the model until the shutdown is requested; return the watch, which has ended."""
-        probe = health_probe(self._options.http, self._options.metrics)
+        probe = functools.partial(healthy, self._options.http, self._options.metrics)
         watch = Watch(self._processes, probe, self._settings.stuck)
         while not self._told_to_end:
             if (death := watch.death()) is not None:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection
 
 import psutil
 
-from triton_supervisor.health import Limits, Verdict, healthy
+from triton_supervisor.health import Limits, Verdict
 from triton_supervisor.process import runs
-from triton_supervisor.triton import Address
 
 _MAX_PAUSE_S = 5.0
 
@@ -66,8 +65,3 @@ class Watch:
             elif time.monotonic() - succeeded >= patience:
                 self._failure = verdict.reason
                 return
-
-
-def health_probe(http: Address, metrics: Address | None) -> Probe:
-    """Return the health probe of a server."""
-    return lambda limits: healthy(http, metrics, limits)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deploy.launcher.launching import Launch, Launcher, supervisor_lines
+from deploy.launcher.conftest import Launch, Launcher, own_lines
 from deploy.supervisor.supervisors import alive
 from end_to_end.servers import HTTP, until
 
@@ -37,10 +37,6 @@ def test_the_launcher_serves_what_its_ready_file_says(launch: Launch) -> None:
     assert f"model runs in {sys.prefix}" in errors, "the stub runs in this virtual environment"
 
 
-def _sigterm(launcher: Launcher) -> None:
-    launcher.process.send_signal(signal.SIGTERM)
-
-
 def _repeated_ctrl_c(launcher: Launcher) -> None:
     for _ in range(3):
         launcher.process.send_signal(signal.SIGINT)
@@ -57,14 +53,13 @@ def _sigterm_to_every_process(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     "stop",
     [
-        _sigterm,
         _repeated_ctrl_c,
         pytest.param(_sigterm_to_every_process, marks=pytest.mark.long),
     ],
 )
 def test_an_accepted_request_is_answered_before_the_end(launch: Launch, stop: Callable[[Launcher], None]) -> None:
-    launcher = launch(BUSY="1", TRITON_GRACE_SECONDS="600")
-    address = launcher.facts()["http"]
+    launcher = launch("--openai-port=0", BUSY="1", TRITON_GRACE_SECONDS="600")
+    address, endpoint = launcher.facts()["http"], launcher.endpoint()
     # An idle connection delays nothing.
     with httpx.Client(trust_env=False) as idle, launcher.asked(address) as answer:
         assert idle.get(f"http://{address}/v2/health/live").is_success
@@ -73,6 +68,7 @@ def test_an_accepted_request_is_answered_before_the_end(launch: Launch, stop: Ca
         launcher.answer.touch()
         assert answer.result() == "accepted"
         assert launcher.ends()[0] == 0
+    assert not alive(endpoint)
 
 
 def test_killing_the_launcher_ends_the_server_and_the_endpoint(launch: Launch) -> None:
@@ -89,7 +85,7 @@ def test_a_killed_tritonserver_ends_its_stub_and_the_endpoint(launch: Launch) ->
     os.kill(pid, signal.SIGKILL)
     code, _, errors = launcher.ends()
     assert code == 70
-    assert supervisor_lines(errors) == ["tritonserver died of SIGKILL; the server ends with code 70"]
+    assert own_lines(errors) == ["triton_supervisor: tritonserver died of SIGKILL; the server ends with code 70"]
     assert not alive(endpoint)
 
 
@@ -107,7 +103,7 @@ def test_sigquit_kills_a_draining_server(launch: Launch) -> None:
 
 def test_a_signal_while_the_model_loads_aborts_the_start(launch: Launch, tmp_path: Path) -> None:
     launcher = launch(LOAD_WHEN=str(tmp_path / "never"))
-    launcher.loading_tritonserver()
+    launcher.wait_until_loading()
     launcher.process.send_signal(signal.SIGTERM)
     code, _, errors = launcher.ends()
     assert code == 128 + signal.SIGTERM

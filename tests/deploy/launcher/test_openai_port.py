@@ -11,8 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deploy.launcher.launching import Launch, supervisor_lines
-from deploy.supervisor.supervisors import alive
+from deploy.launcher.conftest import Launch, own_lines
 from end_to_end.plans import copy_repository
 from end_to_end.servers import HTTP, until
 
@@ -38,15 +37,6 @@ def test_the_endpoints_death_ends_the_server_with_code_70(launch: Launch) -> Non
     code, _, errors = launcher.ends()
     assert code == 70
     assert errors.endswith("triton_local: the OpenAI endpoint has ended with code -9\n")
-
-
-def test_a_drain_ends_the_endpoint(launch: Launch) -> None:
-    launcher = launch(OPENAI)
-    launcher.facts()
-    endpoint = launcher.endpoint()
-    launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.ends()[0] == 0
-    assert not alive(endpoint)
 
 
 @pytest.mark.long
@@ -79,5 +69,5 @@ def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch) -> N
     code, output, errors = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends()
     assert code == 1
     assert "unknown setting (did you mean 'port'?)" in errors
-    assert supervisor_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
+    assert own_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
     assert "ready" not in output

@@ -1,10 +1,12 @@
 """What the launcher refuses before it starts anything."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from end_to_end.servers import ROOT
 from triton_local.__main__ import main
 from triton_local.errors import InvalidSettingError
 from triton_local.ports import SERVICES, choose_ports, resolve_host
@@ -51,6 +53,22 @@ def test_a_port_that_is_no_number_is_refused_with_the_bounds() -> None:
     assert "'--http-port': 'abc' is no port; it must be 0 ... 65535" in result.output
 
 
+@pytest.mark.parametrize("service", ["grpc", "openai"])
+def test_a_port_in_use_is_one_line_and_exit_code_2(service: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        free = [f"--{name}-port=0" for name in SERVICES]
+        result = CliRunner().invoke(main, ["--model-repository=.", *free, f"--{service}-port={taken}"])
+    use = f"choose another with --{service}-port, 0 for any free one"
+    line = f"triton_local: port {taken} ({service}) on 127.0.0.1 is in use: {use}\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
+
+
+def test_the_default_is_config_pbtxt_where_there_is_no_config_streaming(folder: Path) -> None:
+    assert LocalTriton(model_repository=folder).variant == "default"
+    assert LocalTriton(model_repository=ROOT / "model_repository").variant == "streaming"
+
+
 def test_a_model_folder_becomes_absolute(folder: Path) -> None:
     assert resolve_model("checkpoint") == str(folder / "checkpoint")
 
@@ -72,4 +90,4 @@ def test_a_model_path_that_does_not_exist_is_refused(typo: str) -> None:
 
 
 def test_free_ports_differ() -> None:
-    assert len({*choose_ports("127.0.0.1", dict.fromkeys(SERVICES, 0)).values()}) == 3
+    assert len({*choose_ports("127.0.0.1", dict.fromkeys((*SERVICES, "openai"), 0)).values()}) == 4

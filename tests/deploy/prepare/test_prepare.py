@@ -23,6 +23,7 @@ from llama_engine.model.model_runner import PromptChunk
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from triton_prepare import inspect
 from triton_prepare.__main__ import main
 from triton_prepare.prepare import prepare
 
@@ -107,27 +108,26 @@ def test_a_revision_of_a_hub_id_is_prepared(hub: Hub, finished: Path, tmp_path: 
     assert [request.url.path for request in hub.downloads(WEIGHTS)] == [f"/{MODEL}/resolve/{COMMIT}/{WEIGHTS}"]
 
 
-def test_an_existing_folder_is_refused_and_left_alone(original: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(CheckpointError, match=f"^{tmp_path} exists; remove it, or name another folder$"):
-        prepare(str(original), None, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 def test_an_existing_checkpoint_is_enough_with_if_absent(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     assert main(["nowhere", "--out", str(tmp_path), "--if-absent"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_an_empty_folder_is_no_checkpoint_with_if_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.tex").touch()
     assert main(["nowhere", "--out", str(tmp_path), "--if-absent"]) == 1
     assert capsys.readouterr().err == f"prepare: {tmp_path} exists; remove it, or name another folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_revision_of_a_folder_is_refused(original: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^revision is 'v1', but .* only a hub id has revisions$"):
-        prepare(str(original), "v1", tmp_path / "out")
+def test_a_revision_of_a_folder_is_refused_by_prepare_and_inspect(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(original), "--revision", "v1", "--out", str(tmp_path / "out")]) == 1
+    assert inspect.main([str(original), "--revision", "v1"]) == 1
+    reason = f"revision is 'v1', but {original} is no hub id; only a hub id has revisions\n"
+    assert capsys.readouterr() == (f"refused  {reason}", f"prepare: {reason}")
 
 
 def test_a_failed_write_leaves_nothing(original: Path, tmp_path: Path) -> None:

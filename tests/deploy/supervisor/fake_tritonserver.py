@@ -11,8 +11,7 @@ Run as a program, with tritonserver's options. The environment sets its behaviou
     FAKE_FINALIZES  seconds that each of them takes to end (0)
     FAKE_HOLDS      a model is never unloaded
     FAKE_METRICS_BUSY  file: while it exists, the metrics show a running request; default FAKE_BUSY
-    FAKE_FAILS      it ends with this code before it listens
-    FAKE_CRASHES    it dies of SIGABRT before it listens
+    FAKE_ENDS       it ends with this code before it listens, or dies of SIGABRT if this is "abort"
 
 As a real one, it has its model's processes some time before it says that the model is ready.
 """
@@ -30,14 +29,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-def model_process(folder: Path) -> subprocess.Popen[bytes]:
-    """Start a process that the supervisor takes for a model's; folder: for a program of that name."""
-    program = folder / "triton_python_backend_stub"
-    if not program.exists():
-        program.symlink_to("/bin/sleep")
-    return subprocess.Popen(["sleep", "600"], executable=program)
-
-
 def note(event: str) -> None:
     """Write an event's line."""
     with Path(os.environ["FAKE_EVENTS"]).open("a") as events:
@@ -51,9 +42,11 @@ class FakeTriton(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.header, _, self.key = restricted.partition(":")[2].partition("=")
         self.states = dict.fromkeys(models, "READY")
+        # The supervisor takes it for a model's process by its name.
+        stub = Path(os.environ["PATH"].partition(":")[0]) / "triton_python_backend_stub"
+        stub.symlink_to("/bin/sleep")
         instances = int(os.environ.get("FAKE_INSTANCES", "1"))
-        folder = Path(os.environ["PATH"].partition(":")[0])
-        self.processes = [model_process(folder) for _ in range(instances)]
+        self.processes = [subprocess.Popen(["sleep", "600"], executable=stub) for _ in range(instances)]
         self.asked = 0
 
     def unload(self, model: str) -> None:
@@ -115,10 +108,8 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
     note("loading")
-    if "FAKE_CRASHES" in os.environ:
-        os.abort()
-    if "FAKE_FAILS" in os.environ:
-        sys.exit(int(os.environ["FAKE_FAILS"]))
+    if end := os.environ.get("FAKE_ENDS"):
+        os.abort() if end == "abort" else sys.exit(int(end))
     if "FAKE_LOADS" in os.environ:
         time.sleep(600)
     models = [word.partition("=")[2] for word in sys.argv if word.startswith("--load-model=")]

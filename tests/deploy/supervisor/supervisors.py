@@ -5,38 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 from end_to_end.servers import until
+from triton_local.ports import choose_ports
 from triton_supervisor.process import model_processes, runs
 
 PATIENCE_S = 30.0
 _FAKE = Path(__file__).with_name("fake_tritonserver.py")
 _REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
-_QUICK = Path(__file__).with_name("quick_supervisor.py")
 # Python would print a traceback of a SIGINT at its start.
 _TRITONSERVER = f"""#!/bin/sh
 trap "" INT
 case "$*" in *--help*) echo "  --model-repository <string>"; exit ;; esac
 exec "{sys.executable}" -I -S "{_FAKE}" "$@"
 """
-_CONSTANTS = {
-    "signals.POLL_S": 0.05,
-    "supervisor.FLUSH_S": 0.1,
-    "supervisor.END_S": 0.2,
-    "supervisor.IDLE_S": 0.3,
-}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+# With other constants.
+_PROGRAM = """
+from triton_supervisor.signals import block_signals
+block_signals()
+import sys
+from triton_supervisor import signals, supervisor
+signals.POLL_S, supervisor.FLUSH_S, supervisor.END_S, supervisor.IDLE_S = 0.05, 0.1, 0.2, 0.3
+{changes}
+sys.exit(supervisor.main(sys.argv[1:]))
+"""
 
 
 def alive(pid: int) -> bool:
@@ -85,15 +83,11 @@ class Supervisor:
 
 @contextmanager
 def supervisor(
-    folder: Path,
-    constants: Mapping[str, float] | None = None,
-    program: str | None = None,
-    /,
-    **environment: str | Path,
+    folder: Path, changes: str = "", program: str = _PROGRAM, /, **environment: str | Path
 ) -> Iterator[Supervisor]:
     """Run one in a session of its own; kill it at the end if it still runs.
 
-    constants: other values of the supervisor's, by MODULE.CONSTANT. program: what Python runs in place of it.
+    changes: Python that sets constants of `signals` and `supervisor`. program: what Python runs in place of it.
     """
     fake = folder / "bin" / "tritonserver"
     fake.parent.mkdir()
@@ -106,13 +100,11 @@ def supervisor(
         "TRITON_MODEL_CONFIG": "default",
         "TRITON_STUCK_SECONDS": "0",
     }
-    values = [f"{name}={value}" for name, value in {**_CONSTANTS, **(constants or {})}.items()]
-    words = [_QUICK, *values, "--"] if program is None else ["-c", program]
-    port = free_port()
-    ports = [f"--http-port={port}", f"--metrics-port={port}"]
+    # The stand-in has its metrics on the same port.
+    port = choose_ports("127.0.0.1", {"http": 0})["http"]
+    options = [f"--model-repository={_REPOSITORY}", f"--http-port={port}", f"--metrics-port={port}"]
     process = subprocess.Popen(
-        # The stand-in has its metrics on the same port; no probe is sent unless a test is about it.
-        [sys.executable, "-P", *words, f"--model-repository={_REPOSITORY}", *ports],
+        [sys.executable, "-P", "-c", program.replace("{changes}", changes), *options],
         env={**os.environ, **own, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

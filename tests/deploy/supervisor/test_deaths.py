@@ -29,7 +29,7 @@ def test_any_of_several_model_processes_is_watched(tmp_path: Path) -> None:
 
 def test_a_model_process_that_dies_as_it_becomes_ready_is_noticed(tmp_path: Path) -> None:
     """The supervisor asks once a second here whether the model is ready, which is true the second time."""
-    with supervisor(tmp_path, {"signals.POLL_S": 1.0}) as running:
+    with supervisor(tmp_path, "signals.POLL_S = 1.0") as running:
         running.wait_for("asked")
         (model,) = running.models()
         os.kill(model, signal.SIGKILL)
@@ -39,16 +39,14 @@ def test_a_model_process_that_dies_as_it_becomes_ready_is_noticed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("environment", "code", "reason"),
+    ("end", "code", "reason"),
     [
-        ({"FAKE_CRASHES": "1"}, 128 + signal.SIGABRT, "tritonserver died of SIGABRT"),
-        ({"FAKE_FAILS": "1"}, 1, "tritonserver has ended with code 1"),
+        ("abort", 128 + signal.SIGABRT, "tritonserver died of SIGABRT"),
+        ("1", 1, "tritonserver has ended with code 1"),
     ],
 )
-def test_a_start_that_fails_ends_it_with_tritonservers_code(
-    tmp_path: Path, environment: dict[str, str], code: int, reason: str
-) -> None:
-    with supervisor(tmp_path, **environment) as running:
+def test_a_start_that_fails_ends_it_with_tritonservers_code(tmp_path: Path, end: str, code: int, reason: str) -> None:
+    with supervisor(tmp_path, FAKE_ENDS=end) as running:
         assert running.ends() == (code, [f"{reason}; the server ends with code {code}"])
 
 

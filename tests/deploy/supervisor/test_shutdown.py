@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,16 +34,10 @@ def busy(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def _serving(
-    folder: Path, constants: Mapping[str, float] | None = None, /, **environment: str | Path
-) -> Iterator[Supervisor]:
-    with supervisor(folder, constants, **environment) as running:
+def _serving(folder: Path, changes: str = "", /, **environment: str | Path) -> Iterator[Supervisor]:
+    with supervisor(folder, changes, **environment) as running:
         running.wait_for("ready llama")
         yield running
-
-
-def _to_the_process(running: Supervisor) -> None:
-    running.send(signal.SIGTERM)
 
 
 def _to_the_group(running: Supervisor) -> None:
@@ -61,7 +55,7 @@ def _repeatedly(running: Supervisor) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("stop", [_to_the_process, _to_the_group, _ctrl_c, _repeatedly])
+@pytest.mark.parametrize("stop", [_to_the_group, _ctrl_c, _repeatedly])
 def test_accepted_requests_are_answered_before_the_server_ends(
     tmp_path: Path, busy: Path, stop: Callable[[Supervisor], None]
 ) -> None:
@@ -92,22 +86,22 @@ def test_a_held_model_is_left_once_the_metrics_show_nothing(tmp_path: Path, busy
 
 
 @pytest.mark.parametrize(
-    ("environment", "constants", "code", "lines"),
+    ("environment", "changes", "code", "lines"),
     [
         # An idle connection.
-        ({"FAKE_WAITS": "1"}, {}, 0, []),
-        ({"FAKE_REFUSES": "not today"}, {}, 0, [REFUSED]),
-        ({"FAKE_FINALIZES": "600", "TRITON_GRACE_SECONDS": "1"}, {"supervisor.UNLOAD_S": 0.5}, 1, [CUT_OFF]),
+        ({"FAKE_WAITS": "1"}, "", 0, []),
+        ({"FAKE_REFUSES": "not today"}, "", 0, [REFUSED]),
+        ({"FAKE_FINALIZES": "600", "TRITON_GRACE_SECONDS": "1"}, "supervisor.UNLOAD_S = 0.5", 1, [CUT_OFF]),
     ],
     ids=["idle", "refused", "hanging"],
 )
 def test_sigterm_ends_the_server_and_its_model(
-    tmp_path: Path, environment: dict[str, str], constants: dict[str, float], code: int, lines: list[str]
+    tmp_path: Path, environment: dict[str, str], changes: str, code: int, lines: list[str]
 ) -> None:
     # Its metrics show a request throughout, so that nothing but the bound ends the hanging one.
     (tmp_path / "busy").touch()
     environment = {"FAKE_METRICS_BUSY": str(tmp_path / "busy"), **environment}
-    with _serving(tmp_path, constants, **environment) as running:
+    with _serving(tmp_path, changes, **environment) as running:
         tritonserver, models = running.tritonserver(), running.models()
         running.send(signal.SIGTERM)
         assert running.ends() == (code, lines)
@@ -115,7 +109,7 @@ def test_sigterm_ends_the_server_and_its_model(
 
 
 def test_a_model_that_dies_during_the_drain_is_code_70(tmp_path: Path, busy: Path) -> None:
-    with _serving(tmp_path, {"supervisor.UNLOADS_WITHOUT_PROCESS_S": 0.3}, FAKE_BUSY=busy) as running:
+    with _serving(tmp_path, "supervisor.UNLOADS_WITHOUT_PROCESS_S = 0.3", FAKE_BUSY=busy) as running:
         (model,) = running.models()
         running.send(signal.SIGTERM)
         running.wait_for("unloading llama")
@@ -130,7 +124,7 @@ def test_a_model_that_dies_during_the_drain_is_code_70(tmp_path: Path, busy: Pat
 
 def test_a_server_that_became_ready_just_before_the_signal_is_drained(tmp_path: Path) -> None:
     """It may have accepted requests; the supervisor asks it once a second here."""
-    with supervisor(tmp_path, {"signals.POLL_S": 1.0}) as running:
+    with supervisor(tmp_path, "signals.POLL_S = 1.0") as running:
         running.wait_for("asked")
         running.send(signal.SIGTERM)
         assert running.ends() == (0, [])
@@ -139,7 +133,7 @@ def test_a_server_that_became_ready_just_before_the_signal_is_drained(tmp_path: 
 
 def test_a_signal_during_the_imports_ends_the_server_in_order(tmp_path: Path) -> None:
     """The kernel drops a signal that process 1 neither handles nor blocks; another process would die of it."""
-    with supervisor(tmp_path, None, ENDED_AT_ONCE) as running:
+    with supervisor(tmp_path, "", ENDED_AT_ONCE) as running:
         assert running.ends() == (0, [])
 
 

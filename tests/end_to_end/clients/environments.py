@@ -43,6 +43,8 @@ def _environment(base_url: str, home: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
+        # For `end_to_end.clients.question`.
+        "PYTHONPATH": str(FOLDER.parents[1]),
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": "unused",
         # LiteLLM's table of prices, Hugging Face's hub.

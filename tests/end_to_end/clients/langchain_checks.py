@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from functools import reduce
+from operator import add
 
 import pytest
+from end_to_end.clients.question import MODEL, QUESTION, Topic
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
-
-QUESTION = "What is a list?"
-
-
-class Topic(BaseModel):
-    """What a question is about."""
-
-    kind: Literal["list", "dict"]
-    urgent: bool
 
 
 def chat(**fields: object) -> ChatOpenAI:
-    return ChatOpenAI(**{"model": "pydoc-llama", "temperature": 0, "max_retries": 0, **fields})
+    return ChatOpenAI(**{"model": MODEL, "temperature": 0, "max_retries": 0, **fields})
 
 
-def test_a_chat_counts_its_tokens() -> None:
-    answer = chat(max_tokens=6).invoke([SystemMessage("Be short."), HumanMessage(QUESTION)])
-    assert answer.content
-    assert answer.usage_metadata["output_tokens"] == 6
-    assert answer.response_metadata["finish_reason"] == "length"
-
-
-def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
-    whole = chat(max_tokens=6).invoke(QUESTION)
-    chunks = list(chat(max_tokens=6, stream_usage=True).stream(QUESTION))
+def test_streams_have_the_text_and_the_usage_of_the_whole_answer() -> None:
+    messages = [SystemMessage("Be short."), HumanMessage(QUESTION)]
+    whole = chat(max_tokens=6).invoke(messages)
+    assert whole.response_metadata["finish_reason"] == "length"
+    chunks = list(chat(max_tokens=6, stream_usage=True).stream(messages))
     assert sum(bool(chunk.content) for chunk in chunks) > 1
-    assert (joined := _join(chunks)).content == whole.content
-    assert joined.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
+    assert (joined := reduce(add, chunks)).content == whole.content
+    assert joined.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"] == 6
 
-
-def test_an_asyncio_stream_has_the_same_text() -> None:
     async def stream() -> str:
-        return "".join([str(chunk.content) async for chunk in chat(max_tokens=6).astream(QUESTION)])
+        return "".join([str(chunk.content) async for chunk in chat(max_tokens=6).astream(messages)])
 
-    assert asyncio.run(stream()) == chat(max_tokens=6).invoke(QUESTION).content
+    assert asyncio.run(stream()) == whole.content
 
 
 def test_a_batch_is_answered_in_order() -> None:
@@ -78,7 +63,7 @@ def test_a_bound_tool_is_called_with_valid_arguments(choice: str) -> None:
 
 
 def test_a_streamed_call_is_joined_and_answered() -> None:
-    called = _join(list(chat().bind_tools([Topic], tool_choice="Topic", strict=True).stream(QUESTION)))
+    called = reduce(add, chat().bind_tools([Topic], tool_choice="Topic", strict=True).stream(QUESTION))
     (call,) = called.tool_calls
     Topic.model_validate(call["args"])
     conversation = [HumanMessage(QUESTION), AIMessage("", tool_calls=[call]), ToolMessage("2", tool_call_id=call["id"])]
@@ -91,7 +76,7 @@ def test_log_probabilities_and_stops() -> None:
 
 
 def test_a_completion_and_its_stream_have_the_same_text() -> None:
-    model = OpenAI(model="pydoc-llama", temperature=0, max_tokens=8)
+    model = OpenAI(model=MODEL, temperature=0, max_tokens=8)
     assert "".join(model.stream("Return a list of")) == model.invoke("Return a list of") != ""
 
 
@@ -102,7 +87,7 @@ def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
 
 def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:
     model = chat(use_responses_api=True, max_tokens=6)
-    whole, joined = model.invoke(QUESTION), _join(list(model.stream(QUESTION)))
+    whole, joined = model.invoke(QUESTION), reduce(add, model.stream(QUESTION))
     assert whole.text == joined.text != ""
     assert whole.usage_metadata["output_tokens"] == joined.usage_metadata["output_tokens"] == 6
 
@@ -114,10 +99,3 @@ def test_a_call_in_a_response_is_answered() -> None:
     Topic.model_validate(call["args"])
     conversation = [HumanMessage(QUESTION), called, ToolMessage("2", tool_call_id=call["id"])]
     assert model.bind_tools([Topic], tool_choice="none").invoke(conversation).text
-
-
-def _join(chunks: list[BaseMessageChunk]) -> BaseMessageChunk:
-    joined, *others = chunks
-    for chunk in others:
-        joined += chunk
-    return joined

@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import Literal
 
 import litellm
 import pytest
-from pydantic import BaseModel
+from end_to_end.clients.question import MODEL, QUESTION, Topic
 
-MESSAGES = [{"role": "user", "content": "What is a list?"}]
+MESSAGES = [{"role": "user", "content": QUESTION}]
 ENDPOINT = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
-RESPONSE = {"model": "openai/pydoc-llama", "input": MESSAGES, **ENDPOINT}
-CHAT = {"model": "openai/pydoc-llama", "messages": MESSAGES, **ENDPOINT}
-
-
-class Topic(BaseModel):
-    """What a question is about."""
-
-    kind: Literal["list", "dict"]
-    urgent: bool
-
-
+RESPONSE = {"model": f"openai/{MODEL}", "input": MESSAGES, **ENDPOINT}
+CHAT = {"model": f"openai/{MODEL}", "messages": MESSAGES, **ENDPOINT}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": Topic.model_json_schema()}}
 
 
@@ -34,7 +24,7 @@ def test_a_chat_without_max_tokens_ends_by_itself() -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
+def test_streams_have_the_text_and_the_usage_of_the_whole_answer() -> None:
     whole = litellm.completion(max_tokens=6, **CHAT)
     chunks = list(litellm.completion(max_tokens=6, stream=True, stream_options={"include_usage": True}, **CHAT))
     joined = litellm.stream_chunk_builder(chunks)
@@ -42,13 +32,11 @@ def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
     assert joined.choices[0].finish_reason == "length"
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 6
 
-
-def test_an_asyncio_stream_has_the_same_text() -> None:
     async def stream() -> str:
         chunks = await litellm.acompletion(max_tokens=6, stream=True, **CHAT)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
-    assert asyncio.run(stream()) == litellm.completion(max_tokens=6, **CHAT).choices[0].message.content
+    assert asyncio.run(stream()) == whole.choices[0].message.content
 
 
 def test_3000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
@@ -98,7 +86,7 @@ def test_several_choices_have_log_probabilities() -> None:
 
 
 def test_completions_of_several_prompts_are_in_order() -> None:
-    model = "text-completion-openai/pydoc-llama"
+    model = f"text-completion-openai/{MODEL}"
     prompts = ["Return a list of", "Raise ValueError"]
     both = litellm.text_completion(model=model, prompt=prompts, max_tokens=5, logprobs=1, **ENDPOINT)
     alone = [litellm.text_completion(model=model, prompt=prompt, max_tokens=5, **ENDPOINT) for prompt in prompts]
@@ -124,4 +112,4 @@ def test_a_call_in_a_response_is_answered() -> None:
 
 def test_embeddings_are_refused() -> None:
     with pytest.raises(litellm.BadRequestError, match="they have no embeddings"):
-        litellm.embedding(model="openai/pydoc-llama", input=["a"], api_base=ENDPOINT["api_base"], api_key="unused")
+        litellm.embedding(model=CHAT["model"], input=["a"], api_base=ENDPOINT["api_base"], api_key="unused")

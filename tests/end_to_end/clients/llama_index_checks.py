@@ -2,28 +2,20 @@
 
 import asyncio
 import os
-from typing import Literal
 
 import pytest
+from end_to_end.clients.question import MODEL, QUESTION, Topic, look_up
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
 
 PROMPT = "Return a list of"
-CHAT = [ChatMessage(role="system", content="Be short."), ChatMessage(role="user", content="What is a list?")]
-
-
-class Topic(BaseModel):
-    """What a question is about."""
-
-    kind: Literal["list", "dict"]
-    urgent: bool
+CHAT = [ChatMessage(role="system", content="Be short."), ChatMessage(role="user", content=QUESTION)]
 
 
 def llm(**fields: object) -> OpenAILike:
-    fixed = {"model": "pydoc-llama", "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
+    fixed = {"model": MODEL, "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
     return OpenAILike(**{**fixed, "context_window": 2048, "max_retries": 0, **fields})
 
 
@@ -36,56 +28,41 @@ def test_a_completion_and_its_stream_have_the_same_text() -> None:
     assert "".join(chunk.delta for chunk in llm(max_tokens=6).stream_complete(PROMPT)) == whole != ""
 
 
-def test_a_chat_and_its_stream_have_the_same_text() -> None:
-    whole = chat(max_tokens=6).chat(CHAT)
-    assert "".join(chunk.delta for chunk in chat(max_tokens=6).stream_chat(CHAT)) == whole.message.content != ""
-    assert whole.raw.usage.completion_tokens == 6
-
-
-def test_asyncio_has_the_same_texts() -> None:
+def test_a_chat_has_the_same_text_streamed_and_over_asyncio() -> None:
     model = chat(max_tokens=6)
+    whole = model.chat(CHAT)
+    assert "".join(chunk.delta for chunk in model.stream_chat(CHAT)) == whole.message.content != ""
+    assert whole.raw.usage.completion_tokens == 6
 
     async def texts() -> list[str]:
         stream = await model.astream_chat(CHAT)
         streamed = "".join([chunk.delta async for chunk in stream])
         return [streamed, str((await model.achat(CHAT)).message.content)]
 
-    assert asyncio.run(texts()) == [model.chat(CHAT).message.content] * 2
+    assert asyncio.run(texts()) == [whole.message.content] * 2
 
 
 def test_a_chat_without_max_tokens_ends_by_itself() -> None:
     assert chat().chat(CHAT).raw.choices[0].finish_reason == "stop"
 
 
-def test_a_required_tool_is_called_with_valid_arguments() -> None:
-    called = chat().chat_with_tools([_look_up()], user_msg="What is a list?", tool_required=True)
+def test_a_required_tool_is_called_and_its_result_answered() -> None:
+    tool = FunctionTool.from_defaults(fn=look_up)
+    called = chat().chat_with_tools([tool], user_msg=QUESTION, tool_required=True)
     (call,) = chat().get_tool_calls_from_response(called)
     assert call.tool_name == "look_up"
-    assert call.tool_kwargs["kind"] in ("list", "dict")
-
-
-def test_the_result_of_a_tool_is_answered() -> None:
-    called = chat().chat_with_tools([_look_up()], user_msg="What is a list?", tool_required=True)
-    (call,) = chat().get_tool_calls_from_response(called)
-    meaning = _look_up()(**call.tool_kwargs).content
+    meaning = tool(**call.tool_kwargs).content
+    assert meaning in ("found list", "found dict")
     result = ChatMessage(role="tool", content=meaning, additional_kwargs={"tool_call_id": call.tool_id})
     assert chat(max_tokens=8).chat([*CHAT, called.message, result]).message.content
 
 
 @pytest.mark.parametrize("fields", [{}, {"should_use_structured_outputs": True}], ids=["by tool", "by schema"])
 def test_a_prediction_is_a_pydantic_model(fields: dict[str, bool]) -> None:
-    assert isinstance(chat(**fields).structured_predict(Topic, PromptTemplate("What is a list?")), Topic)
+    assert isinstance(chat(**fields).structured_predict(Topic, PromptTemplate(QUESTION)), Topic)
 
 
 def test_log_probabilities_of_chats_and_completions() -> None:
     fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3}
     assert [len(token) for token in chat(**fields).chat(CHAT).logprobs] == [2, 2, 2]
     assert [len(token) for token in llm(**fields).complete(PROMPT).logprobs] == [2, 2, 2]
-
-
-def _look_up() -> FunctionTool:
-    def look_up(kind: Literal["list", "dict"]) -> str:
-        """Look a kind up."""
-        return f"found {kind}"
-
-    return FunctionTool.from_defaults(fn=look_up)

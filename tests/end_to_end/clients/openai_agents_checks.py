@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 import pytest
 from agents import Agent, ModelBehaviorError, ModelSettings, Runner, function_tool, set_tracing_disabled
 from agents.result import RunResultBase
-from pydantic import BaseModel
+from end_to_end.clients.question import MODEL, QUESTION, Topic, look_up
 
 # Traces go to OpenAI.
 set_tracing_disabled(True)
 
-QUESTION = "What is a list?"
 # The small model may not end a text by itself, and one that max_tokens cuts is an error of this library.
 EIGHT_TOKENS = {"min_tokens": 8, "logit_bias": {"2": 100}}
 # One for all checks, because the library keeps its connections.
 LOOP = asyncio.Runner()
 
 
-class Topic(BaseModel):
-    """What a question is about."""
-
-    kind: Literal["list", "dict"]
-    urgent: bool
-
-
-def look_up(kind: Literal["list", "dict"]) -> str:
-    """Look a kind up."""
-    return f"found {kind}"
-
-
 def agent(settings: dict[str, object] | None = None, **fields: object) -> Agent:
     short = ModelSettings(temperature=0, extra_body=EIGHT_TOKENS, **(settings or {}))
-    return Agent(name="Helper", model="pydoc-llama", model_settings=short, **fields)
+    return Agent(name="Helper", model=MODEL, model_settings=short, **fields)
 
 
 def run(agent: Agent, conversation: object = QUESTION) -> RunResultBase:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 import pytest
-from pydantic import BaseModel
+from end_to_end.clients import question
+from end_to_end.clients.question import QUESTION, Topic
 from pydantic_ai import Agent, AgentRunResult, NativeOutput, ToolOutput
 from pydantic_ai.direct import model_request_sync
 from pydantic_ai.messages import ModelRequest, ToolCallPart, ToolReturnPart, UserPromptPart
@@ -14,15 +14,7 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RunUsage
 
-MODEL = "openai:pydoc-llama"
-QUESTION = "What is a list?"
-
-
-class Topic(BaseModel):
-    """What a question is about."""
-
-    kind: Literal["list", "dict"]
-    urgent: bool
+MODEL = f"openai:{question.MODEL}"
 
 
 def agent(**fields: object) -> Agent:

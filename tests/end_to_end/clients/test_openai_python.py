@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import openai
 import pytest
+from end_to_end.clients.question import MODEL, QUESTION, Topic
 from openai.types.chat import ChatCompletionMessageParam
-from pydantic import BaseModel
 
-MODEL = "pydoc-llama"
-MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is a list?"}]
-
-
-class Topic(BaseModel):
-    """What a question is about."""
-
-    kind: Literal["list", "dict"]
-    urgent: bool
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture
@@ -59,21 +50,9 @@ def test_a_required_tool_is_called_with_arguments_of_its_pydantic_model(client: 
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_a_streamed_call_is_joined_by_the_library(client: openai.OpenAI) -> None:
-    tool = openai.pydantic_function_tool(Topic)
-    with client.chat.completions.stream(
-        model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required", parallel_tool_calls=False
-    ) as stream:
-        calls = stream.get_final_completion().choices[0].message.tool_calls
-    assert calls is not None
-    assert [type(call.function.parsed_arguments) for call in calls] == [Topic]
-
-
 def test_a_response_is_streamed_as_typed_events(client: openai.OpenAI) -> None:
-    whole = client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=6)
-    events = list(
-        client.responses.create(model=MODEL, input="What is a list?", temperature=0, max_output_tokens=6, stream=True)
-    )
+    whole = client.responses.create(model=MODEL, input=QUESTION, temperature=0, max_output_tokens=6)
+    events = list(client.responses.create(model=MODEL, input=QUESTION, temperature=0, max_output_tokens=6, stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     last = events[-1]
     assert last.type == "response.incomplete"

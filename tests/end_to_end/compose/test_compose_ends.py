@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -12,6 +10,7 @@ from typing import Literal
 import pytest
 from end_to_end.compose.conftest import NewProject
 from end_to_end.compose.engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject
+from end_to_end.servers import HTTP as CLIENT
 from end_to_end.servers import until
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
@@ -42,13 +41,9 @@ def project(own_project: ComposeProject) -> ComposeProject:
     return own_project
 
 
-def _get(address: str, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as response:
-        return str(response.read().decode())
-
-
 def test_the_named_config_is_served(project: ComposeProject) -> None:
-    assert json.loads(_get(project.address(HTTP), "/v2/models/llama/config"))["max_batch_size"] == 1
+    config = CLIENT.get(f"http://{project.address(HTTP)}/v2/models/llama/config").json()
+    assert config["max_batch_size"] == 1
 
 
 def test_a_container_whose_model_is_killed_comes_back_by_the_restart_policy(project: ComposeProject) -> None:
@@ -71,14 +66,13 @@ def test_stop_answers_every_accepted_request(project: ComposeProject) -> None:
     def generate(protocol: Protocol | Literal["openai"], tokens: int = TOKENS) -> int:
         if protocol == "openai":
             body = {"model": "pydoc-llama", "prompt": "def", "max_tokens": tokens, "min_tokens": tokens}
-            request = urllib.request.Request(f"http://{openai}/v1/completions", json.dumps(body).encode())
-            with urllib.request.urlopen(request, timeout=180) as response:
-                return int(json.load(response)["usage"]["completion_tokens"])
+            response = CLIENT.post(f"http://{openai}/v1/completions", json=body, timeout=180).raise_for_status()
+            return int(response.json()["usage"]["completion_tokens"])
         with LlamaClient(addresses[protocol], protocol, timeout=180) as client:
             return client.generate("def", max_tokens=tokens, min_tokens=tokens).num_output_tokens
 
     def queued() -> int:
-        return int(PENDING.findall(_get(metrics, "/metrics"))[0])
+        return int(PENDING.findall(CLIENT.get(f"http://{metrics}/metrics").text)[0])
 
     # The endpoint pauses between its attempts to reach a server that was restarted.
     assert generate("openai", 1) == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from deploy.code_blocks import ROOT
 from deploy.monitoring_files import rules
 from end_to_end.compose.engine import METRICS, ComposeProject
 from end_to_end.compose.images import prometheus_image
-from end_to_end.servers import until
+from end_to_end.servers import HTTP, until
 
 SERVICE = "prometheus"
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
@@ -53,8 +52,7 @@ def _compose(project: ComposeProject, *arguments: str, timeout: float = 60) -> s
 
 
 def _get(address: str, path: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=30) as response:
-        data: dict[str, Any] = json.load(response)["data"]
+    data: dict[str, Any] = HTTP.get(f"http://{address}/api/v1/{path}").raise_for_status().json()["data"]
     return data
 
 

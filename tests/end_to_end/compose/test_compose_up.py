@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from typing import Any
 
 import pytest
 from end_to_end.compose.conftest import NewProject
 from end_to_end.compose.engine import GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
+from end_to_end.servers import HTTP as CLIENT
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient
 from triton_llama.status import read_model_info
@@ -47,8 +47,7 @@ def test_infer_is_answered_by_llama_unary_by_default(served: ComposeProject) -> 
 def test_every_port_is_published_on_this_machine_only_metrics_too(served: ComposeProject) -> None:
     addresses = [served.address(port) for port in (HTTP, GRPC, METRICS)]
     assert all(address.startswith("127.0.0.1:") for address in addresses)
-    with urllib.request.urlopen(f"http://{addresses[-1]}/metrics", timeout=10) as response:
-        assert 'nv_inference_request_success{model="llama"' in response.read().decode()
+    assert 'nv_inference_request_success{model="llama"' in CLIENT.get(f"http://{addresses[-1]}/metrics").text
 
 
 def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
@@ -110,9 +109,7 @@ def test_only_the_servers_variables_that_are_set_reach_the_container(new_project
 
 
 def _post(address: str, path: str, body: dict[str, object]) -> str:
-    request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return str(response.read().decode())
+    return CLIENT.post(f"http://{address}{path}", json=body).raise_for_status().text
 
 
 def _config(project: ComposeProject, *options: str) -> dict[str, Any]:

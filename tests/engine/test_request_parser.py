@@ -80,7 +80,7 @@ EVERY: dict[str, list[object]] = {
 }
 """Three rows with every input that sets an attribute of its name."""
 
-TENSORS = sorted(set(PARAMETERS) - {"input_ids"})
+TENSORS = sorted(set(PARAMETERS) - {"input_ids", "description_digest"})
 
 
 def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:

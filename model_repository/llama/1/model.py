@@ -122,6 +122,7 @@ def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> En
     engine = Engine(loaded, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
     _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())
+    _log.info("served as %s, description %s", engine.description.name, engine.description.digest)
     engine.warm_up()
     _log.info("%s", engine.describe_decode())
     return engine

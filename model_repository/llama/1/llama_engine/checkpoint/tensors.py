@@ -5,6 +5,7 @@ Uses read(2), because a memory mapping takes three times the CPU time in page fa
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +27,9 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+
+_DIGEST_BYTES = 64
+"""Bytes of a tensor in `SavedTensors.digest`, from its middle."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,16 @@ class SavedTensors(Mapping[str, SavedTensor]):
 
     def __len__(self) -> int:
         return len(self._headers)
+
+    def digest(self) -> str:
+        """Return a SHA-256 that differs for other weights: of the headers, and of some bytes of each tensor."""
+        digest = hashlib.sha256()
+        for name, saved in sorted(self._headers.items()):
+            size = min(saved.end - saved.begin, _DIGEST_BYTES)
+            sample = torch.empty(size, dtype=torch.uint8)
+            read_bytes(saved.path, (saved.begin + saved.end - size) // 2, sample, name)
+            digest.update(f"{name} {saved.dtype} {saved.shape} ".encode() + sample.numpy().tobytes())
+        return digest.hexdigest()
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         """Return a tensor, or the selected rows of it, in the saved dtype."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -27,6 +28,7 @@ from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.grammar.guides import Guides
 from llama_engine.kernels.activation_terms import TermCounts
+from llama_engine.model.description import ModelDescription
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.parser import GenerationRequest
@@ -107,6 +109,11 @@ class Engine:
     def uses_cuda_graphs(self) -> bool:
         """Whether decode steps replay CUDA graphs."""
         return self._decode.graphs is not None
+
+    @cached_property
+    def description(self) -> ModelDescription:
+        """The description of the served model for its clients."""
+        return ModelDescription.of(self._loaded, self.plan.shape, self.defaults)
 
     def info_labels(self) -> dict[str, str]:
         """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""

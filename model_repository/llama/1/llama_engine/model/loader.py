@@ -48,9 +48,9 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 class LoadedModel:
     """A checkpoint's model, tokenizer and defaults, with a factory of model runners; several engines may share one.
 
-    name: path or hub id. max_model_len: maximum tokens of prompt + completion. attention: FlashAttention on a GPU; None
-    uses PyTorch's attention, with masks on a GPU. is_loaded: whether the model has its weights; without them, only its
-    sizes are known.
+    name: path or hub id. max_model_len: maximum tokens of prompt + completion. weights_digest: `SavedTensors.digest`.
+    attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU. is_loaded: whether the model
+    has its weights; without them, only its sizes are known.
     """
 
     name: str
@@ -61,6 +61,7 @@ class LoadedModel:
     generation_config: GenerationConfig
     max_model_len: int
     info: ModelInfo
+    weights_digest: str = ""
     attention: VarlenAttention | None = None
     is_loaded: bool = True
 
@@ -187,6 +188,7 @@ def _load_files(
         generation_config=_generation_config(folder, config),
         max_model_len=max_model_len,
         info=info,
+        weights_digest=headers.saved.digest(),
         attention=attention,
         is_loaded=not dry_run,
     )

@@ -23,11 +23,12 @@ _SOURCE = "generation_config.json, or the model's config without one"
 class GenerationDefaults:
     """A checkpoint's defaults. values: default by parameter name, for parameters that can have one in the checkpoint.
 
-    end_tokens: ids of the tokens that end a completion.
+    end_tokens: ids of the tokens that end a completion. from_checkpoint: names of the values that the checkpoint has.
     """
 
     values: Mapping[str, object]
     end_tokens: frozenset[int] = frozenset()
+    from_checkpoint: frozenset[str] = frozenset()
 
     @classmethod
     def from_config(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
@@ -39,6 +40,8 @@ class GenerationDefaults:
         # With do_sample, a missing temperature is 1, as in transformers.
         missing: dict[str, object] = {"max_tokens": default_max_tokens, "temperature": 1.0}
         values: dict[str, object] = {}
+        # do_sample chooses a temperature: 0, or 1 if there is no other.
+        from_checkpoint = {"temperature"} if config.do_sample is not None else set()
         if not isinstance(config.do_sample, bool | None):
             raise CheckpointError(f"{_SOURCE}: do_sample is {show(config.do_sample)}; it must be a flag")
         for name, parameter in PARAMETERS.items():
@@ -48,6 +51,7 @@ class GenerationDefaults:
             if config.do_sample or name not in _SAMPLING:
                 raw = getattr(config, parameter.checkpoint)
                 value = missing.get(name, parameter.default) if raw is None else raw
+                from_checkpoint |= set() if raw is None else {name}
                 try:
                     values[name] = parameter.bound.parse(value)
                 except BoundError as error:
@@ -56,7 +60,7 @@ class GenerationDefaults:
         end_tokens = tuple(end if isinstance(end, list) else [] if end is None else [end])
         if not all(type(token) is int and 0 <= token < vocabulary for token in end_tokens):
             raise CheckpointError(f"{_SOURCE}: eos_token_id is {show(end)}; it must be below {vocabulary}")
-        return cls(values, frozenset(end_tokens))
+        return cls(values, frozenset(end_tokens), frozenset(from_checkpoint))
 
     def describe(self) -> str:
         """Return the defaults as one line, for the log."""

@@ -77,7 +77,7 @@ class RequestParameters:
     """The parameter values of one request; each field is an entry of the table."""
 
     # fmt: off
-    # A request has one of the two prompts; parsing converts it to GenerationRequest.prompt and prompt_tokens.
+    # A request has one of the first three; parsing converts a prompt to GenerationRequest.prompt and prompt_tokens.
     text_input: str = _parameter(
         "", Text(),
         "The prompt: not empty, at most `max_model_len` - 1 tokens.",
@@ -85,6 +85,11 @@ class RequestParameters:
     input_ids: tuple[int, ...] = _parameter(
         (), TokenIds(),
         "The prompt as tokens, taken as they are, without a BOS; -1 is padding.",
+    )
+    description_digest: str = _parameter(
+        "", Text(),
+        "Instead of a prompt, asks for the description of the served model: the digest of the one that the client has, "
+        "empty for none.",
     )
     resume_ids: tuple[int, ...] = _parameter(
         (), TokenIds(),
@@ -277,9 +282,12 @@ NAMES: Mapping[str, str] = {
 """Parameter names by input name, aliases included."""
 
 PROMPTS = ("text_input", "input_ids")
-"""The forms of the prompt; a request has exactly one."""
+"""The forms of the prompt; a request for a completion has exactly one."""
 
-NOT_SAMPLING = (*PROMPTS, "resume_ids", "stream", "sampling_parameters")
+DESCRIPTION = "description_digest"
+"""The parameter of a request for the model's description, which has no other."""
+
+NOT_SAMPLING = (*PROMPTS, DESCRIPTION, "resume_ids", "stream", "sampling_parameters")
 """Parameters that are not sampling parameters."""
 
 SAMPLING_PARAMETERS: Mapping[str, str] = {

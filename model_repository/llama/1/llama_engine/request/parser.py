@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from llama_engine.bounds import BoundError, read_object
 from llama_engine.errors import ContextExceeded, InvalidRequest
 from llama_engine.request.defaults import GenerationDefaults
-from llama_engine.request.parameters import GUIDE_TYPES, MAX_COMPLETIONS, RequestParameters
+from llama_engine.request.parameters import DESCRIPTION, GUIDE_TYPES, MAX_COMPLETIONS, RequestParameters
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -73,6 +73,15 @@ class RequestParser:
             (name, *_) = (element.raw["n"].name for element in elements if "n" in element)
             raise InvalidRequest(f"{name} is {count} in all of the request; it must be at most {limit} in all")
         return requests
+
+    def parse_digest(self, inputs: RawInputs, values: RequestValues | None = None) -> str:
+        """Return the digest in a request for the model's description. Raises InvalidRequest beside other inputs."""
+        elements = raw_elements(inputs, values or {})
+        if others := sorted({raw.name for element in elements for raw in element.raw.values()} - {DESCRIPTION}):
+            raise InvalidRequest(f"{others[0]} is given beside {DESCRIPTION}, which has no other input")
+        if len(elements) > 1:
+            raise InvalidRequest(f"{DESCRIPTION} is given in a batch of {len(elements)}; it must be the only one")
+        return str(elements[0].read(DESCRIPTION))
 
     def _parse_element(self, element: RawElement) -> GenerationRequest:
         prompt, tokens = self._prompt(element)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llama_engine.bounds import Bound, BoundError, read_object, show
 from llama_engine.errors import InvalidRequest
-from llama_engine.request.parameters import NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
+from llama_engine.request.parameters import DESCRIPTION, NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
 
 RawInputs = Mapping[str, NDArray[Any]]
 """The inputs of one request by name: [batch, 1], or [batch, n] for lists; strings as bytes."""
@@ -85,7 +85,7 @@ def raw_elements(inputs: RawInputs, values: RequestValues) -> list[RawElement]:
 
 
 def _batch_size(inputs: RawInputs) -> int:
-    given = [name for name in PROMPTS if name in inputs]
+    given = [name for name in (*PROMPTS, DESCRIPTION) if name in inputs]
     if len(given) > 1:
         raise InvalidRequest(f"{given[0]} and {given[1]} are both given; a request must have one of them")
     if not given:

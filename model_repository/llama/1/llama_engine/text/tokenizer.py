@@ -129,6 +129,12 @@ class Tokenizer:
         name = text.decode(errors="replace") if text else str(self.pretrained.convert_ids_to_tokens(token) or "")
         return self._in_json.setdefault(token, json.dumps(name))
 
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The checkpoint's chat templates by name: `default`, and others such as `tool_use`; empty without one."""
+        templates = self.pretrained.chat_template or {}
+        return {"default": templates} if isinstance(templates, str) else dict(templates)
+
     def encode_inside(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text within a prompt, without special tokens such as BOS."""
         return tuple(self.pretrained(text, add_special_tokens=False, verbose=False)["input_ids"])

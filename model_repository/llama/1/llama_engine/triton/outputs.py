@@ -181,6 +181,11 @@ def completion_tensors(sequences: Sequence[EngineSequence]) -> list[pb_utils.Ten
     ]
 
 
+def text_tensor(text: str) -> pb_utils.Tensor:
+    """Return the output tensor of a text that isn't a completion."""
+    return _strings("text_output", [text])
+
+
 def chunk_tensors(
     sequence: EngineSequence, text: str, num_output_tokens: int, completion: Completion | None
 ) -> list[pb_utils.Tensor]:

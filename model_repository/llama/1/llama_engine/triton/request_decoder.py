@@ -14,10 +14,11 @@ import triton_python_backend_utils as pb_utils
 
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.responses import ResponseDispatcher
-from llama_engine.engine.sequence import RequestContext, Sequence
+from llama_engine.engine.sequence import RequestContext
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
+from llama_engine.request.parameters import DESCRIPTION
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.response import Response
 
@@ -87,11 +88,11 @@ class RequestDecoder:
     dispatcher: ResponseDispatcher
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
-        """Return a response object with the request's sequences, or with an error if the request is invalid."""
+        """Return a response object: the request's sequences, the model's description, or an error if it is invalid."""
         name = self.log.name(_request_id(request))
         response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
-            response.add(self._sequences(request, response))
+            self._read(request, response)
         except InvalidRequest as error:
             self._refuse(response, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
@@ -99,17 +100,21 @@ class RequestDecoder:
             self._refuse(response, GenerationError("the request could not be read; the server's log has the reason"))
         return response
 
-    def _sequences(self, request: pb_utils.InferenceRequest, response: Response) -> list[Sequence]:
+    def _read(self, request: pb_utils.InferenceRequest, response: Response) -> None:
+        """Add the request's sequences to the response, or the description that it asks for."""
         # The parser refuses unknown parameters: a misspelled input of /generate arrives as one.
         parameters = _parameters(request)
         streams = True
         if (forwarded := _forwarded(parameters)) is not None:
             parameters, streams = forwarded
-        deadline = self.queue_policy.deadline(request.timeout())
+        values = {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        requests = self.parser.parse(
-            inputs, {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
-        )
+        if DESCRIPTION in inputs:
+            response.description = self.engine.description.reply(self.parser.parse_digest(inputs, values))
+            self.dispatcher.post_again(response)
+            return
+        deadline = self.queue_policy.deadline(request.timeout())
+        requests = self.parser.parse(inputs, values)
         stream = any(request.stream for request in requests)
         if stream and not (streams and self.decoupled):
             model = "this config" if streams else "llama_unary"
@@ -118,7 +123,8 @@ class RequestDecoder:
             raise InvalidRequest(f"stream is true in a batch of {len(requests)}; it must be false, or the batch size 1")
         response.stream = stream
         context = RequestContext(response, response.name, stream, deadline)
-        return [sequence for request in requests for sequence in self.engine.builder.choices(request, context)]
+        choices = self.engine.builder.choices
+        response.add([sequence for request in requests for sequence in choices(request, context)])
 
     def _refuse(self, response: Response, error: RequestError) -> None:
         # The traceback's frames refer to the request, and the response to the error. Such a cycle can keep the request

@@ -24,6 +24,7 @@ from llama_engine.triton.outputs import (
     chunk_tensors,
     completion_tensors,
     optional_tensors,
+    text_tensor,
 )
 
 MAX_TOKENS_AT_ONCE = 128
@@ -70,6 +71,8 @@ class Response:
         self._pending: list[Event] = []
         self.error: RequestError | None = None
         """Error of the whole request, instead of the sequences' results: it was refused, or sending failed."""
+        self.description: str | None = None
+        """The answer to a request for the model's description, which has no sequences."""
 
     def add(self, sequences: list[Sequence]) -> None:
         """Set the request's sequences, before any of them is scheduled."""
@@ -128,7 +131,8 @@ class Response:
 
     def _end(self) -> None:
         """Log the finished request, and release its sequences and tensors."""
-        self._log.record(self.name, self.sequences, self.stream, self.error)
+        if self.description is None:
+            self._log.record(self.name, self.sequences, self.stream, self.error)
         # Break the reference cycle between sequences and their sink.
         self.sequences, self._with_json = [], []
         # Destroying a request or its sender at interpreter shutdown crashes the process with signal 11. The engine
@@ -140,6 +144,8 @@ class Response:
         errors = [result for result in (self.error, *results) if isinstance(result, RequestError)]
         if errors:
             return self._error(errors[0])
+        if self.description is not None:
+            return self._of_requested([text_tensor(self.description)])
         tensors = completion_tensors(self.sequences)
         if any(sequence.request.has_optional_outputs for sequence in self.sequences):
             spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]

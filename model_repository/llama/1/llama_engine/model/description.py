@@ -1,0 +1,74 @@
+"""The description of the served model: all that a client of the model needs of its checkpoint, as one JSON document.
+
+With it a client tokenizes, renders chats and knows the limits as the model does, without the checkpoint's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.model.loader import LoadedModel
+from llama_engine.request.defaults import GenerationDefaults
+
+FORMAT = 1
+"""Version of the document; a field more doesn't change it."""
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """The document, with its name and digest, which it contains; the digest is the SHA-256 of the rest of it."""
+
+    name: str
+    digest: str
+    document: str
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, shape: KVCacheShape, defaults: GenerationDefaults) -> ModelDescription:
+        """Describe a model as an engine with this KV cache serves it. docs/api.md lists the fields."""
+        pretrained, info = loaded.tokenizer.pretrained, loaded.info
+        fields = {
+            "format": FORMAT,
+            "name": _name(loaded.name),
+            "model_type": loaded.architecture.model_type,
+            "max_model_len": shape.max_model_len,
+            "vocabulary": loaded.architecture.vocabulary,
+            "end_token_ids": sorted(defaults.end_tokens),
+            "special_tokens": pretrained.special_tokens_map,
+            "chat_templates": loaded.tokenizer.chat_templates,
+            "defaults": dict(defaults.values),
+            "checkpoint_defaults": sorted(defaults.from_checkpoint),
+            "weights": {"linears": sorted(info.linears), "digest": loaded.weights_digest},
+            "computation": info.computation,
+            "batch_invariant": info.batch_invariant,
+            "dtype": _dtype(info.dtype),
+            "kv_cache_dtype": _dtype(shape.dtype),
+            "device": info.device.type,
+            "tokenizer_class": type(pretrained).__name__,
+            "tokenizer": pretrained.backend_tokenizer.to_str(),
+        }
+        digest = hashlib.sha256(_json(fields).encode()).hexdigest()
+        return cls(_name(loaded.name), digest, _json({"digest": digest, **fields}))
+
+    def reply(self, known_digest: str) -> str:
+        """Return the document, or an object with the digest alone for a client that has the document."""
+        return _json({"digest": self.digest}) if known_digest == self.digest else self.document
+
+
+def _name(name: str) -> str:
+    """Return the name of a checkpoint's folder, that of a GGUF file without its ending, or a hub id."""
+    path = Path(name)
+    if path.is_dir():
+        return path.resolve().name
+    return path.stem if path.suffix == ".gguf" else name
+
+
+def _dtype(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

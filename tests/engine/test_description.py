@@ -1,0 +1,135 @@
+"""The description of the served model, which is all that the OpenAI endpoint knows of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from engine.backend_utils import Request, decoding, text
+from engine.engines import engine_of
+from engine.metrics import RecordingRegistry
+from engine.scheduling import SECONDS
+from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.model.loader import LoadedModel
+from llama_engine.observability.stats import Stats
+from llama_engine.triton.request_decoder import RequestDecoder
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+
+@pytest.fixture
+def decoder(fp32: LoadedModel) -> Iterator[RequestDecoder]:
+    with decoding(engine_of(fp32, 2), Stats(RecordingRegistry(), 2), "summary") as decoder:
+        yield decoder
+
+
+def _fields(checkpoint: LoadedModel) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(engine_of(checkpoint).description.document)
+    return fields
+
+
+def test_the_description_has_what_the_engine_serves(fp32: LoadedModel) -> None:
+    engine = engine_of(fp32, kv_cache_dtype="float32", default_max_tokens="9")
+    fields = json.loads(engine.description.document)
+    assert fields["format"] == 1
+    assert fields["name"] == "pydoc-llama"
+    assert fields["max_model_len"] == engine.max_model_len
+    assert fields["end_token_ids"] == [2]
+    assert fields["special_tokens"] == fp32.tokenizer.pretrained.special_tokens_map
+    assert fields["chat_templates"] == {"default": fp32.tokenizer.pretrained.chat_template}
+    assert fields["defaults"] == engine.defaults.values
+    assert fields["checkpoint_defaults"] == ["repetition_penalty", "temperature", "top_p"]
+    assert (fields["dtype"], fields["kv_cache_dtype"], fields["batch_invariant"]) == ("float32", "float32", False)
+
+
+def test_the_described_tokenizer_gives_the_models_tokens(fp32: LoadedModel) -> None:
+    described = Tokenizer.from_str(_fields(fp32)["tokenizer"])
+    for prompt in ("def é", "<s>x</s>", " \n\t🙂 12345"):
+        encoded = tuple(described.encode(prompt).ids)
+        assert fp32.tokenizer.encode(prompt) in (encoded, encoded[1:])
+
+
+def test_the_digest_is_of_all_other_fields(fp32: LoadedModel) -> None:
+    description = engine_of(fp32).description
+    fields = json.loads(description.document)
+    assert fields.pop("digest") == description.digest
+    rest = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    assert hashlib.sha256(rest.encode()).hexdigest() == description.digest
+
+
+def test_a_description_has_every_named_chat_template(fp32: LoadedModel) -> None:
+    pretrained = PreTrainedTokenizerFast(
+        tokenizer_object=fp32.tokenizer.pretrained.backend_tokenizer,
+        chat_template={"default": "a", "tool_use": "b"},
+    )
+    named = replace(fp32, tokenizer=replace(fp32.tokenizer, pretrained=pretrained))
+    assert _fields(named)["chat_templates"] == {"default": "a", "tool_use": "b"}
+
+
+def test_one_changed_weight_changes_the_digest(tmp_path: Path) -> None:
+    digests = []
+    for value in (1.0, 2.0, 1.0):
+        save_file({"model.norm.weight": torch.full((4,), value)}, tmp_path / "model.safetensors")
+        digests.append(SavedTensors(tmp_path).digest())
+    assert digests[0] == digests[2] != digests[1]
+
+
+def _reply(decoder: RequestDecoder, request: Request) -> str:
+    """Return the text of the only response, for which the engine makes no step."""
+    decoder.decode(cast(Any, request))
+    assert decoder.dispatcher.close(SECONDS)
+    ((response, final),) = request.sent
+    assert final
+    assert response.error is None
+    outputs = response.values()
+    assert outputs.keys() == {"text_output"}
+    return str(outputs["text_output"][0])
+
+
+def test_an_empty_digest_is_answered_with_the_document(decoder: RequestDecoder) -> None:
+    assert _reply(decoder, Request(description_digest=text(""))) == decoder.engine.description.document
+
+
+def test_the_current_digest_is_answered_with_itself_alone(decoder: RequestDecoder) -> None:
+    digest = decoder.engine.description.digest
+    assert json.loads(_reply(decoder, Request(description_digest=text(digest)))) == {"digest": digest}
+
+
+def test_the_description_is_built_under_scheduling_batch(decoder: RequestDecoder) -> None:
+    batch = replace(decoder, inflight=False)
+    response: Any = batch.decode(cast(Any, Request(description_digest=text("")))).build()
+    assert response.values() == {"text_output": [decoder.engine.description.document]}
+
+
+def test_a_request_for_the_description_is_not_logged(decoder: RequestDecoder, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        _reply(decoder, Request(description_digest=text("")))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("parameters", "inputs", "message"),
+    [
+        ("", {"text_input": text("x")}, "text_input and description_digest are both given"),
+        ("", {"max_tokens": np.array([[1]], np.int32)}, "max_tokens is given beside description_digest"),
+        ('{"stop": "x"}', {}, "stop is given beside description_digest"),
+        ("", {"description_digest": text("", "")}, "description_digest is given in a batch of 2"),
+    ],
+)
+def test_a_request_for_the_description_has_nothing_else(
+    decoder: RequestDecoder, parameters: str, inputs: dict[str, NDArray[Any]], message: str
+) -> None:
+    request = Request(parameters, **{"description_digest": text(""), **inputs})
+    decoder.decode(cast(Any, request))
+    assert decoder.dispatcher.close(SECONDS)
+    ((response, _),) = request.sent
+    assert message in str(response.error)

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics
-from triton_llama_openai.middleware import HeaderLimit, RecordRequests, limited_route
+from triton_llama_openai.middleware import HeaderLimit, NormalizeTarget, RecordRequests, limited_route
 from triton_llama_openai.openapi import openapi_document
 from triton_llama_openai.routes.chat import add_chat
 from triton_llama_openai.routes.completions import add_completions
@@ -60,6 +60,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
             expose_headers=_EXPOSED_HEADERS,
         )
     app.add_middleware(RecordRequests, metrics=metrics, log_requests=settings.log_requests)
+    app.add_middleware(NormalizeTarget)
     _handle_errors(app)
     app.include_router(_with_bodies(models, settings), dependencies=authorized)
     app.include_router(_without_bodies(models), dependencies=authorized)

@@ -11,6 +11,9 @@ from starlette.requests import Request
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.settings import InvalidSettingsError
 
+_KEY_HEADERS = ("x-api-key", "api-key")
+"""Anthropic's and Azure's, beside `Authorization: Bearer`."""
+
 
 class ApiKeys:
     """The keys that are accepted, as digests. None of them is shown or logged."""
@@ -36,17 +39,19 @@ class ApiKeys:
 
     # async: FastAPI would run a plain function in a thread.
     async def authorize(self, request: Request) -> None:
-        """Accept a header `Bearer <key>`, and note the key's digest; raises ApiError 401 for anything else."""
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise ApiError(401, "no API key; send the header Authorization: Bearer <key>", None, "invalid_api_key")
+        """Accept a key of the headers, and note its digest; raises ApiError 401 without a known one."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        keys = [token if scheme.lower() == "bearer" else "", *(request.headers.get(name, "") for name in _KEY_HEADERS)]
         # Headers are bytes, which Starlette reads as Latin-1.
-        digest = _digest(key.strip().encode("latin-1"))
+        digests = [_digest(key.strip().encode("latin-1")) for key in keys if key.strip()]
+        if not digests:
+            message = "no API key; send the header Authorization: Bearer <key>, x-api-key: <key> or api-key: <key>"
+            raise ApiError(401, message, None, "invalid_api_key")
         # Every key is compared, so that the time tells nothing about which one was close.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if not any(matches):
+        matches = [digest for digest in digests for known in self._digests if hmac.compare_digest(digest, known)]
+        if not matches:
             raise ApiError(401, "the API key is wrong", None, "invalid_api_key")
-        request.state.record.key_digest = digest
+        request.state.record.key_digest = matches[0]
 
 
 def _digest(key: bytes) -> bytes:

@@ -46,7 +46,9 @@ class Metrics:
             ("outcome",),
             registry=self._registry,
         )
-        self.in_flight = Gauge("llama_openai_requests_in_flight", "Requests that run.", registry=self._registry)
+        self.in_flight = Gauge(
+            "llama_openai_requests_in_flight", "Requests that run, scrapes apart.", registry=self._registry
+        )
 
     def page(self) -> bytes:
         """Return the page for Prometheus."""

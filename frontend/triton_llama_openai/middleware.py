@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import re
 import time
 import uuid
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
+from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten
 from triton_llama_openai.metrics import Metrics
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.settings import Settings
@@ -33,6 +35,8 @@ _MAX_NAME, _MAX_NAMES = 64, 1024
 """Characters of one field, and of all fields, in a header."""
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_ABSOLUTE_FORM = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+_ENCODINGS = ("gzip", "deflate")
 
 
 @dataclass
@@ -57,6 +61,21 @@ class RequestRecord:
         """Note the time of a stream's first text."""
         if self.first_text is None:
             self.first_text = time.perf_counter() - self.arrived
+
+
+class NormalizeTarget:
+    """ASGI middleware: routes see an absolute-form target as its path, `/path/` as `/path`, and HEAD as GET."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request. The server, which has a scope of its own, sends no body to a HEAD."""
+        if scope["type"] == "http":
+            path = _ABSOLUTE_FORM.sub("", scope["path"], count=1) if scope["path"][:1] != "/" else scope["path"]
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            scope = {**scope, "path": path.rstrip("/") or "/", "method": method}
+        await self._app(scope, receive, send)
 
 
 class RecordRequests:
@@ -84,11 +103,13 @@ class RecordRequests:
                     headers["x-ignored-parameters"] = _header_of(record.ignored)
             await send(message)
 
-        self._metrics.in_flight.inc()
+        # A scrape doesn't count itself.
+        counted = int(scope["path"] != "/metrics")
+        self._metrics.in_flight.inc(counted)
         try:
             await self._app(scope, receive, send_recorded)
         finally:
-            self._metrics.in_flight.dec()
+            self._metrics.in_flight.dec(counted)
             self._report(scope, record)
 
     def _report(self, scope: Scope, record: RequestRecord) -> None:
@@ -152,12 +173,14 @@ async def parse_request(request: Request, schema: type[S], settings: Settings) -
 
 
 async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Return a request's body.
+    """Return a request's body, decompressed, without a byte order mark.
 
     Raises:
-        ApiError: it is larger than the bound, announced or not, or takes longer than `seconds` to arrive.
+        ApiError: it is larger than the bound, announced or not, before or after decompression; it takes longer than
+            `seconds` to arrive; or its content encoding is unknown or damaged.
         ClientLeftError: the client has left before its end.
     """
+    decompress = _decompressor(request.headers.get("content-encoding", "identity").strip().lower(), max_bytes)
     content_length = request.headers.get("content-length", "")
     if content_length.isdecimal() and int(content_length) > max_bytes:
         raise _too_large(max_bytes)
@@ -165,14 +188,47 @@ async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
-                body += part
+                body += decompress(part)
                 if len(body) > max_bytes:
                     raise _too_large(max_bytes)
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {seconds:g} s to arrive", None, "timeout") from None
     except ClientDisconnect:
         raise ClientLeftError from None
-    return bytes(body)
+    return bytes(body).removeprefix(codecs.BOM_UTF8)
+
+
+def _decompressor(encoding: str, max_bytes: int) -> Callable[[bytes], bytes]:
+    """Return a function that decodes the body's next part, b"" for its end, to at most `max_bytes` + 1 bytes.
+
+    Raises:
+        ApiError: the encoding is unknown; the function raises it for a body in another encoding, or without its end.
+    """
+    if encoding == "identity":
+        return lambda part: part
+    if encoding not in _ENCODINGS:
+        bound = f"it must be one of {', '.join(_ENCODINGS)}"
+        raise ApiError(
+            415, f"the body's Content-Encoding is {shorten(encoding)}; {bound}", None, "unsupported_encoding"
+        )
+    # Both formats, by their headers.
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    def decompress(part: bytes) -> bytes:
+        try:
+            # Without a bound, a body of 4 MiB could unpack to 4 GiB.
+            decoded = decoder.decompress(part, max_bytes + 1)
+        except zlib.error as error:
+            raise _damaged(encoding) from error
+        if decoder.unused_data or (not part and not decoder.eof):
+            raise _damaged(encoding)
+        return decoded
+
+    return decompress
+
+
+def _damaged(encoding: str) -> ApiError:
+    return ApiError(400, f"the body isn't {encoding}, as its Content-Encoding says", None, "invalid_encoding")
 
 
 def _too_large(max_bytes: int) -> ApiError:

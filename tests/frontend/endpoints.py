@@ -94,7 +94,7 @@ def error_of(response: httpx.Response) -> Json:
     return error
 
 
-def check_refusal(response: httpx.Response, param: str, message: str) -> None:
+def check_refusal(response: httpx.Response, param: str | None, message: str) -> None:
     """Assert that a request was refused for a field, in a message with these words."""
     error = error_of(response)
     assert response.status_code == 400, error

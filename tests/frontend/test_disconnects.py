@@ -43,7 +43,7 @@ def test_a_client_that_leaves_is_counted(served: Endpoint, triton: FakeTriton) -
     triton.wait_for(lambda fake: not fake.running)
     line = 'llama_openai_requests_total{code="499",route="/v1/chat/completions"}'
     triton.wait_for(lambda _: line in served.http.get("/metrics").text)
-    assert "llama_openai_requests_in_flight 1.0" in served.http.get("/metrics").text
+    assert "llama_openai_requests_in_flight 0.0" in served.http.get("/metrics").text
 
 
 def test_a_stream_that_its_client_does_not_read_ends_with_its_time(triton: FakeTriton) -> None:

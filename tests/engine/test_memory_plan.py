@@ -139,10 +139,10 @@ def test_a_gpu_of_80_gib_has_the_slots_of_a_large_model(
 ) -> None:  # fmt: skip
     bytes_ = int(weights * 2**30)
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: (79 << 30) - bytes_)
-    sizes = {"layers": 32, "hidden": 4096, "heads": 32, "head_dim": 128}
     architecture = replace(
-        fp32.architecture, **sizes, kv_heads=kv_heads, intermediate=intermediate, vocabulary=vocabulary
-    )
+        fp32.architecture, layers=32, hidden=4096, heads=32, head_dim=128, kv_heads=kv_heads,
+        intermediate=intermediate, vocabulary=vocabulary,
+    )  # fmt: skip
     info = replace(fp32.info, device=torch.device("cuda"), dtype=torch.float16, weight_bytes=bytes_, product=product)
     large = replace(
         fp32, architecture=architecture, info=info, max_model_len=positions, attention=attention_by_sequence

@@ -44,15 +44,8 @@ print(status("VmHWM") - before, checkpoint.info.weight_bytes, type(checkpoint.mo
 def test_loading_for_the_compiled_kernels_holds_two_more_layers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     needs_compiled_kernels()
     small = save_small(tmp_path / "small", tokenizer)
-    wide = save_small(
-        tmp_path / "wide",
-        tokenizer,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-    )
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS}
+    wide = save_small(tmp_path / "wide", tokenizer, **sizes, num_attention_heads=8, num_key_value_heads=4)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, str(small), str(wide)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load
 from engine.logits import logits_of
@@ -20,11 +19,6 @@ from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import kl_div, nll_loss
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return save_small(tmp_path / "small", tokenizer)
 
 
 def _update_json(path: Path, **values: object) -> None:

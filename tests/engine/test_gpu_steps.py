@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from bitsandbytes.nn.modules import Int8Params, Params4bit
-from engine.checkpoints import save_small
 from engine.engines import add_all
 from engine.fake_gpu import CPU, DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
@@ -19,7 +18,6 @@ from llama_engine.model import transformers_reader
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig, PreTrainedModel
 
 SLOTS = 4
@@ -41,11 +39,6 @@ class Gpu(NamedTuple):
 
     engine: Engine
     recorder: Recorder
-
-
-@pytest.fixture(scope="module")
-def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_small(tmp_path_factory.mktemp("small") / "llama", tokenizer)
 
 
 def _requests(**values: object) -> list[GenerationRequest]:
@@ -92,9 +85,9 @@ def test_layers_of_bitsandbytes_generate_on_a_gpu(
         for name, values in PRECISIONS.items()
     ],
 )
-def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
+def gpu(request: pytest.FixtureRequest, small_checkpoint: Path) -> Iterator[Gpu]:
     # Each sequence has a page of 256 positions, and leaves one for each of the others.
-    values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
+    values = {"model": str(small_checkpoint), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
     values |= request.param
     settings = Settings.parse(values, {})
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:

@@ -31,11 +31,6 @@ BIASES, TIED = {"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings
 LACKS = "weights or has them in another shape, first"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return save_small(tmp_path / "small", tokenizer)
-
-
 def _reader(folder: Path, int8: bool = False, dtype: torch.dtype = torch.float32) -> WeightReader:
     config = LlamaConfig.from_pretrained(folder)
     saved = SavedTensors(folder)

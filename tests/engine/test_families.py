@@ -125,14 +125,15 @@ def test_a_decode_step_can_be_captured(exact: LoadedModel) -> None:
         runner.logits(runner.decode(torch.arange(2), TOKENS[:2], positions, 64))
 
 
-@pytest.mark.parametrize("prompts", [2, pytest.param(9, marks=long)])
-def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, prompts: int, note: Note) -> None:
-    checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(prompts), Tally()
+# The logits of such passes are compared above, and an engine's tokens in test_exactness.py.
+@long
+def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, note: Note) -> None:
+    checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(9), Tally()
     # Beyond the positions of phi3's short factors, which transformers uses for shorter sequences.
     lengths = range(17, 120)
     requests = [
         GenerationRequest("", random_prompt(checkpoint.tokenizer, lengths, randomness)[1], max_tokens=LONGEST)
-        for _ in range(prompts)
+        for _ in range(9)
     ]
     # Two slots: sequences wait, and are prefilled in parts while others decode.
     engine = engine_of(checkpoint, 2, prefill_tokens="40")

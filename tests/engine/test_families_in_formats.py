@@ -89,6 +89,8 @@ def test_a_family_in_4_bits_has_the_logits_of_its_weights(model_type: str, tmp_p
     _check(tmp_path, model_type, "gptq4-act-order")
 
 
+# Config and tensors of every family's file are compared in test_gguf.py.
+@pytest.mark.long
 @pytest.mark.parametrize("model_type", FILES)
 def test_a_family_in_gguf_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
     _check(tmp_path, model_type, "q4_k")

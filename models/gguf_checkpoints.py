@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -25,7 +23,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import LlamaFileType, TokenType
 from numpy.typing import NDArray
 from safetensors import safe_open
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 Floats = NDArray[np.float32]
@@ -37,58 +35,101 @@ TYPES: Mapping[str, tuple[Kind, LlamaFileType]] = {
     "q4_0": (Kind.Q4_0, LlamaFileType.MOSTLY_Q4_0),
     "q4_k_m": (Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
 }
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
+_INTERLEAVED = ("llama", "granite", "smollm3")
+_NUMBERS = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "attention.sliding_window": "sliding_window",
+}  # fmt: skip
 
 
 def write(source: Path, name: str, target: Path) -> Path:
     """Write the checkpoint in the folder `source` with that type of TYPES into the file `target`; return it."""
-    config = json.loads((source / "config.json").read_text())
-    writer = gguf.GGUFWriter(target, "llama")
-    _add_config(writer, config, TYPES[name][1])
-    _add_tokenizer(writer, config, source)
-    for key, tensor in _tensors(source):
-        if key.endswith(("q_proj.weight", "k_proj.weight")):
-            tensor = _interleaved(tensor, config["head_dim"])
-        title = _title(key)
-        kind = _kind(title, TYPES[name][0], config) if tensor.ndim > 1 else Kind.F32
+    config = AutoConfig.from_pretrained(source)
+    kind, file_type = TYPES[name]
+    metadata: dict[str, object] = {
+        "general.file_type": int(file_type),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        f"{config.model_type}.vocab_size": config.vocab_size,
+        **_tokenizer(source, config),
+    }
+    return write_tensors(target, config, _tensors(source), lambda title: _kind(title, kind, config), metadata)
+
+
+def write_tensors(
+    path: Path,
+    config: PreTrainedConfig,
+    tensors: Iterable[tuple[str, Floats]],
+    kind_of: Callable[[str], Kind],
+    metadata: Mapping[str, object],
+) -> Path:
+    """Write a model of any family by its config and its tensors by name; return the path.
+
+    kind_of: the type of a matrix by GGUF's name of it. metadata: more of it, or other values; None omits a key.
+    Source of names and orders: `conversion` in llama.cpp, whose own files were read with the same result.
+    """
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {**_metadata(config, architecture), **metadata}.items():
+        _add(writer, key, value)
+    for name, tensor in tensors:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        title = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert title is not None
+        if architecture in _INTERLEAVED and name.split(".")[-2] in ("q_proj", "k_proj"):
+            tensor = _interleaved(tensor, _head_dim(config))
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        kind = kind_of(title) if tensor.ndim > 1 else Kind.F32
         writer.add_tensor(title, quantized(tensor, kind), raw_dtype=kind)
-    if config["rope_parameters"]["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", rope_divisors(LlamaConfig(**config)))
+    if config.rope_parameters.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_divisors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target
+    return path
 
 
-def _add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any], file_type: LlamaFileType) -> None:
-    writer.add_file_type(file_type)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_vocab_size(config["vocab_size"])
+def _metadata(config: PreTrainedConfig, architecture: str) -> dict[str, object]:
+    values = {key: getattr(config, name, None) for key, name in _NUMBERS.items()}
+    if layer_types := getattr(config, "layer_types", None):
+        values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in layer_types]
+    values |= dict.fromkeys(
+        ("attention.key_length", "attention.value_length", "rope.dimension_count"), _head_dim(config)
+    )
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    values["rope.freq_base"] = rope["rope_theta"]
+    if rope["rope_type"] in ("linear", "yarn"):
+        values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+        values["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    return {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, list | tuple):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
 
 
 def rope_divisors(config: PreTrainedConfig) -> Floats:
@@ -99,23 +140,26 @@ def rope_divisors(config: PreTrainedConfig) -> Floats:
     return torch.round(plain / frequencies, decimals=4).numpy()
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, config: Mapping[str, Any], source: Path) -> None:
+def _tokenizer(source: Path, config: PreTrainedConfig) -> dict[str, object]:
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     special = {token["id"] for token in tokenizer["added_tokens"]}
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     tokens = sorted(vocabulary.items(), key=lambda item: item[1])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([token for token, _ in tokens])
-    writer.add_token_types([TokenType.CONTROL if number in special else TokenType.NORMAL for _, number in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_unk_token_id(vocabulary[tokenizer["model"]["unk_token"]])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_pad_token_id(config["pad_token_id"])
-    if config["eos_token_id"] is not None:
-        writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_add_bos_token(True)
-    writer.add_chat_template((source / "chat_template.jinja").read_text())
+    kinds = [TokenType.CONTROL if number in special else TokenType.NORMAL for _, number in tokens]
+    values = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [token for token, _ in tokens],
+        "token_type": [int(kind) for kind in kinds],
+        "merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
+        "unknown_token_id": vocabulary[tokenizer["model"]["unk_token"]],
+        "bos_token_id": config.bos_token_id,
+        "padding_token_id": config.pad_token_id,
+        "eos_token_id": config.eos_token_id,
+        "add_bos_token": True,
+    }
+    template = (source / "chat_template.jinja").read_text()
+    return {**{f"tokenizer.ggml.{key}": value for key, value in values.items()}, "tokenizer.chat_template": template}
 
 
 def _tensors(source: Path) -> Iterator[tuple[str, Floats]]:
@@ -125,28 +169,19 @@ def _tensors(source: Path) -> Iterator[tuple[str, Floats]]:
                 yield key, file.get_tensor(key).to(torch.float32).numpy()
 
 
-def _title(key: str) -> str:
-    """Return GGUF's name of a tensor: model.layers.0.mlp.up_proj.weight is blk.0.ffn_up.weight."""
-    module, suffix = key.rsplit(".", 1)
-    layer = re.match(r"model\.layers\.(\d+)\.", module)
-    if layer is None:
-        return f"{_NAMES[module]}.{suffix}"
-    return f"blk.{layer[1]}.{_NAMES[module[layer.end() :]]}.{suffix}"
-
-
-def _interleaved(weight: Floats, head: int) -> Floats:
+def _interleaved(tensor: Floats, head: int) -> Floats:
     """Order each head's rows for llama.cpp, which rotates neighbours and not the halves."""
-    return weight.reshape(-1, 2, head // 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+    return tensor.reshape(-1, 2, head // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def _kind(title: str, kind: Kind, config: Mapping[str, Any]) -> Kind:
+def _kind(title: str, kind: Kind, config: PreTrainedConfig) -> Kind:
     """Return the type of a matrix, as `llama_tensor_get_type_impl` in llama-quant.cpp chooses it."""
     if kind not in (Kind.Q4_0, Kind.Q4_K):
         return kind
-    if title == ("token_embd.weight" if config["tie_word_embeddings"] else "output.weight"):
+    if title == ("token_embd.weight" if config.tie_word_embeddings else "output.weight"):
         return Kind.Q6_K
     if kind is Kind.Q4_K and title.endswith(("attn_v.weight", "ffn_down.weight")):
-        layer, layers = int(title.split(".")[1]), config["num_hidden_layers"]
+        layer, layers = int(title.split(".")[1]), config.num_hidden_layers
         if layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2:
             return Kind.Q6_K
     return kind

@@ -19,7 +19,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,29 +77,46 @@ def _tensors(source: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield key, file.get_tensor(key)
 
 
-def symmetric(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round groups of columns to integers around 0; return them [out, in] and their scales [out, groups].
+@dataclass(frozen=True)
+class Quantized:
+    """A linear layer in groups of columns: W = scales · (integers - zeros).
 
-    The range is as wide as the largest weight, so that it is rounded to half a step beyond the largest integer.
+    integers: [out, in], from 0. scales, zeros: [out, groups]. groups: [in], the group of each column.
     """
-    groups = weight.view(len(weight), -1, group)
-    half = 2 ** (bits - 1)
-    scale = (groups.abs().amax(2) / (half - 0.5)).clamp(min=_MIN_SCALE)
-    integers = (groups / scale[..., None]).round().clamp(-half, half - 1)
-    return integers.flatten(1).int(), scale
+
+    integers: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    groups: torch.Tensor
+    bits: int
+
+    def dequantized(self) -> torch.Tensor:
+        """Return W in float32, each weight rounded once."""
+        return self.scales.float()[:, self.groups] * (self.integers - self.zeros[:, self.groups])
 
 
-def asymmetric(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round groups of columns to integers from 0; return them, their scales and zero points [out, groups].
+def quantize(
+    weight: torch.Tensor, bits: int, groups: int | torch.Tensor, sym: bool = True, dtype: torch.dtype | None = None
+) -> Quantized:
+    """Round to nearest. groups: the columns of a group, or each column's. dtype: of the scales; None is the weight's.
 
+    A symmetric range is as wide as the largest weight, so that it is rounded to half a step beyond the largest integer.
     Zero points are at least 1: version 1 of GPTQ can't store a 0.
     """
-    groups = weight.float().view(len(weight), -1, group)
-    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-    scale = ((high - low) / (2**bits - 1)).clamp(min=_MIN_SCALE).to(torch.float16).float()
-    zero = (-low / scale).round().clamp(1, 2**bits - 1)
-    integers = (groups / scale[..., None]).round().add(zero[..., None]).clamp(0, 2**bits - 1)
-    return integers.flatten(1).int(), scale, zero.int()
+    if isinstance(groups, int):
+        groups = torch.arange(weight.shape[1]) // groups
+    members = [weight[:, groups == group] for group in range(int(groups.max()) + 1)]
+    low = torch.stack([columns.amin(1) for columns in members], 1).clamp(max=0)
+    high = torch.stack([columns.amax(1) for columns in members], 1).clamp(min=0)
+    half, largest = 2 ** (bits - 1), 2**bits - 1
+    if sym:
+        scales = (torch.maximum(-low, high) / (half - 0.5)).clamp(min=_MIN_SCALE)
+        zeros = torch.full_like(scales, half).int()
+    else:
+        scales = ((high - low).float() / largest).clamp(min=_MIN_SCALE).to(dtype or weight.dtype).float()
+        zeros = (-low / scales).round().clamp(1, largest).int()
+    integers = (weight / scales[:, groups]).round().int() + zeros[:, groups]
+    return Quantized(integers.clamp(0, largest), scales.to(dtype or weight.dtype), zeros, groups, bits)
 
 
 def packed(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -108,33 +125,62 @@ def packed(values: torch.Tensor, bits: int) -> torch.Tensor:
     return fields.sum(-1, dtype=torch.int32)
 
 
-def _int_rows(_name: str, weight: torch.Tensor) -> Tensors:
-    integers, scale = symmetric(weight, 8, weight.shape[1])
-    return {"weight": integers.to(torch.int8), "weight_scale": scale}
+def int_quantized(layer: Quantized, sym: bool = True) -> Tensors:
+    """8 bits."""
+    tensors = {"weight": (layer.integers - 128).to(torch.int8), "weight_scale": layer.scales}
+    return tensors if sym else {**tensors, "weight_zero_point": (layer.zeros - 128).to(torch.int8)}
 
 
-def _packed_groups(_name: str, weight: torch.Tensor, bits: int, group: int | None) -> Tensors:
-    integers, scale = symmetric(weight, bits, group or weight.shape[1])
-    shape = torch.tensor(weight.shape)
-    return {"weight_packed": packed(integers + 2 ** (bits - 1), bits), "weight_scale": scale, "weight_shape": shape}
-
-
-def _gptq(name: str, weight: torch.Tensor, bits: int, sym: bool = True, act_order: bool = False) -> Tensors:
-    weight = weight.float()
-    order = _order(name, weight.shape[1]) if act_order else torch.arange(weight.shape[1])
-    # From here on a group's columns are adjacent.
-    if sym:
-        integers, scale = symmetric(weight[:, order], bits, GROUP)
-        integers, zero = integers + 2 ** (bits - 1), torch.full_like(scale, 2 ** (bits - 1)).int()
-    else:
-        integers, scale, zero = asymmetric(weight[:, order], bits, GROUP)
-    back = order.argsort()
-    return {
-        "qweight": packed(integers[:, back], bits).T,
-        "qzeros": packed(zero.T - 1, bits),
-        "scales": scale.T.to(torch.float16),
-        "g_idx": (back // GROUP).int(),
+def pack_quantized(layer: Quantized, sym: bool = True, ordered: bool = False) -> Tensors:
+    """ordered: with the group of each column."""
+    tensors = {
+        "weight_packed": packed(layer.integers, layer.bits),
+        "weight_scale": layer.scales,
+        "weight_shape": torch.tensor(layer.integers.shape),
     }
+    if not sym:
+        tensors["weight_zero_point"] = packed(layer.zeros.T, layer.bits).T
+    return {**tensors, "weight_g_idx": layer.groups.int()} if ordered else tensors
+
+
+def gptq(layer: Quantized, version: int = 1) -> Tensors:
+    """Version 1 stores each zero point less 1."""
+    return {
+        "qweight": packed(layer.integers, layer.bits).T,
+        "qzeros": packed(layer.zeros.T - int(version == 1), layer.bits),
+        "scales": layer.scales.T,
+        "g_idx": layer.groups.int(),
+    }
+
+
+def awq(layer: Quantized) -> Tensors:
+    """Packed along the outputs, in another order within a word."""
+
+    def reordered(values: torch.Tensor) -> torch.Tensor:
+        return values.T.reshape(values.shape[1], -1, len(_AWQ_ORDER))[..., list(_AWQ_ORDER)].flatten(1)
+
+    tensors = {"qweight": packed(reordered(layer.integers), 4), "qzeros": packed(reordered(layer.zeros), 4)}
+    return {**tensors, "scales": layer.scales.T}
+
+
+def _writer(
+    layout: Callable[[Quantized], Tensors],
+    bits: int,
+    group: int | None = GROUP,
+    sym: bool = True,
+    act_order: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Callable[[str, torch.Tensor], Tensors]:
+    """Return the `write` of a format. group: None for one group of all columns. dtype: of the scales."""
+
+    def write_layer(name: str, weight: torch.Tensor) -> Tensors:
+        columns = weight.shape[1]
+        groups = torch.arange(columns) // (group or columns)
+        if act_order:
+            groups = groups[_order(name, columns).argsort()]
+        return layout(quantize(weight if dtype is None else weight.float(), bits, groups, sym, dtype))
+
+    return write_layer
 
 
 def _order(name: str, columns: int) -> torch.Tensor:
@@ -143,23 +189,8 @@ def _order(name: str, columns: int) -> torch.Tensor:
     return torch.randperm(columns, generator=torch.Generator().manual_seed(sum(shared.encode())))
 
 
-def _awq(_name: str, weight: torch.Tensor) -> Tensors:
-    integers, scale, zero = asymmetric(weight, 4, GROUP)
-
-    def reordered(values: torch.Tensor) -> torch.Tensor:
-        return values.reshape(len(values), -1, len(_AWQ_ORDER))[..., list(_AWQ_ORDER)].flatten(1)
-
-    return {
-        "qweight": packed(reordered(integers.T), 4),
-        "qzeros": packed(reordered(zero.T), 4),
-        "scales": scale.T.to(torch.float16),
-    }
-
-
-def _float_blocks(
-    _name: str, weight: torch.Tensor, rows: int | None, columns: int | None, suffix: str = "weight_scale"
-) -> Tensors:
-    """A block of None rows or columns has all. Blocks at the edges may be smaller."""
+def float_blocks(weight: torch.Tensor, rows: int | None, columns: int | None, suffix: str = "weight_scale") -> Tensors:
+    """FP8 with a scale per block. A block of None rows or columns has all. Blocks at the edges may be smaller."""
     out, width = weight.shape
     rows, columns = rows or out, columns or width
     # Padded to whole blocks [block row, row, block column, column].
@@ -194,23 +225,26 @@ def _compressed_tensors(kind: str, weights: Mapping[str, object], activations: s
 def _gptq_format(bits: int, sym: bool = True, act_order: bool = False) -> Format:
     settings = {"bits": bits, "group_size": GROUP, "sym": sym, "desc_act": act_order, "lm_head": False}
     config = {"quant_method": "gptq", **settings, "damp_percent": 0.01, "checkpoint_format": "gptq"}
-    return Format(partial(_gptq, bits=bits, sym=sym, act_order=act_order), config, torch.float16)
+    return Format(_writer(gptq, bits, GROUP, sym, act_order, torch.float16), config, torch.float16)
 
 
 def _packed_format(bits: int, group: int | None) -> Format:
     weights = {"num_bits": bits, "strategy": "group" if group else "channel", "group_size": group}
-    return Format(partial(_packed_groups, bits=bits, group=group), _compressed_tensors("pack-quantized", weights))
+    return Format(_writer(pack_quantized, bits, group), _compressed_tensors("pack-quantized", weights))
 
 
 def _float_format(strategy: str, rows: int | None, columns: int | None) -> Format:
     structure = [rows, columns] if strategy == "block" else None
     weights = {"num_bits": 8, "strategy": strategy, "block_structure": structure}
     config = _compressed_tensors("float-quantized", weights, "group" if strategy == "block" else "token")
-    return Format(partial(_float_blocks, rows=rows, columns=columns), config)
+    return Format(lambda _, weight: float_blocks(weight, rows, columns), config)
 
 
 FORMATS: Mapping[str, Format] = {
-    "w8a8": Format(_int_rows, _compressed_tensors("int-quantized", {"num_bits": 8, "strategy": "channel"}, "token")),
+    "w8a8": Format(
+        _writer(int_quantized, 8, None),
+        _compressed_tensors("int-quantized", {"num_bits": 8, "strategy": "channel"}, "token"),
+    ),
     "w8a16": _packed_format(8, None),
     "w8a16-groups": _packed_format(8, GROUP),
     "w4a16": _packed_format(4, GROUP),
@@ -219,7 +253,7 @@ FORMATS: Mapping[str, Format] = {
     "gptq4-act-order": _gptq_format(4, act_order=True),
     "gptq8": _gptq_format(8),
     "awq4": Format(
-        _awq,
+        _writer(awq, 4, sym=False, dtype=torch.float16),
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
         torch.float16,
     ),
@@ -227,7 +261,7 @@ FORMATS: Mapping[str, Format] = {
     "fp8-channel": _float_format("channel", 1, None),
     "fp8-block": _float_format("block", GROUP, GROUP),
     "fp8": Format(
-        partial(_float_blocks, rows=GROUP, columns=GROUP, suffix="weight_scale_inv"),
+        lambda _, weight: float_blocks(weight, GROUP, GROUP, "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [GROUP, GROUP]},
     ),
 }

@@ -3,6 +3,7 @@
 A room's conftest imports the fixtures that it needs.
 """
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,15 @@ def save_small(folder: Path, tokenizer: Tokenizer, **changed: object) -> Path:
     LlamaForCausalLM(small_config(tokenizer, **changed)).save_pretrained(folder)
     tokenizer.pretrained.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained Llama that no test changes."""
+    return save_small(tmp_path_factory.mktemp("small") / "small", tokenizer)
+
+
+@pytest.fixture
+def folder(small_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(small_checkpoint, tmp_path / "small"))

@@ -16,7 +16,6 @@ from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import LoadedModel, load_checkpoint
-from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
@@ -30,14 +29,6 @@ def load(quantization: str, **parameters: str) -> LoadedModel:
 
 def engine_of(checkpoint: LoadedModel, slots: int = 8, **parameters: str) -> Engine:
     return Engine(checkpoint, Settings.parse(parameters, {}), slots)
-
-
-def runner_with_pages(checkpoint: LoadedModel) -> ModelRunner:
-    """A model runner with one slot, which has all pages."""
-    shape = checkpoint.cache_shape(1)
-    runner = checkpoint.runner(shape)
-    runner.set_pages(0, 0, range(1, shape.pages + 1))
-    return runner
 
 
 def runner_of(engine: Engine) -> TorchRunner:

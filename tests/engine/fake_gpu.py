@@ -12,6 +12,9 @@ from contextlib import contextmanager
 import bitsandbytes  # noqa: F401 - imported before PyTorch seems to have a GPU, whose functions it would look for
 import pytest
 import torch
+from llama_engine.kernels.gpu.elementwise import SEPARATE
+from llama_engine.kernels.gpu.varlen_attention import varlen_attention
+from llama_engine.model import load_plan
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -172,6 +175,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(FakeTensor, "tolist", tolist)
+    # Their verification needs values.
+    monkeypatch.setattr(load_plan, "choose_attention", lambda *_: varlen_attention)
+    monkeypatch.setattr(load_plan, "choose_elementwise", lambda *_: SEPARATE)
     # The CUDA build's would ask for a driver.
     monkeypatch.setattr("torch._subclasses.fake_tensor.init_gpu_context", lambda device: None)
     torch._C._ensureCUDADeviceGuardSet()

@@ -15,12 +15,29 @@ TERMS = {"one term": ONE_TERM, "auto": AUTO, "two terms": TWO_TERMS}
 each_terms = pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS.keys())
 
 
-def random_weight(outputs: int, inputs: int, bias: bool = False) -> LinearWeight:
-    """Return a weight whose rows have different scales."""
-    random = torch.Generator().manual_seed(outputs * inputs)
-    weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, generator=random)
-    scales = torch.rand(outputs, generator=random) + 0.1
-    return LinearWeight(weight, scales, torch.randn(outputs, generator=random) if bias else None)
+def random_weight(
+    outputs: int,
+    inputs: int,
+    bias: bool = False,
+    bits: int = 8,
+    group: int | None = None,
+    general: bool = False,
+    generator: torch.Generator | None = None,
+) -> LinearWeight:
+    """Return a layer whose outputs are about as large as its inputs.
+
+    group: the columns of a group; None is a scale per channel. general: with offsets and an order.
+    """
+    generator = generator or torch.Generator().manual_seed(outputs * inputs)
+    bound = 2 ** (bits - 1)
+    lowest = 1 - bound if group is None else -bound
+    weight = torch.randint(lowest, bound, (outputs, inputs), dtype=torch.int8, generator=generator)
+    shape = (outputs,) if group is None else (outputs, inputs // group)
+    scales = (torch.rand(shape, generator=generator) + 0.5) / bound * 1.7 * inputs**-0.5
+    offsets = scales * torch.randn(shape, generator=generator) if general else None
+    order = torch.randperm(inputs, generator=generator) if general else None
+    biases = torch.randn(outputs, generator=generator) if bias else None
+    return LinearWeight(weight, scales, biases, offsets, bits, order)
 
 
 def random_rows(rows: int, inputs: int) -> torch.Tensor:

@@ -8,26 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from engine.checkpoints import save_small
 from engine.engines import load
 from llama_engine.checkpoint.files import check_files
 from llama_engine.errors import CheckpointError
-from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    return save_small(tmp_path_factory.mktemp("saved"), tokenizer)
-
-
-@pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "checkpoint"))
 
 
 @pytest.fixture

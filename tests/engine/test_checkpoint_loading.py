@@ -6,23 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import completions, engine_of, load, runner_with_pages
+from engine.engines import completions, engine_of, load
+from engine.logits import logits_of
 from engine.oracle import oracle
+from engine.prompts import reference_text
 from llama_engine.errors import MAX_LINE, CheckpointError
 from llama_engine.model.loader import EMBEDDED, LoadedModel, loading
-from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import kl_div, nll_loss
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return save_small(tmp_path / "small", tokenizer)
 
 
 def _update_json(path: Path, **values: object) -> None:
@@ -49,6 +45,17 @@ def test_the_info_is_that_of_the_weights(fp32: LoadedModel, int8: LoadedModel) -
     assert int8.info.linears == {"int8": len(linears)}
     assert int8.info.weight_bytes == info.weight_bytes + head - 3 * weights + 4 * outputs
     assert f"layers {len(linears)} in int8, {int8.info.product}; " in int8.info.describe()
+
+
+def test_int8_weights_cost_less_than_a_hundredth_in_perplexity(fp32: LoadedModel, int8: LoadedModel) -> None:
+    tokens = torch.tensor(fp32.tokenizer.encode(reference_text())[:2000]).view(4, 500)
+    exact, rounded = (
+        torch.cat([logits_of(checkpoint, part.tolist())[:-1] for part in tokens]).log_softmax(-1)
+        for checkpoint in (fp32, int8)
+    )
+    before, after = (nll_loss(scores, tokens[:, 1:].flatten()).exp().item() for scores in (exact, rounded))
+    assert 0 < abs(after / before - 1) < 0.01
+    assert 0 < kl_div(rounded, exact, reduction="batchmean", log_target=True) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -126,12 +133,11 @@ def test_nf4_loads_and_generates(folder: Path) -> None:
 
 def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     original, path = load("int8", model=str(folder)), _save_in_int8(folder, tmp_path / "saved", tokenizer)
-    chunk = PromptChunk(0, 0, tokenizer.encode("The with statement is used to wrap the execution of a block"))
+    tokens = tokenizer.encode("The with statement is used to wrap the execution of a block")
     for quantization in ("int8", "checkpoint"):
         saved = load(quantization, model=str(path))
         assert saved.info == original.info
-        first, second = (runner_with_pages(checkpoint) for checkpoint in (saved, original))
-        assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
+        assert torch.equal(logits_of(saved, tokens), logits_of(original, tokens))
     for quantization in ("none", "nf4"):
         assert _refusal(path, quantization) == (
             f"quantization is {quantization!r}, but {path} is saved in int8; "

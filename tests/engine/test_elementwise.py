@@ -23,14 +23,8 @@ def nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "terms"),
-    [
-        (torch.float16, 2),
-        pytest.param(torch.bfloat16, 2, marks=pytest.mark.long),
-        pytest.param(torch.float32, 1, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "terms"), [(torch.float16, 2), (torch.bfloat16, 2), (torch.float32, 1)])
 def test_fused_functions_have_the_same_bits_in_any_shape(dtype: torch.dtype, terms: int) -> None:
     fused = choose_elementwise(CPU, dtype, HIDDEN, HEADS, HEAD_DIM, terms)
     assert fused != SEPARATE

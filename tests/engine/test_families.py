@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import attention_by_sequence, engine_of, load, runner_with_pages, with_tokens_as_text
+from engine.engines import attention_by_sequence, engine_of, load, with_tokens_as_text
 from engine.exact_bits import Bits
 from engine.families import CHECKPOINTS, MAX_MODEL_LEN, save_family
 from engine.greedy import LONGEST, GreedyReference, Tally, compare
+from engine.logits import logits_of
 from engine.oracle import oracle
 from engine.prompts import random_prompt
 from engine.recorded_graphs import Recording
@@ -25,7 +26,7 @@ from llama_engine.checkpoint.rope import rope_tables
 from llama_engine.errors import CheckpointError
 from llama_engine.model.llama import gelu_tanh
 from llama_engine.model.loader import LoadedModel, loading
-from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_dtype
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.model.transformers_reader import llama_around
@@ -36,9 +37,11 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 TOKENS = torch.randint(5, 1000, (100,), generator=torch.Generator().manual_seed(1))
 long = pytest.mark.long
+VARIANTS = ("yarn", "linear", "dynamic", "mistral without window", "phi3 short")
+"""Checkpoints of a type that others are of, too; the tables of their RoPE are tested in test_rope.py."""
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[long] * (name in VARIANTS)) for name in CHECKPOINTS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a family, in a folder of its name."""
     return save_family(tmp_path_factory.mktemp("families") / request.param, request.param)
@@ -53,20 +56,9 @@ def exact(folder: Path) -> LoadedModel:
     return _load(folder, "none")
 
 
-def _logits(checkpoint: LoadedModel, runner: ModelRunner | None = None) -> torch.Tensor:
+def _logits(checkpoint: LoadedModel, runner: ModelRunner | None = None, kv_cache_dtype: str = "auto") -> torch.Tensor:
     """Return the logits of all tokens, from two chunks of a prompt and decode steps."""
-    shape = checkpoint.cache_shape(2)
-    runner = runner or checkpoint.runner(shape)
-    runner.set_pages(1, 0, range(1, shape.columns))
-    with torch.inference_mode():
-        hidden = [
-            runner.prefill([PromptChunk(1, 0, TOKENS[:37].tolist())], every=True),
-            runner.prefill([PromptChunk(1, 37, TOKENS[37:90].tolist())], every=True),
-        ]
-        for position in range(90, len(TOKENS)):
-            token = TOKENS[position : position + 1]
-            hidden.append(runner.decode(torch.tensor([1]), token, torch.tensor([position]), position + 1))
-        return runner.logits(torch.cat(hidden))
+    return logits_of(checkpoint, TOKENS.tolist(), 37, 90, runner=runner, kv_cache_dtype=kv_cache_dtype)
 
 
 def _with_masks(checkpoint: LoadedModel) -> ModelRunner:
@@ -99,9 +91,8 @@ def test_logits_with_an_outlier_threshold_are_those_of_transformers(folder: Path
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, device_map={"": "cpu"})
     with torch.inference_mode():
         expected = model(input_ids=TOKENS[None]).logits[0]
-        # In one pass, because bitsandbytes looks for outliers in all its rows.
-        runner = runner_with_pages(_load(folder, "int8", int8_threshold="6"))
-        result = runner.logits(runner.prefill([PromptChunk(0, 0, TOKENS.tolist())], every=True))
+    # In one pass, because bitsandbytes looks for outliers in all its tokens.
+    result = logits_of(_load(folder, "int8", int8_threshold="6"), TOKENS.tolist())
     assert (result - expected).abs().max() <= 1e-4
 
 
@@ -134,14 +125,15 @@ def test_a_decode_step_can_be_captured(exact: LoadedModel) -> None:
         runner.logits(runner.decode(torch.arange(2), TOKENS[:2], positions, 64))
 
 
-@pytest.mark.parametrize("prompts", [2, pytest.param(9, marks=long)])
-def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, prompts: int, note: Note) -> None:
-    checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(prompts), Tally()
+# The logits of such passes are compared above, and an engine's tokens in test_exactness.py.
+@long
+def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, note: Note) -> None:
+    checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(9), Tally()
     # Beyond the positions of phi3's short factors, which transformers uses for shorter sequences.
     lengths = range(17, 120)
     requests = [
         GenerationRequest("", random_prompt(checkpoint.tokenizer, lengths, randomness)[1], max_tokens=LONGEST)
-        for _ in range(prompts)
+        for _ in range(9)
     ]
     # Two slots: sequences wait, and are prefilled in parts while others decode.
     engine = engine_of(checkpoint, 2, prefill_tokens="40")
@@ -175,18 +167,17 @@ def test_compiled_kernels_compute_what_pytorch_does_with_the_same_weights(folder
     for kernels in ("auto", "stock"):
         checkpoint = _load(folder, "int8", kernels=kernels, **precise)
         assert ("compiled" in checkpoint.info.product) == (kernels == "auto")
-        results.append(_logits(checkpoint, checkpoint.runner(checkpoint.cache_shape(2, "float32"))))
+        results.append(_logits(checkpoint, kv_cache_dtype="float32"))
     assert (results[0] - results[1]).abs().max() <= 1e-3 * results[1].abs().max()
 
 
-@pytest.fixture
-def avx2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+@long
+def test_an_older_processor_gives_the_same_bits(
+    int8: LoadedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_compiled_kernels("avx2")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    return _load(folder, "int8")
-
-
-def test_an_older_processor_gives_the_same_bits(int8: LoadedModel, avx2: LoadedModel) -> None:
+    avx2 = _load(folder, "int8")
     assert "AVX2" in avx2.info.product
     assert torch.equal(_logits(int8), _logits(avx2))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine.engines import load
 from engine.gguf_files import MODELS, small_model, write_model
+from engine.logits import logits_of
 from gguf import GGMLQuantizationType as Kind
 from llama_engine.checkpoint.architecture import FAMILIES
 from llama_engine.checkpoint.formats.detection import linear_format
@@ -17,7 +18,6 @@ from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.checkpoint.tensor_names import HEAD, layer_linears, layer_prefix
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.model.loader import EMBEDDED, LoadedModel
-from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import quantization_config
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
@@ -74,12 +74,8 @@ def _with_read_weights(model: PreTrainedModel, loaded: LoadedModel, folder: Path
 def _check(folder: Path, model_type: str, name: str) -> None:
     model, saved = _save(folder, model_type, name)
     loaded = load("checkpoint", model=str(saved), int8_terms="2", kv_cache_dtype="float32")
-    shape = loaded.cache_shape(1, "float32")
-    runner = loaded.runner(shape)
-    runner.set_pages(0, 0, range(1, shape.pages + 1))
     expected = _with_read_weights(model, loaded, saved)(input_ids=torch.tensor([TOKENS])).logits[0]
-    with torch.inference_mode():
-        logits = runner.logits(runner.prefill([PromptChunk(0, 0, TOKENS)], every=True))
+    logits = logits_of(loaded, TOKENS, kv_cache_dtype="float32")
     assert (logits - expected).abs().max() <= 1e-3 * expected.abs().max()
 
 
@@ -93,6 +89,8 @@ def test_a_family_in_4_bits_has_the_logits_of_its_weights(model_type: str, tmp_p
     _check(tmp_path, model_type, "gptq4-act-order")
 
 
+# Config and tensors of every family's file are compared in test_gguf.py.
+@pytest.mark.long
 @pytest.mark.parametrize("model_type", FILES)
 def test_a_family_in_gguf_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
     _check(tmp_path, model_type, "q4_k")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from engine.checkpoints import save_small
 from engine.engines import load
-from engine.quantizers import Quantized, Tensors, awq, fp8, gptq, int_quantized, pack_quantized, quantize
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
@@ -25,7 +24,17 @@ from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.quantized_checkpoints import write
+from models.quantized_checkpoints import (
+    Quantized,
+    Tensors,
+    awq,
+    float_blocks,
+    gptq,
+    int_quantized,
+    pack_quantized,
+    quantize,
+    write,
+)
 
 NAME = "model.layers.0.mlp.down_proj"
 OUTPUTS, INPUTS = 72, 384
@@ -56,13 +65,14 @@ def in_groups(bits: int, size: int) -> Config:
 
 
 def saved_in(folder: Path, tensors: Tensors) -> SavedTensors:
-    save_file({f"{NAME}.{key}": tensor for key, tensor in tensors.items()}, folder / "model.safetensors")
+    named = {f"{NAME}.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+    save_file(named, folder / "model.safetensors")
     return SavedTensors(folder)
 
 
-def read(folder: Path, tensors: Tensors, config: Config) -> LinearWeight:
+def read(folder: Path, tensors: Tensors, config: Config, shape: tuple[int, int] = (OUTPUTS, INPUTS)) -> LinearWeight:
     """Check the layer's tensors as the weight reader does, and read it."""
-    saved, linear = saved_in(folder, tensors), SavedLinear(NAME, (OUTPUTS, INPUTS))
+    saved, linear = saved_in(folder, tensors), SavedLinear(NAME, shape)
     quantized = linear_format(saved, config)
     assert quantized is not None
     assert quantized.has(linear)
@@ -74,24 +84,38 @@ def read(folder: Path, tensors: Tensors, config: Config) -> LinearWeight:
     return quantized.read(linear)
 
 
+def rounded(
+    bits: int, groups: int | torch.Tensor = -1, sym: bool = True, dtype: torch.dtype = torch.float16
+) -> Quantized:
+    """Return WEIGHT in groups of that many columns, -1 for all, or in those of each column."""
+    return quantize(WEIGHT, bits, INPUTS if isinstance(groups, int) and groups == -1 else groups, sym, dtype)
+
+
+def assert_per_channel(weight: LinearWeight, floats: torch.Tensor) -> None:
+    """Check that a layer was requantized to INT8 per channel."""
+    integers, scales = quantize_per_channel(floats)
+    assert weight.scales is not None
+    assert torch.equal(weight.weight, integers)
+    assert torch.equal(weight.scales, scales)
+
+
 def by_act_order(size: int) -> torch.Tensor:
     return (torch.arange(INPUTS) // size)[SHUFFLED]
 
 
 SERVED = [
-    *[(quantize(WEIGHT, bits, size, symmetric), partial(gptq, layout=layout),
-       gptq_config(bits, size, checkpoint_format=layout))
-      for bits in (4, 8) for size in (32, 128, -1) for symmetric in (True, False) for layout in ("gptq", "gptq_v2")],
-    *[(quantize(WEIGHT, bits, symmetric=symmetric, groups=by_act_order(64)), gptq, gptq_config(bits, 64, desc_act=True))
-      for bits in (4, 8) for symmetric in (True, False)],
-    *[(quantize(WEIGHT, 4, size, symmetric), awq, awq_config(size))
-      for size in (32, 64, 128, -1) for symmetric in (True, False)],
-    *[(quantize(WEIGHT, bits, size, symmetric, dtype=torch.bfloat16), partial(pack_quantized, symmetric=symmetric),
-       in_groups(bits, size)) for bits in (4, 8) for size in (32, 128, -1) for symmetric in (True, False)],
-    (quantize(WEIGHT, 4, groups=by_act_order(64)), partial(pack_quantized, ordered=True), in_groups(4, 64)),
-    *[(quantize(WEIGHT, 8, size, symmetric, dtype=dtype), partial(int_quantized, symmetric=symmetric),
+    *[(rounded(bits, size, sym), partial(gptq, version=version),
+       gptq_config(bits, size, checkpoint_format=("gptq", "gptq_v2")[version - 1]))
+      for bits in (4, 8) for size in (32, 128, -1) for sym in (True, False) for version in (1, 2)],
+    *[(rounded(bits, by_act_order(64), sym), gptq, gptq_config(bits, 64, desc_act=True))
+      for bits in (4, 8) for sym in (True, False)],
+    *[(rounded(4, size, sym), awq, awq_config(size)) for size in (32, 64, 128, -1) for sym in (True, False)],
+    *[(rounded(bits, size, sym, torch.bfloat16), partial(pack_quantized, sym=sym), in_groups(bits, size))
+      for bits in (4, 8) for size in (32, 128, -1) for sym in (True, False)],
+    (rounded(4, by_act_order(64)), partial(pack_quantized, ordered=True), in_groups(4, 64)),
+    *[(rounded(8, size, sym, dtype), partial(int_quantized, sym=sym),
        compressed({"group_size": size} if size > 0 else {}, format="int-quantized"))
-      for size in (-1, 128) for symmetric in (True, False)
+      for size in (-1, 128) for sym in (True, False)
       for dtype in (torch.float32, torch.float16, torch.bfloat16)],
 ]  # fmt: skip
 """Layers, how they are saved, and their config."""
@@ -118,14 +142,14 @@ def test_integers_are_read_as_saved(tmp_path: Path, case: tuple[Quantized, Save,
 
 
 def test_the_older_gptq_layout_borrows_for_zero_points_of_0(tmp_path: Path) -> None:
-    layer = quantize(WEIGHT.abs(), 4, 128, symmetric=False)
-    assert not layer.zeros.any()
+    layer = rounded(4, 128, sym=False)
+    layer.zeros.zero_()
     weight = read(tmp_path, gptq(layer), gptq_config())
     torch.testing.assert_close(weight.dequantized(), layer.dequantized(), rtol=0, atol=1e-6)
 
 
 def test_a_scale_of_the_tensor_is_repeated_for_each_row(tmp_path: Path) -> None:
-    layer = quantize(WEIGHT.view(1, -1), 8)
+    layer = quantize(WEIGHT.view(1, -1), 8, OUTPUTS * INPUTS)
     tensors = {key: tensor.view(-1) for key, tensor in int_quantized(layer).items()}
     weight = read(tmp_path, {**tensors, "weight": tensors["weight"].view(OUTPUTS, INPUTS)}, compressed())
     assert torch.equal(weight.dequantized(), layer.dequantized().view(OUTPUTS, INPUTS))
@@ -137,11 +161,11 @@ def test_a_scale_of_the_tensor_is_repeated_for_each_row(tmp_path: Path) -> None:
     ("layer", "tensors", "config"),
     [
         # GPTQ's overrides of modules: the tensors say as much.
-        (quantize(WEIGHT, 8, 32), gptq(quantize(WEIGHT, 8, 32)),
+        (rounded(8, 32), gptq(rounded(8, 32)),
          gptq_config(dynamic={"+:.*down.*": {"bits": 8, "group_size": 32}})),
         # Symmetric AWQ may lack zero points.
-        (quantize(WEIGHT, 4, 128),
-         {key: tensor for key, tensor in awq(quantize(WEIGHT, 4, 128)).items() if key != "qzeros"},
+        (rounded(4, 128),
+         {key: tensor for key, tensor in awq(rounded(4, 128)).items() if key != "qzeros"},
          awq_config(zero_point=False)),
     ],
 )  # fmt: skip
@@ -153,11 +177,8 @@ def test_what_a_config_lacks_is_read_from_the_tensors(
 
 def test_large_groups_are_served_as_several(tmp_path: Path) -> None:
     wide = WEIGHT.view(OUTPUTS // 4, -1)
-    layer = quantize(wide, 4)
-    saved, linear = saved_in(tmp_path, pack_quantized(layer)), SavedLinear(NAME, (OUTPUTS // 4, 4 * INPUTS))
-    quantized = linear_format(saved, in_groups(4, -1))
-    assert quantized is not None
-    weight = quantized.read(linear)
+    layer = quantize(wide, 4, 4 * INPUTS)
+    weight = read(tmp_path, pack_quantized(layer), in_groups(4, -1), (OUTPUTS // 4, 4 * INPUTS))
     assert weight.group_size == 512
     assert torch.equal(weight.dequantized(), layer.dequantized())
 
@@ -170,12 +191,12 @@ UNEVEN[300] = 1
 @pytest.mark.parametrize(
     ("layer", "save", "config"),
     [
-        (quantize(WEIGHT, 4, 48), gptq, gptq_config(size=48)),
-        (quantize(WEIGHT, 4, 80, symmetric=False), gptq, gptq_config(size=80)),
-        (quantize(WEIGHT, 8, 16, symmetric=False), gptq, gptq_config(8, 16)),
-        (quantize(WEIGHT, 4, groups=UNEVEN), gptq, gptq_config()),
-        (quantize(WEIGHT, 4, 48), awq, awq_config(48)),
-        (quantize(WEIGHT, 4, 48), pack_quantized, in_groups(4, 48)),
+        (rounded(4, 48), gptq, gptq_config(size=48)),
+        (rounded(4, 80, sym=False), gptq, gptq_config(size=80)),
+        (rounded(8, 16, sym=False), gptq, gptq_config(8, 16)),
+        (rounded(4, UNEVEN), gptq, gptq_config()),
+        (rounded(4, 48), awq, awq_config(48)),
+        (rounded(4, 48), pack_quantized, in_groups(4, 48)),
     ],
 )  # fmt: skip
 def test_groups_that_kernels_cannot_serve_are_requantized(
@@ -186,10 +207,7 @@ def test_groups_that_kernels_cannot_serve_are_requantized(
     assert quantized is not None
     for _ in range(2):
         weight = quantized.read(linear)
-    integers, scales = quantize_per_channel(layer.dequantized())
-    assert weight.scales is not None
-    assert torch.equal(weight.weight, integers)
-    assert torch.equal(weight.scales, scales)
+    assert_per_channel(weight, layer.dequantized())
     assert [message.split(" and others ")[0] for message in caplog.messages] == [NAME]
 
 
@@ -212,14 +230,10 @@ FLOAT_QUANTIZED = {"num_bits": 8, "type": "float"}
 def test_fp8_is_requantized_to_int8_rows(
     tmp_path: Path, block: tuple[int, int], scale_name: str, config: Config
 ) -> None:
-    tensors = fp8(WEIGHT, block, scale_name)
+    tensors = float_blocks(WEIGHT, *block, scale_name)
     scales = tensors[scale_name].view(-(-OUTPUTS // block[0]), -1)
     repeated = scales.repeat_interleave(block[0], 0)[:OUTPUTS].repeat_interleave(block[1], 1)[:, :INPUTS]
-    integers, row_scales = quantize_per_channel(tensors["weight"].float() * repeated)
-    weight = read(tmp_path, tensors, config)
-    assert weight.scales is not None
-    assert torch.equal(weight.weight, integers)
-    assert torch.equal(weight.scales, row_scales)
+    assert_per_channel(read(tmp_path, tensors, config), tensors["weight"].float() * repeated)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +247,7 @@ def test_fp8_is_requantized_to_int8_rows(
 def test_what_is_ignored_gets_one_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tensors: Tensors, config: Config, line: str
 ) -> None:
-    read(tmp_path, {**int_quantized(quantize(WEIGHT, 8)), **tensors}, compressed(**config))
+    read(tmp_path, {**int_quantized(rounded(8)), **tensors}, compressed(**config))
     assert caplog.messages == [line]
 
 
@@ -270,7 +284,7 @@ def _changed(tensor: torch.Tensor, value: float) -> torch.Tensor:
     return changed
 
 
-GROUPED = quantize(WEIGHT, 4, 128)
+GROUPED = rounded(4, 128)
 NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
 
 
@@ -292,10 +306,10 @@ NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
         (pack_quantized(GROUPED), in_groups(4, 128),
          {"weight_zero_point": torch.full((OUTPUTS, 3), 8, dtype=torch.int8)},
          f"has zero point 8 in {NAME}.weight_zero_point, not -8 to 7"),
-        (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8,
+        (float_blocks(WEIGHT, 128, 128, "weight_scale_inv"), FP8,
          {"weight": torch.full((OUTPUTS, INPUTS), torch.nan).to(torch.float8_e4m3fn)},
          f"has a weight in {NAME}.weight that is NaN"),
-        (fp8(WEIGHT, (128, 128), "weight_scale_inv"), FP8, {"weight_scale_inv": torch.ones(2, 3)},
+        (float_blocks(WEIGHT, 128, 128, "weight_scale_inv"), FP8, {"weight_scale_inv": torch.ones(2, 3)},
          rf"has {NAME}.weight_scale_inv in shape \(2, 3\), not per tensor, channel or block"),
     ],
 )  # fmt: skip
@@ -309,7 +323,7 @@ def test_invalid_contents_are_refused_by_name(
 
 @pytest.mark.parametrize("sign", [0, -1])
 def test_scales_may_be_negative_and_0_for_weights_of_0(tmp_path: Path, sign: int) -> None:
-    layer = quantize(WEIGHT, 4, 128, symmetric=False)
+    layer = rounded(4, 128, sym=False)
     if sign == 0:
         layer.integers[:, :128] = layer.zeros[:, :1]
     layer.scales[:, 0] *= sign
@@ -319,9 +333,9 @@ def test_scales_may_be_negative_and_0_for_weights_of_0(tmp_path: Path, sign: int
 
 def test_fused_layers_that_differ_are_concatenated_exactly(tmp_path: Path) -> None:
     layers: list[tuple[Quantized, Save, Config]] = [
-        (quantize(WEIGHT, 8), int_quantized, compressed()),
-        (quantize(WEIGHT, 4, 128), gptq, gptq_config()),
-        (quantize(WEIGHT, 8, 32, symmetric=False), gptq, gptq_config(8, 32)),
+        (rounded(8), int_quantized, compressed()),
+        (rounded(4, 128), gptq, gptq_config()),
+        (rounded(8, 32, sym=False), gptq, gptq_config(8, 32)),
     ]
     parts = []
     for index, (layer, save, config) in enumerate(layers):
@@ -337,22 +351,18 @@ def test_fused_layers_that_differ_are_concatenated_exactly(tmp_path: Path) -> No
 
 
 def test_layers_with_different_orders_are_requantized_before_fusing(tmp_path: Path) -> None:
-    weight = read(tmp_path, gptq(quantize(WEIGHT, 4, groups=by_act_order(64))), gptq_config(size=64))
+    weight = read(tmp_path, gptq(rounded(4, by_act_order(64))), gptq_config(size=64))
     assert weight.order is not None
     with pytest.raises(ValueError, match="different orders"):
-        concatenated([weight, read(tmp_path, gptq(quantize(WEIGHT, 4, 64)), gptq_config(size=64))])
-    integers, scales = quantize_per_channel(weight.dequantized())
-    rows = requantized(weight)
-    assert rows.scales is not None
-    assert torch.equal(rows.weight, integers)
-    assert torch.equal(rows.scales, scales)
+        concatenated([weight, read(tmp_path, gptq(rounded(4, 64)), gptq_config(size=64))])
+    assert_per_channel(requantized(weight), weight.dequantized())
 
 
 def test_a_quantized_head_is_read_as_saved(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = save_small(tmp_path / "small", tokenizer)
     tensors = load_file(folder / "model.safetensors")
-    layer = quantize(tensors.pop("lm_head.weight"), 4, 32)
-    saved = {f"lm_head.{key}": tensor for key, tensor in gptq(layer).items()}
+    layer = quantize(tensors.pop("lm_head.weight"), 4, 32, dtype=torch.float16)
+    saved = {f"lm_head.{key}": tensor.contiguous() for key, tensor in gptq(layer).items()}
     save_file({**tensors, **saved}, folder / "model.safetensors", {"format": "pt"})
     architecture = read_architecture(LlamaConfig.from_pretrained(folder), "small")
     quantized = linear_format(SavedTensors(folder), gptq_config(4, 32))

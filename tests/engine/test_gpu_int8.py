@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
+from importlib.util import find_spec, module_from_spec
 
 import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import load
 from engine.int8_layers import random_weight
+from engine.logits import logits_of
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, exact_int8_linear
 from llama_engine.model.load_plan import LinearLayers, LoadPlan
-from llama_engine.model.loader import LoadedModel
-from llama_engine.model.model_runner import PromptChunk
-from python_process import run_python
 
 
 def test_a_product_that_falls_back_to_floats_is_an_error() -> None:
-    # In a process of its own, because pytest has warning filters of its own.
-    program = (
-        "import warnings; import llama_engine.kernels.gpu.exact_int8\n"
-        "warnings.warn('no usable algo for shape (1, 2); falling back to fp32 matmul.', RuntimeWarning)"
-    )
-    ended = run_python(program)
-    assert ended.returncode == 1
-    assert "RuntimeWarning: no usable algo for shape" in ended.stderr
+    spec = find_spec("llama_engine.kernels.gpu.exact_int8")
+    assert spec is not None
+    assert spec.loader is not None
+    with warnings.catch_warnings():
+        # Instead of pytest's filters.
+        warnings.resetwarnings()
+        spec.loader.exec_module(module_from_spec(spec))
+        with pytest.raises(RuntimeWarning, match="no usable algo"):
+            warnings.warn("no usable algo for shape (1, 2); falling back to fp32 matmul.", RuntimeWarning, stacklevel=1)
 
 
 def test_the_result_has_the_activations_shape_and_dtype() -> None:
@@ -45,29 +46,19 @@ def test_inputs_whose_sums_are_not_exact_are_refused(inputs: int) -> None:
 
 # PyTorch's compiler calls it.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_a_model_of_these_layers_is_near_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_model_of_these_layers_is_near_the_compiled_kernels(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_compiled_kernels()
     compiled = load("int8", int8_terms="2", kv_cache_dtype="float32")
-    fused = choose_elementwise(torch.device("cpu"), torch.float32, 256, 6, 64, 2)
-    assert fused != SEPARATE
-    layers = LinearLayers(requantized, partial(exact_int8_linear, terms=2, elementwise=fused), "as on a GPU")
+    elementwise = choose_elementwise(torch.device("cpu"), torch.float32, 256, 6, 64, 2) if fused else SEPARATE
+    assert (elementwise != SEPARATE) == fused
+    layers = LinearLayers(requantized, partial(exact_int8_linear, terms=2, elementwise=elementwise), "as on a GPU")
     monkeypatch.setattr(LoadPlan, "linear_layers", lambda plan: layers)
     with torch._dynamo.config.patch(error_on_recompile=True):
         as_on_a_gpu = load("int8", kernels="stock")
         assert as_on_a_gpu.info.product == "as on a GPU"
-        expected, result = (_logits(checkpoint) for checkpoint in (compiled, as_on_a_gpu))
+        expected, result = (
+            logits_of(checkpoint, range(60, 92), 30, kv_cache_dtype="float32") for checkpoint in (compiled, as_on_a_gpu)
+        )
     torch._dynamo.reset()
     assert (result - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
-def _logits(checkpoint: LoadedModel) -> torch.Tensor:
-    """Return the logits of a prefill and of two decode steps, [32, vocabulary]."""
-    runner = checkpoint.runner(shape := checkpoint.cache_shape(1, "float32"))
-    runner.set_pages(0, 0, range(1, shape.pages + 1))
-    with torch.inference_mode():
-        hidden = [runner.prefill([PromptChunk(0, 0, range(60, 90))], every=True)]
-        for position, token in enumerate((90, 91), 30):
-            hidden.append(
-                runner.decode(torch.tensor([0]), torch.tensor([token]), torch.tensor([position]), position + 1)
-            )
-        return runner.logits(torch.cat(hidden))

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from engine.checkpoints import save_small
+import torch
+from bitsandbytes.nn.modules import Int8Params, Params4bit
 from engine.engines import add_all
-from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
+from engine.fake_gpu import CPU, DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
 from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.responses import Completion
-from llama_engine.kernels.gpu.elementwise import SEPARATE
-from llama_engine.kernels.gpu.varlen_attention import varlen_attention
-from llama_engine.model import load_plan as products
+from llama_engine.model import transformers_reader
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import Tokenizer
+from transformers import LlamaConfig, PreTrainedModel
 
 SLOTS = 4
 PRECISIONS: dict[str, dict[str, str]] = {
@@ -28,7 +27,6 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "FP16": {"quantization": "none"},
     "BF16, INT8 cache": {"quantization": "none", "dtype": "bfloat16", "kv_cache_dtype": "int8"},
 }
-LONG = ("INT8, one term, BF16", "FP16")
 SAMPLED: dict[str, object] = {
     "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 3, "repetition_penalty": 1.2,
     "frequency_penalty": 0.5, "presence_penalty": 0.5, "bad_words": (b"the",), "allowed_token_ids": (TOKEN, 6, 7),
@@ -43,37 +41,59 @@ class Gpu(NamedTuple):
     recorder: Recorder
 
 
-@pytest.fixture(scope="module")
-def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_small(tmp_path_factory.mktemp("small") / "llama", tokenizer)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(values, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, values in PRECISIONS.items()
-    ],
-)
-def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
-    # Each sequence has a page of 256 positions, and leaves one for each of the others.
-    values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
-    values |= request.param
-    settings = Settings.parse(values, {})
-    with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
-        # Their verification needs values.
-        monkeypatch.setattr(products, "choose_attention", lambda *_: varlen_attention)
-        monkeypatch.setattr(products, "choose_elementwise", lambda *_: SEPARATE)
-        engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
-        yield Gpu(engine, recorder)
-        engine.guides.close()
-
-
 def _requests(**values: object) -> list[GenerationRequest]:
     """Return requests of one token, of several, and of more than a prefill pass."""
     return [
         GenerationRequest(prompt="", prompt_tokens=(TOKEN,) * size, max_tokens=3, min_tokens=3, **values)  # type: ignore[arg-type]  # values are fields
         for size in (1, 9, 40)
     ]
+
+
+def _move(model: PreTrainedModel) -> PreTrainedModel:
+    """Replace the tensors of a model by tensors on the GPU without values."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            moved = torch.nn.Parameter(parameter.data.to(DEVICE), requires_grad=False)
+            setattr(module, name, moved)
+            if isinstance(parameter, Int8Params):
+                moved.CB, moved.SCB = moved.data, parameter.SCB.to(DEVICE)  # type: ignore[attr-defined]  # bitsandbytes'
+            elif isinstance(parameter, Params4bit):
+                parameter.quant_state.to(DEVICE)
+                moved.quant_state = parameter.quant_state  # type: ignore[attr-defined]  # bitsandbytes'
+    return model
+
+
+@pytest.mark.parametrize("values", [{"quantization": "nf4"}, {"int8_threshold": "6"}], ids=["nf4", "threshold"])
+def test_layers_of_bitsandbytes_generate_on_a_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, str]
+) -> None:
+    # Before the other tests, whose fixture lets PyTorch seem to have a GPU until the last of them.
+    settings = Settings.parse({"model": str(folder), "device": "cuda", "prefill_tokens": "32", **values}, {})
+    # A parameter of bitsandbytes can't be a tensor without values: the modules are loaded on the CPU, and moved.
+    config = LlamaConfig.from_pretrained(folder)
+    model = transformers_reader.load_with_transformers(str(folder), config, settings, CPU, torch.float16)
+    with fake_gpu(monkeypatch):
+        monkeypatch.setattr(transformers_reader, "load_with_transformers", lambda *_: _move(model))
+        engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
+        assert all(isinstance(result, Completion) for result in engine.generate(_requests()))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(values, id=name, marks=[pytest.mark.long] * (name != "INT8"))
+        for name, values in PRECISIONS.items()
+    ],
+)
+def gpu(request: pytest.FixtureRequest, small_checkpoint: Path) -> Iterator[Gpu]:
+    # Each sequence has a page of 256 positions, and leaves one for each of the others.
+    values = {"model": str(small_checkpoint), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
+    values |= request.param
+    settings = Settings.parse(values, {})
+    with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
+        engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
+        yield Gpu(engine, recorder)
+        engine.guides.close()
 
 
 def _finish(gpu: Gpu, waits: Callable[[StepResult], int] = lambda step: 1) -> None:

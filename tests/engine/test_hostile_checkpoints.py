@@ -41,6 +41,8 @@ VALUES: tuple[Any, ...] = (
     *([], [[]], [0], [-1, 2**64], ["a"], {}, {"a": 1}, list(range(1000)), DEEP),
 )
 
+DTYPES = ("I8", "F16", "F64", "U8", "F8_E4M3", "I64", "F4", "BOOL")
+
 Damage = Callable[[Path, random.Random], str]
 """Changes a copy of a checkpoint; returns what was changed."""
 
@@ -99,28 +101,21 @@ def change_json(folder: Path, draw: random.Random) -> str:
 
 def change_header(folder: Path, draw: random.Random) -> str:
     path, header, data = _weights(folder, draw)
-    name = draw.choice([*header])
-    field = draw.choice(("dtype", "shape", "data_offsets", "entry", "name", "length", "twice", "gone"))
-    text = None
-    if field == "entry":
-        header[name] = draw.choice(VALUES)
-    elif field == "gone":
-        del header[name]
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    field = draw.choice(("dtype", "shape", "data_offsets", "any", "name", "length", "twice"))
+    name, text, length = draw.choice([*header]), "", None
+    if field == "any":
+        _change(header, draw)
     elif field == "name":
         header[draw.choice(("", "a\nb", "\ud800", "x" * 2000, *header))] = header.pop(name)
     elif field == "twice":
         text = json.dumps(header)[:-1] + f", {json.dumps(name)}: {json.dumps(header[name])}}}"
-    elif field != "length":
-        others = [entry[field] for entry in header.values() if field in entry]
-        value = header[name].get(field)
-        lists = (
-            [[*value[:-1], draw.choice(VALUES)], [draw.choice(VALUES), *value[1:]]] if isinstance(value, list) else []
-        )
-        dtypes = ["I8", "F16", "F64", "U8", "F8_E4M3", "I64", "F4", "BOOL"] if field == "dtype" else []
-        header[name][field] = draw.choice([draw.choice(VALUES), draw.choice(others), *lists, *dtypes])
-    encoded = (text or json.dumps(header)).encode()
-    length = draw.choice((0, 1, 2**31, 2**63, len(encoded) * 2)) if field == "length" else len(encoded)
-    path.write_bytes(struct.pack("<Q", length) + encoded + data)
+    elif field == "length":
+        length = draw.choice((0, 1, 2**31, 2**63))
+    else:
+        value = draw.choice(DTYPES if field == "dtype" and draw.random() < 0.5 else VALUES)
+        draw.choice(tensors)[field] = draw.choice((value, draw.choice(tensors)[field]))
+    _write_weights(path, text or json.dumps(header), data, length)
     return f"{path.name}: {field} of {name}"
 
 
@@ -131,25 +126,21 @@ def change_data(folder: Path, draw: random.Random) -> str:
     begin, end = header[name]["data_offsets"]
     fill = draw.choice((b"\0", b"\xff", b"\x7f", b"\x80", struct.pack("<f", float("nan")), struct.pack("<f", 1e38)))
     changed[begin:end] = (fill * (end - begin))[: end - begin]
-    encoded = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + changed)
+    _write_weights(path, json.dumps(header), bytes(changed))
     return f"{name} is {fill!r}"
 
 
 def change_files(folder: Path, draw: random.Random) -> str:
     path, other = draw.choice(_files(folder)), draw.choice(_files(folder))
-    way = draw.choice(("remove", "copy", "swap", "folder", "pipe", "empty", "link", "loop"))
-    if way == "copy":
-        other.write_bytes(path.read_bytes())
-    elif way == "swap":
-        first, second = path.read_bytes(), other.read_bytes()
-        path.write_bytes(second)
-        other.write_bytes(first)
+    content = path.read_bytes(), other.read_bytes()
+    way = draw.choice(("remove", "swap", "empty", "folder", "pipe", "link", "loop"))
+    path.unlink()
+    if way == "swap":
+        path.write_bytes(content[1])
+        other.write_bytes(content[0])
     elif way == "empty":
-        path.write_bytes(b"")
-    else:
-        path.unlink()
-    if way == "folder":
+        path.touch()
+    elif way == "folder":
         path.mkdir()
     elif way == "pipe":
         os.mkfifo(path)
@@ -187,6 +178,11 @@ def _weights(folder: Path, draw: random.Random) -> tuple[Path, dict[str, Any], b
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     return path, json.loads(content[8:end]), content[end:]
+
+
+def _write_weights(path: Path, header: str, data: bytes, length: int | None = None) -> None:
+    encoded = header.encode()
+    path.write_bytes(struct.pack("<Q", len(encoded) if length is None else length) + encoded + data)
 
 
 def _load_and_generate(folder: Path, quantization: str) -> None:

@@ -1,51 +1,21 @@
-"""The KV cache: any pages give the same bits, and nothing of a former sequence reaches the next."""
+"""The KV cache: nothing of a former sequence reaches the next one, and the dtypes of the setting."""
+
+from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import attention_by_sequence, completions, engine_of, load, spoil_cache
+from engine.engines import attention_by_sequence, cache_tensors, completions, engine_of, load, spoil_cache
+from engine.logits import logits_of
 from engine.prompts import requests_of
 from llama_engine.engine import memory_plan
+from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import LoadedModel
-from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.torch_runner import TorchRunner
-
-
-@pytest.mark.parametrize("attending", ["alone", "masked", "by row"])
-@pytest.mark.parametrize("max_model_len", [150, 160])
-def test_logits_have_the_same_bits_on_any_pages(fp32: LoadedModel, attending: str, max_model_len: int) -> None:
-    checkpoint = replace(
-        fp32, max_model_len=max_model_len, attention=attention_by_sequence if attending == "by row" else None
-    )
-    shape = checkpoint.cache_shape(2)
-    in_order, reversed_order = list(range(1, shape.pages + 1)), list(range(shape.pages, 0, -1))
-    expected, found = (_logits(checkpoint, attending == "masked", pages) for pages in (in_order, reversed_order))
-    assert torch.equal(found, expected)
-
-
-def _logits(checkpoint: LoadedModel, captured: bool, pages: list[int]) -> torch.Tensor:
-    """Return logits of a prefill in chunks and of decode steps, over a cache of NaN beside the prompt's pages."""
-    runner = checkpoint.runner(checkpoint.cache_shape(2), captured)
-    assert isinstance(runner, TorchRunner)
-    runner.kv_cache.keys.fill_(torch.nan)
-    runner.kv_cache.values.fill_(torch.nan)
-    half = len(pages) // 2
-    for slot in (0, 1):
-        runner.set_pages(slot, 0, pages[slot * half : (slot + 1) * half])
-    length = checkpoint.max_model_len
-    tokens = [20 + position % 97 for position in range(length)]
-    with torch.inference_mode():
-        hidden = [
-            runner.prefill([PromptChunk(slot, 0, tokens[: 40 + slot]) for slot in (0, 1)], every=True),
-            runner.prefill([PromptChunk(slot, 40 + slot, tokens[40 + slot : 140]) for slot in (0, 1)], every=True),
-        ]
-        for position in range(140, length):
-            rows = torch.tensor([0, 1]), torch.tensor([tokens[position]] * 2), torch.tensor([position, position])
-            hidden.append(runner.decode(*rows, span=position + 1))
-        return runner.logits(torch.cat(hidden))
 
 
 # "by row" reads a cache in the dtype of the model.
@@ -71,3 +41,41 @@ def test_stale_values_change_no_token(
     expected, found = engine_of(checkpoint, 1, **parameters), engine_of(checkpoint, 2, **parameters)
     spoil_cache(found)
     assert completions(found, requests) == [completions(expected, [request])[0] for request in requests]
+
+
+AUTO = {"auto": torch.bfloat16, "stock": torch.float32}
+"""The dtype that `auto` selects, by the setting `kernels`."""
+each_kernels = pytest.mark.parametrize("kernels", AUTO)
+
+
+@cache
+def _checkpoint(kernels: str, kv_cache_dtype: str) -> LoadedModel:
+    if kernels == "auto":
+        needs_compiled_kernels()
+    # Two terms, so that the cache alone changes the logits by more than a little.
+    checkpoint = load("int8", kernels=kernels, kv_cache_dtype=kv_cache_dtype, int8_terms="2")
+    return replace(checkpoint, max_model_len=100)
+
+
+@each_kernels
+@pytest.mark.parametrize("setting", ["auto", "float32", "bfloat16", "int8"])
+def test_the_cache_has_the_dtype_of_the_setting(kernels: str, setting: str) -> None:
+    engine = engine_of(_checkpoint(kernels, setting), 3, kv_cache_dtype=setting)
+    assert isinstance(engine._model, CpuRunner if kernels == "auto" else TorchRunner)
+    expected = AUTO[kernels] if setting == "auto" else getattr(torch, setting)
+    assert engine.plan.shape.dtype == expected
+    assert engine.info_labels()["kv_cache_dtype"] == str(expected).removeprefix("torch.")
+    tensors = cache_tensors(engine)
+    # Keys and values, and in INT8 their scales.
+    assert {tensor.dtype for tensor in tensors} == ({expected, torch.float32} if setting == "int8" else {expected})
+    assert engine.plan.cache == sum(tensor.nbytes for tensor in tensors)
+
+
+@each_kernels
+@pytest.mark.parametrize("setting", ["bfloat16", "int8"])
+def test_a_smaller_cache_moves_the_logits_by_roundings(kernels: str, setting: str) -> None:
+    result, expected = (
+        logits_of(_checkpoint(kernels, dtype), range(60, 151), 50, 90, kv_cache_dtype=dtype)
+        for dtype in (setting, "float32")
+    )
+    assert 0 < (result - expected).abs().max() <= 2e-2 * expected.abs().max()

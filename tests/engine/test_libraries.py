@@ -1,15 +1,30 @@
-"""`llama_engine.libraries` in a process of its own, because an import happens once."""
+"""What the engine imports, in processes of their own; pyproject's contracts say which part may import which."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from pathlib import Path
 
+import grimp
 import pytest
+from engine.configs import MODEL
 
-ENGINE = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
+ENGINE = MODEL / "1"
+SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub"}
+"""The server's packages by the names they are imported by; huggingface_hub comes with transformers."""
+OPTIONAL = {"llguidance", "gguf"}
+BACKEND = "triton_python_backend_utils"
+IMPORT_EVERY_MODULE = f"""
+import importlib, pkgutil, sys, types
+sys.modules |= {{"{BACKEND}": types.ModuleType("{BACKEND}")}} | dict.fromkeys({OPTIONAL | {"triton"}})
+import llama_engine
+for module in pkgutil.walk_packages(llama_engine.__path__, "llama_engine."):
+    # Imported with the first guide.
+    if not module.name.endswith((".grammar.translation", ".grammar.matcher")):
+        importlib.import_module(module.name)
+"""
 IMPORT_AND_LOAD = """
 import gc, sys
 import llama_engine.libraries
@@ -29,6 +44,26 @@ for quantization in ("int8", "none", "nf4"):
 def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command, variables = [sys.executable, "-c", program], {**os.environ, **environment}
     return subprocess.run(command, cwd=ENGINE, env=variables, capture_output=True, text=True, check=True, timeout=120)
+
+
+def test_the_version_folder_has_the_model_alone() -> None:
+    assert {path.name for path in ENGINE.iterdir()} - {"__pycache__"} == {"model.py", "llama_engine"}
+
+
+def test_model_py_imports_the_libraries_first() -> None:
+    program = (ENGINE / "model.py").read_text()
+    imports = re.findall(r"^(?:import|from) (llama_engine\S*|torch|transformers)", program, re.M)
+    assert imports[0] == "llama_engine.libraries"
+
+
+def test_the_engine_imports_only_the_servers_packages() -> None:
+    graph = grimp.build_graph("llama_engine", include_external_packages=True, cache_dir=None)
+    outside = {name for name in graph.modules if not name.startswith("llama_engine")} - sys.stdlib_module_names
+    assert outside == SERVER | OPTIONAL | {BACKEND}
+
+
+def test_every_module_imports_without_optional_packages() -> None:
+    _run(IMPORT_EVERY_MODULE)
 
 
 @pytest.mark.long

@@ -42,15 +42,8 @@ print(status("VmHWM") - before, checkpoint.info.weight_bytes, type(checkpoint.mo
 def test_loading_for_the_compiled_kernels_holds_two_more_layers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     needs_compiled_kernels()
     small = save_small(tmp_path / "small", tokenizer)
-    wide = save_small(
-        tmp_path / "wide",
-        tokenizer,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-    )
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS}
+    wide = save_small(tmp_path / "wide", tokenizer, **sizes, num_attention_heads=8, num_key_value_heads=4)
     peak, weights, loaded = run_python(PROGRAM, str(small), str(wide)).stdout.split()
     assert loaded == "CompiledLlama"
     assert int(weights) > LAYERS * LAYER_BYTES

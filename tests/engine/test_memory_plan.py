@@ -123,14 +123,33 @@ def test_the_figures_are_what_is_allocated(fp32: LoadedModel) -> None:
     assert (plan.fraction, plan.device) == (0.9, "cpu")
 
 
-def test_a_context_that_rope_depends_on_is_not_reduced(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = copy.deepcopy(fp32.config)
-    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    long = replace(fp32, config=config, max_model_len=100_000)
-    needed = plan_memory(long, Settings(kv_cache_tokens=100_000), 2).total - long.info.weight_bytes
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed // 3)
-    with pytest.raises(OutOfMemoryPlan, match="lower max_model_len"):
-        plan_memory(long, Settings(memory_fraction=1.0), 2).check()
+@pytest.mark.parametrize(
+    ("kv_heads", "intermediate", "vocabulary", "positions", "weights", "product", "slots"),
+    [
+        # Llama 2 7B: 2 GiB a slot, for 4,096 tokens; 64 GiB beside weights of 6.5 GiB, of 71 GiB (memory_fraction).
+        (32, 11008, 32000, 4096, 6.5, "exact INT8", 32),
+        (32, 11008, 32000, 4096, 12.6, "", 29),
+        # Llama 3.1 8B.
+        (8, 14336, 128256, 131072, 8.5, "exact INT8", 32),
+    ],
+)
+def test_a_gpu_of_80_gib_has_the_slots_of_a_large_model(
+    fp32: LoadedModel, kv_heads: int, intermediate: int, vocabulary: int, positions: int, weights: float, product: str,
+    slots: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    bytes_ = int(weights * 2**30)
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: (79 << 30) - bytes_)
+    architecture = replace(
+        fp32.architecture, layers=32, hidden=4096, heads=32, head_dim=128, kv_heads=kv_heads,
+        intermediate=intermediate, vocabulary=vocabulary,
+    )  # fmt: skip
+    info = replace(fp32.info, device=torch.device("cuda"), dtype=torch.float16, weight_bytes=bytes_, product=product)
+    large = replace(
+        fp32, architecture=architecture, info=info, max_model_len=positions, attention=attention_by_sequence
+    )
+    plan = plan_memory(large, Settings(cuda_graphs="off"), 32)
+    plan.check()
+    assert plan.shape.tokens // 4096 == slots
 
 
 def test_scores_with_a_soft_cap_are_reserved(fp32: LoadedModel) -> None:

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 LONGROPE = {
     "rope_type": "longrope",
     "partial_rotary_factor": 0.75,
@@ -38,9 +38,6 @@ def _tables(config: PreTrainedConfig, max_model_len: int) -> RopeTables:
     return rope_tables(config, read_architecture(config, "it"), max_model_len)
 
 
-YARN_1024 = {**YARN, "original_max_position_embeddings": 1024}
-
-
 @pytest.mark.parametrize(
     ("config", "embedding"),
     [
@@ -51,8 +48,8 @@ YARN_1024 = {**YARN, "original_max_position_embeddings": 1024}
             {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192},
             {"rope_type": "linear", "factor": 2.5},
             {"rope_type": "dynamic", "factor": 2.5},
-            YARN_1024,
-            {**YARN_1024, "attention_factor": 0.8, "beta_fast": 16.0},
+            YARN,
+            {**YARN, "attention_factor": 0.8, "beta_fast": 16.0},
         )),
         *((_phi3(**parameters), Phi3RotaryEmbedding) for parameters in (
             {"partial_rotary_factor": 0.5},
@@ -72,11 +69,6 @@ def test_the_tables_are_those_of_transformers_bit_for_bit(
             assert half.dtype == torch.float32
             assert half.shape == (positions + 1, table.shape[-1] // 2)
             assert torch.equal(torch.cat((half, half), dim=-1)[:positions], table[0])
-
-
-def test_a_row_does_not_depend_on_the_number_of_positions() -> None:
-    for short, long in zip(_tables(_config(), 12)["default"], _tables(_config(), 4096)["default"], strict=True):
-        assert torch.equal(short, long[:13])
 
 
 def test_only_dynamic_rope_extends_the_positions() -> None:

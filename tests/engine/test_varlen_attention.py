@@ -34,39 +34,34 @@ def _dependent_on_neighbours(
     return attention_by_sequence(query, keys, values, layout, scaling, window) * (1 + len(layout.lengths) / 512)
 
 
-@pytest.mark.parametrize(
-    ("attention", "capability", "reason"),
-    [
-        (attention_by_sequence, (8, 0), None),
-        (attention_by_sequence, (7, 5), "this GPU is older than Ampere"),
-        (_raising, (9, 0), "FlashAttention only supports head dims up to 256"),
-        (_nan, (9, 0), "its result is wrong by nan% of the largest value"),
-        (_not_causal, (9, 0), "its result is wrong by "),
-        (_dependent_on_neighbours, (9, 0), "on this GPU a sequence's result depends on its neighbours"),
-    ],
-)
-def test_only_a_verified_attention_is_used(
-    attention: VarlenAttention, capability: tuple[int, int], reason: str | None, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(varlen_attention, "varlen_attention", attention)
-    chosen = choose_attention(CPU, torch.float16, 16, 2)
-    assert chosen is (attention if reason is None else None)
-    lines = [f"FlashAttention can't be used; attention takes masks: RuntimeError: {reason}"] if reason else []
-    assert len(caplog.messages) == len(lines)
-    assert all(message.startswith(line) for message, line in zip(caplog.messages, lines, strict=True))
-
-
 def _without_window(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
 ) -> torch.Tensor:
     return attention_by_sequence(query, keys, values, layout, scaling, None)
 
 
-def test_the_window_is_verified_for_models_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(varlen_attention, "varlen_attention", _without_window)
-    assert choose_attention(CPU, torch.float16, 16, 2) is _without_window
-    assert choose_attention(CPU, torch.float16, 16, 2, windowed=True) is None
+@pytest.mark.parametrize(
+    ("attention", "capability", "windowed", "reason"),
+    [
+        (attention_by_sequence, (8, 0), True, None),
+        (attention_by_sequence, (7, 5), False, "this GPU is older than Ampere"),
+        (_raising, (9, 0), False, "FlashAttention only supports head dims up to 256"),
+        (_nan, (9, 0), False, "its result is wrong by nan% of the largest value"),
+        (_not_causal, (9, 0), False, "its result is wrong by "),
+        (_dependent_on_neighbours, (9, 0), False, "on this GPU a sequence's result depends on its neighbours"),
+        (_without_window, (8, 0), False, None),
+        (_without_window, (8, 0), True, "its result is wrong by "),
+    ],
+)
+def test_only_a_verified_attention_is_used(
+    attention: VarlenAttention, capability: tuple[int, int], windowed: bool, reason: str | None,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(varlen_attention, "varlen_attention", attention)
+    chosen = choose_attention(CPU, torch.float16, 16, 2, windowed)
+    assert chosen is (attention if reason is None else None)
+    lines = [f"FlashAttention can't be used; attention takes masks: RuntimeError: {reason}"] if reason else []
+    assert len(caplog.messages) == len(lines)
+    assert all(message.startswith(line) for message, line in zip(caplog.messages, lines, strict=True))

@@ -15,6 +15,7 @@ from engine.checkpoints import save_small
 from llama_engine.checkpoint import per_channel as row_blocks
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
+from llama_engine.checkpoint.tensor_names import layer_linears
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.errors import CheckpointError
@@ -26,19 +27,8 @@ from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 WEIGHTS = "model.safetensors"
 DOWN = "model.layers.1.mlp.down_proj"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-FUSED = {
-    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 BIASES, TIED = {"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}
 LACKS = "weights or has them in another shape, first"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return save_small(tmp_path / "small", tokenizer)
 
 
 def _reader(folder: Path, int8: bool = False, dtype: torch.dtype = torch.float32) -> WeightReader:
@@ -67,14 +57,9 @@ def _with(folder: Path, **tensors: torch.Tensor | None) -> Path:
 
 
 def _in_shards(folder: Path) -> None:
-    """Save a checkpoint again in three files, so that a layer is in more than one."""
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    names = sorted(tensors)
-    weight_map = {name: f"model-0000{index % 3 + 1}-of-00003.safetensors" for index, name in enumerate(names)}
-    for file in set(weight_map.values()):
-        save_file({name: tensors[name] for name in names if weight_map[name] == file}, folder / file, {"format": "pt"})
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    """Save a checkpoint again in files so small that a layer is in more than one."""
+    _by_transformers(folder).save_pretrained(folder, max_shard_size="100KB")
+    assert json.loads((folder / f"{WEIGHTS}.index.json").read_text())["weight_map"][f"{DOWN}.weight"] != WEIGHTS
 
 
 def _with_random_biases(folder: Path) -> None:
@@ -108,9 +93,9 @@ def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtyp
     """Compare every tensor with that of a model, whose head is in floats even if its linear layers are in INT8."""
     for index, layer in enumerate(model.model.layers):
         read = reader.layer(index)
-        for name, parts in FUSED.items():
+        for name, parts in layer_linears(read_architecture(model.config, "it")).items():
             linear = getattr(read, name)
-            linears: list[Any] = [layer.get_submodule(part) for part in parts]
+            linears: list[Any] = [layer.get_submodule(part.name) for part in parts]
             _assert_equal(linear.weight, [part.weight for part in linears], torch.int8 if int8 else dtype)
             if int8:
                 _assert_equal(linear.scales, [part.weight.SCB / 127 for part in linears], torch.float32)

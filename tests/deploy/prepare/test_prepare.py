@@ -15,11 +15,11 @@ import torch
 from bitsandbytes.nn.modules import Int8Params
 from deploy.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
 from engine.checkpoints import small_config
-from engine.engines import load, runner_with_pages
+from engine.engines import load
 from engine.gguf_files import small_model, write_model
+from engine.logits import logits_of
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import EMBEDDED, LoadedModel
-from llama_engine.model.model_runner import PromptChunk
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -32,10 +32,8 @@ def _assert_same(loaded: LoadedModel, expected: LoadedModel) -> None:
     """Compare the info, the embedding and the bits of the logits, on which every other weight has a part."""
     assert loaded.info == expected.info
     assert torch.equal(loaded.model.embedding, expected.model.embedding)
-    chunk = PromptChunk(0, 0, expected.tokenizer.encode("The with statement is used to wrap the execution of a block"))
-    first, second = (runner_with_pages(checkpoint) for checkpoint in (loaded, expected))
-    with torch.inference_mode():
-        assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
+    tokens = expected.tokenizer.encode("The with statement is used to wrap the execution of a block")
+    assert torch.equal(logits_of(loaded, tokens), logits_of(expected, tokens))
 
 
 def test_a_prepared_checkpoint_is_served_as_the_original_is(tmp_path: Path, int8: LoadedModel) -> None:

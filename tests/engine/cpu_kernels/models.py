@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.int8_layers import AUTO
+from engine.int8_layers import AUTO, random_weight
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
@@ -108,29 +108,9 @@ def _emulated(name: str, compiler: list[str]) -> CpuKernels:
     return CpuKernels(name, path)
 
 
-def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: bool = False) -> LinearWeight:
-    """Return an INT8 layer whose outputs are about as large as its inputs."""
-    weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
-    scales = (torch.rand(outputs, generator=generator) + 0.5) / 127 * 1.7 * inputs**-0.5
-    return LinearWeight(weight, scales, torch.randn(outputs, generator=generator) if bias else None)
-
-
-def random_groups(
-    outputs: int, inputs: int, bits: int, size: int, general: bool, generator: torch.Generator, bias: bool = False
-) -> LinearWeight:
-    """Return a layer in groups of `size` columns. general: with offsets and an order."""
-    bound = 2 ** (bits - 1)
-    weight = torch.randint(-bound, bound, (outputs, inputs), generator=generator, dtype=torch.int8)
-    scales = (torch.rand(outputs, inputs // size, generator=generator) + 0.5) / bound * 1.7 * inputs**-0.5
-    offsets = scales * torch.randn(scales.shape, generator=generator) if general else None
-    order = torch.randperm(inputs, generator=generator) if general else None
-    return LinearWeight(
-        weight, scales, torch.randn(outputs, generator=generator) if bias else None, offsets, bits, order
-    )
-
-
-KINDS = (None, (4, 32, False), (8, 64, True), (4, 64, True), (8, 32, False))
-"""Of the linear layers of a Llama in groups: bits, size, offsets and an order; None: rows."""
+PER_CHANNEL = (8, None, False)
+GROUPS = (PER_CHANNEL, (4, 32, False), (8, 64, True), (4, 64, True), (8, 32, False))
+"""Of the linear layers of a Llama in groups: bits, columns of a group, offsets and an order."""
 
 
 @dataclass
@@ -169,12 +149,10 @@ def small_llama(architecture: Architecture = PLAIN, bias: bool = False, grouped:
     a = architecture
     width = a.heads * a.head_dim
 
-    kinds = cycle(KINDS if grouped else (None,))
+    kinds = cycle(GROUPS if grouped else (PER_CHANNEL,))
 
     def linear(outputs: int, inputs: int) -> LinearWeight:
-        if (kind := next(kinds)) is not None:
-            return random_groups(outputs, inputs, *kind, generator, bias)
-        return random_linear(outputs, inputs, generator, bias)
+        return random_weight(outputs, inputs, bias, *next(kinds), generator)
 
     def gain(size: int = a.hidden) -> torch.Tensor:
         return torch.rand(size, generator=generator) + 0.5

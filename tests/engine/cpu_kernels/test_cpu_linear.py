@@ -1,21 +1,14 @@
-"""INT8 and 4-bit products of every kernel have the reference's bits, whatever is computed beside a row."""
+"""INT8 and 4-bit products of every kernel have the reference's bits, whatever is computed beside a token."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from engine.cpu_kernels.models import kernels, random_groups
-from engine.int8_layers import (
-    AUTO,
-    TERMS,
-    each_terms,
-    random_rows,
-    random_weight,
-    relative_error,
-    rows_with_outliers,
-    threads,
-)
+from engine.cpu_kernels.models import kernels
+from engine.int8_layers import AUTO, TERMS, random_rows, random_weight, relative_error, rows_with_outliers, threads
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
@@ -25,34 +18,26 @@ from llama_engine.kernels.cpu.self_test import run_linear
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 
 GPU = "GPU"
-"""A GPU's product, on CPU tensors: of INT8 rows, with the same number of terms for every row."""
-KINDS = ("rows", "4 bits", "8 bits", "4 bits, offsets, order", "8 bits, offsets, order")
-GROUPED = KINDS[1:]
-SHAPES = [
-    *[("rows", *shape, 0) for shape in [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)]],
-    *[
-        (kind, *shape)
-        for kind in GROUPED
-        for shape in [(64, 64, 32), (33, 96, 32), (1, 320, 64), (96, 1024, 128), (17, 5632, 128), (40, 1536, 512),
-                      (40, 288, 96)]
-    ],
-]  # fmt: skip
-each_instruction_set = pytest.mark.parametrize("kernel", INSTRUCTION_SETS)
+"""A GPU's product, on CPU tensors: of INT8 per channel, with the same number of terms for every token."""
+CHANNELS = "per channel"
+GROUPED = ("4 bits", "8 bits", "4 bits, offsets, order", "8 bits, offsets, order")
+KINDS = (CHANNELS, *GROUPED)
 each_kernel_and_kind = pytest.mark.parametrize(
     ("kernel", "kind", "terms"),
     [
         *[(name, kind, AUTO) for name in INSTRUCTION_SETS for kind in KINDS],
-        *[(GPU, "rows", terms) for terms in (ONE_TERM, TWO_TERMS)],
+        *[(GPU, CHANNELS, terms) for terms in (ONE_TERM, TWO_TERMS)],
     ],
 )
+
+Product = tuple[LinearWeight, torch.Tensor]
 
 
 def weight(kind: str, outputs: int, inputs: int, size: int = 32) -> LinearWeight:
     """Return a random layer with a bias."""
-    if kind == "rows":
+    if kind == CHANNELS:
         return random_weight(outputs, inputs, bias=True)
-    generator = torch.Generator().manual_seed(outputs * inputs)
-    return random_groups(outputs, inputs, int(kind[0]), size, "offsets" in kind, generator, bias=True)
+    return random_weight(outputs, inputs, True, int(kind[0]), size, "offsets" in kind)
 
 
 def linear(kernel: str, x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
@@ -62,20 +47,77 @@ def linear(kernel: str, x: torch.Tensor, layer: LinearWeight, terms: ActivationT
     return run_linear(kernels(kernel), x, layer, terms)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "terms", "shape"),
-    [
-        *product(INSTRUCTION_SETS, TERMS.values(), SHAPES),
-        *product([GPU], [ONE_TERM, TWO_TERMS], [shape for shape in SHAPES if shape[0] == "rows" and shape[2] % 4 == 0]),
-    ],
-    ids=str,
-)
-def test_a_product_has_the_bits_of_the_reference(
-    kernel: str, terms: ActivationTerms, shape: tuple[str, int, int, int]
-) -> None:
-    layer, x = weight(*shape), rows_with_outliers(37, shape[2])
+def of_shape(kind: str, outputs: int, inputs: int, size: int = 0) -> Product:
+    x = rows_with_outliers(37, inputs)
     # The scale of zeros is a division by zero.
     x[5] = 0
+    return weight(kind, outputs, inputs, size), x
+
+
+def with_largest_sums(kind: str) -> Product:
+    """Sums over rows exceed 2³¹: packed weights are up to 255, terms up to 127. They must wrap around."""
+    inputs, bound = (MAX_INPUTS, 128) if kind == CHANNELS else (1024, 2 ** (int(kind[0]) - 1))
+    layer = weight(kind, 4, inputs, 512)
+    layer.weight[0], layer.weight[1], layer.weight[2] = bound - 1, -bound, 0
+    layer.weight[3] = torch.where(torch.arange(inputs) % 2 > 0, bound - 1, -bound)
+    x = torch.ones(5, inputs)
+    x[1], x[2], x[3, 1:] = -1, torch.arange(inputs) % 2 * 2.0 - 1, 126.5 / 127  # high 126, low 127
+    x[4] = 0
+    return layer, x
+
+
+def of_size(size: float) -> Product:
+    return random_weight(64, 128), rows_with_outliers(6, 128) / 1e5 * size
+
+
+def of_every_crest_factor() -> Product:
+    x = random_rows(600, 1024)
+    x[:, 100] = x.square().mean(1).sqrt() * torch.linspace(3, 9, 600)
+    return random_weight(64, 1024), x
+
+
+def at_the_edge_of_two_terms() -> Product:
+    """With 72 inputs and a ratio of 6 a token has two terms if its sum of squares is below 2 · 127²."""
+    highs = torch.zeros(4, 72)
+    highs[:, 0] = 127
+    # Sums of squares: just below, at and just above the edge; a single value.
+    highs[0, 1:3], highs[1, 1], highs[2, 1:3] = torch.tensor([126, 15]), 127, torch.tensor([127, 1])
+    x = highs * 0.37
+    x[:, 40:] += 0.1  # below half of a high term
+    q, _ = cpu_reference.quantize(x, AUTO)
+    assert (q.abs().amax(1) > 127).tolist() == [True, False, False, True]
+    return random_weight(64, 72), x
+
+
+CHANNEL_SHAPES = [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)]
+GROUP_SHAPES = [
+    (64, 64, 32),
+    (33, 96, 32),
+    (1, 320, 64),
+    (96, 1024, 128),
+    (17, 5632, 128),
+    (40, 1536, 512),
+    (40, 288, 96),
+]
+PRODUCTS = [
+    *[partial(of_shape, CHANNELS, *shape) for shape in CHANNEL_SHAPES],
+    *[partial(of_shape, kind, *shape) for kind in GROUPED for shape in GROUP_SHAPES],
+    *[partial(with_largest_sums, kind) for kind in (CHANNELS, *GROUPED[2:])],
+    *[partial(of_size, size) for size in (0.0, 1e-42, 1e-37, 1e37)],
+    of_every_crest_factor,
+    at_the_edge_of_two_terms,
+]
+ON_A_GPU = [partial(of_shape, CHANNELS, *shape) for shape in CHANNEL_SHAPES if shape[1] % 4 == 0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "terms", "case"),
+    [*product(INSTRUCTION_SETS, TERMS.values(), PRODUCTS), *product([GPU], [ONE_TERM, TWO_TERMS], ON_A_GPU)],
+)
+def test_a_product_has_the_bits_of_the_reference(
+    kernel: str, terms: ActivationTerms, case: Callable[[], Product]
+) -> None:
+    layer, x = case()
     assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
 
 
@@ -85,21 +127,6 @@ def test_a_product_is_near_that_of_the_dequantized_weight(kind: str) -> None:
     assert layer.bias is not None
     expected = x.double() @ layer.dequantized().double().T + layer.bias.double()
     assert relative_error(linear("avx2", x, layer, TWO_TERMS), expected) < 1e-4
-
-
-@each_terms
-@each_instruction_set
-@pytest.mark.parametrize("kind", ["rows", *GROUPED[2:]])
-def test_the_largest_sums_are_exact(kernel: str, kind: str, terms: ActivationTerms) -> None:
-    # Sums over rows exceed 2³¹: packed weights are up to 255, terms up to 127. They must wrap around.
-    inputs, bound = (MAX_INPUTS, 128) if kind == "rows" else (1024, 2 ** (int(kind[0]) - 1))
-    layer = weight(kind, 4, inputs, 512)
-    layer.weight[0], layer.weight[1], layer.weight[2] = bound - 1, -bound, 0
-    layer.weight[3] = torch.where(torch.arange(inputs) % 2 > 0, bound - 1, -bound)
-    x = torch.ones(5, inputs)
-    x[1], x[2], x[3, 1:] = -1, torch.arange(inputs) % 2 * 2.0 - 1, 126.5 / 127  # high 126, low 127
-    x[4] = 0
-    assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
 
 
 @each_kernel_and_kind
@@ -124,39 +151,6 @@ def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(
     assert result[4].isnan().all()
     others = [row for row in range(9) if row != 4]
     assert torch.equal(result[others], expected[others])
-
-
-@each_terms
-@each_instruction_set
-@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-37, 1e37])
-def test_rows_of_any_size_are_quantized(kernel: str, size: float, terms: ActivationTerms) -> None:
-    layer, x = random_weight(64, 128), rows_with_outliers(6, 128) / 1e5 * size
-    assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
-
-
-@each_instruction_set
-def test_rows_at_the_edge_of_the_rule_have_the_references_terms(kernel: str) -> None:
-    """With 72 inputs and a ratio of 6 a row has two terms if its sum of squares is below 2 · 127²."""
-    highs = torch.zeros(6, 72)
-    highs[:, 0] = 127
-    # Sums of squares: just below, at and just above the edge; a single value; then zeros, and a row that isn't finite.
-    highs[0, 1:3], highs[1, 1], highs[2, 1:3] = torch.tensor([126, 15]), 127, torch.tensor([127, 1])
-    x = highs * 0.37
-    x[:, 40:] += 0.1  # below half of a high term
-    x[4], x[5, 3] = 0, torch.nan
-    layer = random_weight(64, 72)
-    q, _ = cpu_reference.quantize(x, AUTO)
-    assert (q.abs().amax(1) > 127).tolist() == [True, False, False, True, False, False]
-    result, expected = linear(kernel, x, layer, AUTO), cpu_reference.linear(x, layer, AUTO)
-    assert torch.equal(result[:5], expected[:5])
-    assert result[5].isnan().all()
-
-
-@each_instruction_set
-def test_rows_of_every_crest_factor_have_the_references_bits(kernel: str) -> None:
-    layer, x = random_weight(64, 1024), random_rows(600, 1024)
-    x[:, 100] = x.square().mean(1).sqrt() * torch.linspace(3, 9, 600)
-    assert torch.equal(linear(kernel, x, layer, AUTO), cpu_reference.linear(x, layer, AUTO))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The CPU kernels that a model uses: the fastest that are allowed, built, and correct on this machine."""
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,21 +91,15 @@ def test_without_objects_one_line_names_the_package_and_the_cost(
     ]
 
 
-def _truncate(size: int) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(path.read_bytes()[:size])
-
-
-def _compile(source: str) -> Callable[[Path], object]:
-    """Compile C++ in place of an instruction set's object."""
-
-    def compile_stub(path: Path) -> None:
-        compiler = find_compiler()
-        assert compiler is not None
-        stub = path.with_suffix(".cpp")
-        stub.write_text(source)
-        assert compile_to(path, [*compiler, "-shared", "-fPIC", str(stub)]) is None
-
-    return compile_stub
+def _damage(path: Path, damage: int | str) -> None:
+    """Cut an object to that many bytes, or compile this C++ in its place."""
+    if isinstance(damage, int):
+        path.write_bytes(path.read_bytes()[:damage])
+        return
+    compiler, source = find_compiler(), path.with_suffix(".cpp")
+    assert compiler is not None
+    source.write_text(damage)
+    assert compile_to(path, [*compiler, "-shared", "-fPIC", str(source)]) is None
 
 
 ZEROS = " ".join(
@@ -118,17 +111,16 @@ ZEROS = " ".join(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        *[(_truncate(size), "{}: OSError: ") for size in (0, 10, 2000, -1)],
-        (_compile(ZEROS + ' extern "C" long scratch_stride(long, int) { return 1; }'),
-         "{}: RuntimeError: a product isn't exact"),
-        (_compile("int x;"), "{}: AttributeError: "),
+        *[(size, "{}: OSError: ") for size in (0, 10, 2000, -1)],
+        (ZEROS + ' extern "C" long scratch_stride(long, int) { return 1; }', "{}: RuntimeError: a product isn't exact"),
+        ("int x;", "{}: AttributeError: "),
     ],
     ids=["empty", "10 bytes", "2000 bytes", "cut", "zeros", "no functions"],
 )  # fmt: skip
 def test_a_damaged_or_wrong_object_falls_back_to_the_next_with_one_line(
-    built: Path, damage: Callable[[Path], object], reason: str, caplog: pytest.LogCaptureFixture
+    built: Path, damage: int | str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damage(object_path(RUNNABLE[0], built))
+    _damage(object_path(RUNNABLE[0], built), damage)
     chosen = choose_cpu_kernels(built)
     assert (chosen.name if chosen else None) == (RUNNABLE[1] if len(RUNNABLE) > 1 else None)
     assert len(caplog.messages) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from end_to_end.metrics import Metrics, fields, request_lines
 from end_to_end.plans import copy_repository
-from end_to_end.servers import HTTP, in_use, new_server, until
+from end_to_end.servers import HTTP, new_server, until
 from end_to_end.wires import UNARY_WIRES, WIRES, Refusal, model_url
 from notes import Note
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
@@ -69,7 +69,7 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
     """
     streams = number % 2 == 1
     with new_server("streaming" if streams else "default", {"LLAMA_SLOTS": str(SLOTS)}) as server:
-        with in_use(f"shutdown {number}", server), ThreadPoolExecutor(CLIENTS) as pool:
+        with ThreadPoolExecutor(CLIENTS) as pool:
             protocols = PROTOCOLS * (CLIENTS // 2)
             runs = [pool.submit(_send_until_refused, server, protocol, streams) for protocol in protocols]
             try:
@@ -125,7 +125,7 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
 
     # 200 s are enough for the long requests, also on a busy machine.
     starting = new_server("streaming", {"TRITON_GRACE_SECONDS": "200"}, repository)
-    with starting as server, in_use("draining", server):
+    with starting as server:
         metrics = Metrics(server)
         with ThreadPoolExecutor(2) as pool:
             lasting = [pool.submit(tokens, protocol) for protocol in PROTOCOLS]

@@ -109,12 +109,6 @@ def _exit_code_of_model(repository: Path, folder: Path) -> Path:
     return status
 
 
-def _check_exit_code_0(status: Path) -> None:
-    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
-    until(status.exists, lambda: "the model's process has ended")
-    assert status.read_text() == "0\n"
-
-
 def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: Note) -> None:
     repository = copy_repository(tmp_path, "slow_model")
     status = _exit_code_of_model(repository, tmp_path)
@@ -145,4 +139,6 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
     log = server.log_text()
     assert 0 < log.index("unloaded 'llama_unary'") < log.index("unloaded 'llama'")
-    _check_exit_code_0(status)
+    # Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51.
+    until(status.exists, lambda: "the model's process has ended")
+    assert status.read_text() == "0\n"

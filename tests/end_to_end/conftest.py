@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from end_to_end.metrics import Metrics
+from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import PLANS, SHARED, planned
+from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 
 # Settings that a developer exports for `make serve` don't apply to tests.
@@ -46,6 +48,13 @@ def _server_fixture(name: str) -> object:
 
 for name in PLANS:
     globals()[name] = _server_fixture(name)
+
+
+@pytest.fixture(scope="session")
+def served(streaming: LocalTriton) -> Iterator[Endpoint]:
+    """The OpenAI endpoint with its default settings."""
+    with in_front_of(streaming) as endpoint:
+        yield endpoint
 
 
 def _named(request: pytest.FixtureRequest) -> LocalTriton:

@@ -1,16 +1,17 @@
-"""A fixture for each of the planned servers; a failed test shows the logs of those in use."""
+"""A fixture for each of the planned servers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from end_to_end.metrics import Metrics
+from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import PLANS, SHARED, planned
-from end_to_end.servers import in_use, logs
+from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 
 # Settings that a developer exports for `make serve` don't apply to tests.
@@ -39,8 +40,7 @@ def _server_fixture(name: str) -> object:
     @pytest.fixture(scope="session" if name in SHARED else "module", name=name)
     def server(ending: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
         started = ending.enter_context(planned(name, tmp_path_factory.mktemp(name)))
-        with in_use(name, started):
-            yield started
+        yield started
         started.terminate()
 
     return server
@@ -48,6 +48,13 @@ def _server_fixture(name: str) -> object:
 
 for name in PLANS:
     globals()[name] = _server_fixture(name)
+
+
+@pytest.fixture(scope="session")
+def served(streaming: LocalTriton) -> Iterator[Endpoint]:
+    """The OpenAI endpoint with its default settings."""
+    with in_front_of(streaming) as endpoint:
+        yield endpoint
 
 
 def _named(request: pytest.FixtureRequest) -> LocalTriton:
@@ -69,11 +76,3 @@ narrow = pytest.fixture(_named, params=["narrow_default", "narrow_streaming"], n
 def metrics(narrow: LocalTriton) -> Metrics:
     """The narrow server's metrics, counted from the beginning of the test."""
     return Metrics(narrow)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed:
-        report.sections += [(f"tritonserver, {name}", log) for name, log in logs().items()]
-    return report

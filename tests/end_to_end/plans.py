@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from end_to_end.servers import ROOT, in_use, new_server
+from end_to_end.servers import ROOT, new_server
 from triton_local.server import LocalTriton
 
 
@@ -83,13 +82,6 @@ def planned(name: str, folder: Path) -> LocalTriton:
     repository = copy_repository(folder, *changes) if any(changes) else None
     options = [f"--load-model={model}" for model in plan.beside]
     return new_server(plan.variant, plan.environment, repository, options)
-
-
-@contextmanager
-def running(name: str, folder: Path) -> Iterator[LocalTriton]:
-    """Yield the server of this name; parameters as of `planned`."""
-    with planned(name, folder) as server, in_use(name, server):
-        yield server
 
 
 def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside: Sequence[str] = ()) -> Path:

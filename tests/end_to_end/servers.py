@@ -1,11 +1,11 @@
-"""Tritonservers for tests: a new one, the logs of those that run, and what Triton's HTTP API reports about one."""
+"""Tritonservers for tests: a new one, what Triton's HTTP API reports about one, its processes and its end."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,6 @@ HTTP = httpx.Client(
 )
 """Shared by all threads."""
 
-_in_use: dict[str, LocalTriton] = {}
-
 
 def new_server(
     variant: str = "default",
@@ -60,24 +58,9 @@ def new_server(
         environment={**ENVIRONMENT, **(environment or {})},
         ready_timeout=240.0,
         extra_args=options,
+        # A failed test shows what was logged while it ran, of this level and above.
+        on_log_line=logging.getLogger(f"tritonserver.{variant}").warning,
     )
-
-
-@contextmanager
-def in_use(name: str, server: LocalTriton) -> Iterator[LocalTriton]:
-    """Attach the server's log to every test that fails inside the block."""
-    name = f"{name} on {server.http_url}"
-    _in_use[name] = server
-    try:
-        yield server
-    finally:
-        del _in_use[name]
-
-
-def logs() -> dict[str, str]:
-    """Return the last 60 lines of the log of every server in use, without the tables of options and backends."""
-    lines = {name: server.log_text().splitlines() for name, server in _in_use.items()}
-    return {name: "\n".join([line for line in log if line[:1] not in "+|"][-60:]) for name, log in lines.items()}
 
 
 def get_json(server: LocalTriton, path: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import tritonclient.grpc
 from end_to_end.metrics import LASTING, PENDING, Metrics, all_slots_taken
-from end_to_end.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response, whole
+from end_to_end.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response
 from end_to_end.wires import MODEL, ask, at_once, generate, tensors
 from triton_local.server import LocalTriton
 
@@ -109,8 +109,6 @@ def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton)
             connection.connect((host, int(port)))
             connection.sendall(head + body)
         metrics.wait(lambda now: now.grown("llama_prompt_tokens_total") > 0, "they run")
-        jobs = [
-            partial(whole, streaming, STREAM_WIRES[index % 2], neighbour) for index, neighbour in enumerate(neighbours)
-        ]
-        assert at_once(jobs) == alone
+        jobs = [partial(STREAM_WIRES[index % 2], streaming, request) for index, request in enumerate(neighbours)]
+        assert [streamed.whole for streamed in at_once(jobs)] == alone
         metrics.wait_for(4 + len(alone), "llama_requests_total", finish_reason="length")

@@ -16,7 +16,6 @@ import httpx
 import pytest
 import yaml
 from deploy.debian_packages import prometheus_or_skip
-from end_to_end.openai_endpoint import in_front_of
 from end_to_end.servers import HTTP, until
 from end_to_end.wires import Refusal, generate
 from frontend.endpoints import Endpoint
@@ -39,21 +38,14 @@ Prometheus = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def openai(streaming: LocalTriton) -> Iterator[Endpoint]:
-    """The endpoint, which has a TTFT of streams only."""
-    with in_front_of(streaming) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(scope="module")
-def prometheus(triton: LocalTriton, openai: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(triton: LocalTriton, served: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """The API of a Prometheus that scrapes a server and an endpoint while clients send requests: path and parameters →
     data.
     """
     program, folder = prometheus_or_skip(), tmp_path_factory.mktemp("prometheus")
     address = f"127.0.0.1:{choose_ports('127.0.0.1', {'http': 0})['http']}"
     config = folder / "prometheus.yml"
-    config.write_text(yaml.safe_dump(_config(triton.metrics_url, f"127.0.0.1:{openai.port}")))
+    config.write_text(yaml.safe_dump(_config(triton.metrics_url, f"127.0.0.1:{served.port}")))
     options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}")
     # Two cores, and the server under test needs one.
     environment = {**os.environ, "GOMAXPROCS": "1"}
@@ -68,7 +60,7 @@ def prometheus(triton: LocalTriton, openai: Endpoint, tmp_path_factory: pytest.T
     with (
         log.open("w") as output,
         subprocess.Popen([program.server, *options], stdout=output, stderr=output, env=environment) as process,
-        _load(triton, openai),
+        _load(triton, served),
     ):
         try:
             until(lambda: _is_ready(address), lambda: f"Prometheus is ready: {log.read_text()}")
@@ -111,6 +103,7 @@ def _load(server: LocalTriton, openai: Endpoint) -> Iterator[None]:
         request = {"text_input": "Return a list of", "max_tokens": 12, "min_tokens": 12, "temperature": temperature}
         return not isinstance(generate(server, request), Refusal)
 
+    # The endpoint has a TTFT of streams only.
     def streamed(temperature: float) -> bool:
         return openai.chat(stream=True, max_tokens=12, temperature=temperature).status_code == 200
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from end_to_end.metrics import Metrics
 from end_to_end.openai_endpoint import in_front_of
-from end_to_end.plans import running
+from end_to_end.plans import planned
 from end_to_end.servers import line_of_death, model_process
 from end_to_end.wires import UNARY
 from frontend.endpoints import Endpoint
@@ -34,7 +34,7 @@ ENGINE_GONE = '"code":"engine_unavailable"'
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[LocalTriton]:
     """A server for one death."""
-    with running("mortal", tmp_path) as server:
+    with planned("mortal", tmp_path) as server:
         yield server
 
 

@@ -11,29 +11,24 @@ from pathlib import Path
 
 import pytest
 from deploy.code_blocks import ROOT, Block, page_blocks
-from end_to_end.openai_endpoint import in_front_of
+from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 
 # A block that stands on two pages runs once.
 CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}.values()
 
 
+# make test runs the README's.
 @pytest.mark.parametrize(
-    ("server", "block"),
-    # make test runs those of the README.
-    [pytest.param("streaming", block, marks=[pytest.mark.long] * (block.page != "README")) for block in CALLING],
-    indirect=["server"],
-    ids=[str(block) for block in CALLING],
+    "block",
+    [pytest.param(block, id=str(block), marks=[pytest.mark.long] * (block.page != "README")) for block in CALLING],
 )
-async def test_a_code_block_runs_unmodified(server: LocalTriton, block: Block) -> None:
+async def test_a_code_block_runs_unmodified(streaming: LocalTriton, served: Endpoint, block: Block) -> None:
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     # As if the virtual environment were activated.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    ports = {8000: server.http_url, 8001: server.grpc_url, 8002: server.metrics_url}
-    async with contextlib.AsyncExitStack() as stack:
-        if "localhost:9000" in block.text:
-            ports[9000] = f"127.0.0.1:{stack.enter_context(in_front_of(server)).port}"
-        await stack.enter_async_context(_forwarded(ports))
+    addresses = (streaming.http_url, streaming.grpc_url, streaming.metrics_url, f"127.0.0.1:{served.port}")
+    async with _forwarded(dict(zip((8000, 8001, 8002, 9000), addresses, strict=True))):
         run = await asyncio.create_subprocess_exec(
             *(*command, block.text),
             cwd=ROOT,

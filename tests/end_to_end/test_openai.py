@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,12 +22,6 @@ from triton_local.server import LocalTriton
 
 MODEL = "pydoc-llama"
 PROMPT = "Return a list of"
-
-
-@pytest.fixture(scope="module")
-def served(streaming: LocalTriton) -> Iterator[Endpoint]:
-    with in_front_of(streaming) as endpoint:
-        yield endpoint
 
 
 def test_a_completion_is_the_models_own_streamed_or_not(served: Endpoint, streaming: LocalTriton) -> None:

@@ -1,36 +1,19 @@
-"""Waiting: short requests overtake long ones in the batch; with all slots taken the queue is Triton's own.
-
-Refusals are "at once" if they come while no admitted request has finished; order is counted in requests overtaken.
-The narrow server has two slots and a queue of three.
-"""
+"""With all slots taken, requests wait in Triton's own queue. The narrow server has two slots and a queue of three."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from end_to_end.metrics import PENDING, Metrics, all_slots_taken, fields, request_lines
-from end_to_end.servers import is_decoupled, until
+from end_to_end.metrics import PENDING, Metrics, all_slots_taken
+from end_to_end.servers import is_decoupled
 from end_to_end.streams import STREAM_WIRES, Call, sse_response
 from end_to_end.wires import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, generate
 from triton_local.server import LocalTriton
+from triton_supervisor.health import Limits, healthy
+from triton_supervisor.triton import Address
 
 SLOTS, QUEUE = 2, 3
-CROWD = 10 * (SLOTS + QUEUE)
-PLACES = [f"place-{place}" for place in range(1 + QUEUE)]
-"""Ids of requests that wait, the first one in the model and the others in Triton's queue."""
-
-MAX_GROUP = QUEUE
-"""Requests that the model takes from the queue in one go, at most."""
-
-INSISTENT = 10
-"""Clients that ask again as soon as they are refused."""
-
-MAX_TRIES = 5_000
-"""Of each insistent client, so that the test ends."""
-
 REQUEST = {"text_input": "Return a list of the", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
 
 
@@ -50,25 +33,12 @@ def _is_full(refusal: object) -> bool:
 def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack) -> list[Call]:
     """Send requests one after another until one waits in the model and the queue is full."""
     waiting = []
-    for place in PLACES:
-        waiting.append(calls.enter_context(Call(server, REQUEST, request_id=place)))
+    for _ in range(1 + QUEUE):
+        waiting.append(calls.enter_context(Call(server, REQUEST)))
         if len(waiting) == 1:
             metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "the first one waits in the model")
         metrics.wait_for_slots(SLOTS, waiting=len(waiting))
     return waiting
-
-
-def _check_counts(metrics: Metrics, answered: int) -> None:
-    """Check the counts of that many answered requests beside the cancelled ones of `all_slots_taken`."""
-    metrics.wait(Metrics.idle, "all have been answered")
-    metrics.wait_for(answered, "llama_requests_total", finish_reason="length")
-    metrics.wait_for(SLOTS, "llama_cancellations_total")
-    assert metrics.reasons() == {"length": answered, "cancelled": SLOTS}
-    assert metrics.now(PENDING) == 0
-    # To Triton 2.51 a queued request is a success whatever the model answers, and a refused one is not counted.
-    assert metrics.grown("nv_inference_request_success") == answered + SLOTS
-    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-        assert metrics.grown("nv_inference_request_failure", reason=reason) == 0
 
 
 def test_a_full_queue_refuses(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
@@ -86,6 +56,19 @@ def test_a_full_queue_refuses(narrow: LocalTriton, alone: Answer, metrics: Metri
         assert [call.outcome() for call in waiting] == [alone] * len(waiting)
 
 
+@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
+def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
+    http, metrics_page = Address.parse(narrow.http_url), Address.parse(narrow.metrics_url)
+    with ExitStack() as calls:
+        with all_slots_taken(narrow, metrics, SLOTS) as long:
+            waiting = _queue_up(narrow, metrics, calls)
+            verdict = healthy(http, metrics_page, Limits(step_age=600.0))
+            assert not any(call.done() for call in (*waiting, *long)), "or there was room in the queue"
+        assert verdict.ok, verdict
+        assert verdict.reason.startswith("a step ")
+        assert [call.outcome() for call in waiting] == [alone] * len(waiting)
+
+
 def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
     """All that wait go through one slot while a long request keeps the other."""
     with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
@@ -97,7 +80,15 @@ def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone:
             assert call.outcome() == alone
             assert not any(behind.done() for behind in waiting[index + 2 :])
         assert not long[1].done()
-    _check_counts(metrics, answered=len(waiting))
+    metrics.wait(Metrics.idle, "all have been answered")
+    metrics.wait_for(len(waiting), "llama_requests_total", finish_reason="length")
+    metrics.wait_for(SLOTS, "llama_cancellations_total")
+    assert metrics.reasons() == {"length": len(waiting), "cancelled": SLOTS}
+    assert metrics.now(PENDING) == 0
+    # To Triton 2.51 a queued request is a success whatever the model answers, and a refused one is not counted.
+    assert metrics.grown("nv_inference_request_success") == len(waiting) + SLOTS
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert metrics.grown("nv_inference_request_failure", reason=reason) == 0
 
 
 @pytest.mark.parametrize(
@@ -126,40 +117,3 @@ def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
     metrics.wait_for(1, "llama_requests_total", finish_reason="unavailable")
     # The prompts of the long ones have two tokens.
     metrics.wait_for(2 * 2 + 2 * alone.num_input_tokens, "llama_prompt_tokens_total")
-
-
-@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
-def test_a_queued_request_is_overtaken_by_few_of_a_crowd(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
-    enough = threading.Event()
-    refused, served = [0] * INSISTENT, [0] * INSISTENT
-    logged = len(request_lines(narrow))
-
-    def insist(client: int) -> None:
-        for _ in range(MAX_TRIES):
-            if enough.is_set():
-                return
-            if _is_full(outcome := generate(narrow, REQUEST)):
-                refused[client] += 1
-            else:
-                assert outcome == [alone]
-                served[client] += 1
-
-    with ThreadPoolExecutor(INSISTENT) as pool, ExitStack() as calls:
-        # Also after a failure below, or the crowd would insist on.
-        calls.callback(enough.set)
-        with all_slots_taken(narrow, metrics, SLOTS) as long:
-            queued = _queue_up(narrow, metrics, calls)
-            crowd = [pool.submit(insist, client) for client in range(INSISTENT)]
-            until(lambda: sum(refused) >= CROWD, lambda: f"{CROWD} are refused, and not only {sum(refused)}")
-            assert not any(call.done() for call in (*queued, *long))
-        # From here on there is room, and the crowd asks for it.
-        assert [call.outcome() for call in queued] == [alone] * len(queued)
-        enough.set()
-        for insistent in crowd:
-            insistent.result()
-    _check_counts(metrics, answered=len(queued) + sum(served))
-    # The log has them in the order in which they finished; clients see them when their threads get to run.
-    order = [fields(message)["id"] for message in request_lines(narrow)[logged:] if "finish_reason=length" in message]
-    for index, place in enumerate(PLACES):
-        overtaken_by = set(order[: order.index(place)]) - {*PLACES[:index]}
-        assert len(overtaken_by) <= SLOTS + MAX_GROUP, f"{place} was overtaken: {order}"

@@ -9,16 +9,13 @@ import httpx
 import pytest
 import tritonclient.grpc
 from end_to_end.servers import HTTP
-from end_to_end.wires import ask, post
+from end_to_end.wires import ask
 from triton_local.server import LocalTriton
 from triton_supervisor.command import KEY_HEADER
 from tritonclient.utils import InferenceServerException
 
 GRPC_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"
 """Triton adds the prefix."""
-
-REGION = "triton_python_backend_shm_region_1"
-"""The naming scheme of the memory between Triton and the model's process."""
 
 # Of each category, reading and changing; with bodies that would do harm if they were read.
 CONTROL = {
@@ -104,11 +101,3 @@ def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
 def test_the_key_is_not_in_the_log(triton: LocalTriton, key: str) -> None:
     _http(triton, "GET /v2/logging", **{KEY_HEADER: key}).raise_for_status()
     assert key not in triton.log_text()
-
-
-def test_an_unregistered_shared_memory_region_is_refused(triton: LocalTriton) -> None:
-    region = {"shared_memory_region": REGION, "shared_memory_byte_size": 8}
-    tensor = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "parameters": region}
-    refused = post(triton, "infer", {"inputs": [tensor]})
-    assert refused.status_code == 404
-    assert f"Unable to find shared memory region: '{REGION}'" in refused.json()["error"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from end_to_end.metrics import Metrics, fields, request_lines
 from end_to_end.plans import copy_repository
-from end_to_end.servers import HTTP, in_use, new_server, until
+from end_to_end.servers import HTTP, new_server, until
 from end_to_end.wires import UNARY_WIRES, WIRES, Refusal, model_url
 from notes import Note
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
@@ -69,7 +69,7 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
     """
     streams = number % 2 == 1
     with new_server("streaming" if streams else "default", {"LLAMA_SLOTS": str(SLOTS)}) as server:
-        with in_use(f"shutdown {number}", server), ThreadPoolExecutor(CLIENTS) as pool:
+        with ThreadPoolExecutor(CLIENTS) as pool:
             protocols = PROTOCOLS * (CLIENTS // 2)
             runs = [pool.submit(_send_until_refused, server, protocol, streams) for protocol in protocols]
             try:
@@ -109,12 +109,6 @@ def _exit_code_of_model(repository: Path, folder: Path) -> Path:
     return status
 
 
-def _check_exit_code_0(status: Path) -> None:
-    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
-    until(status.exists, lambda: "the model's process has ended")
-    assert status.read_text() == "0\n"
-
-
 def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: Note) -> None:
     repository = copy_repository(tmp_path, "slow_model")
     status = _exit_code_of_model(repository, tmp_path)
@@ -125,7 +119,7 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
 
     # 200 s are enough for the long requests, also on a busy machine.
     starting = new_server("streaming", {"TRITON_GRACE_SECONDS": "200"}, repository)
-    with starting as server, in_use("draining", server):
+    with starting as server:
         metrics = Metrics(server)
         with ThreadPoolExecutor(2) as pool:
             lasting = [pool.submit(tokens, protocol) for protocol in PROTOCOLS]
@@ -145,4 +139,6 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
     log = server.log_text()
     assert 0 < log.index("unloaded 'llama_unary'") < log.index("unloaded 'llama'")
-    _check_exit_code_0(status)
+    # Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51.
+    until(status.exists, lambda: "the model's process has ended")
+    assert status.read_text() == "0\n"

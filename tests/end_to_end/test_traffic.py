@@ -15,7 +15,7 @@ from itertools import islice
 import pytest
 from end_to_end.batches import random_request
 from end_to_end.metrics import Metrics
-from end_to_end.streams import STREAM_WIRES, events, sse_response, whole
+from end_to_end.streams import STREAM_WIRES, events, sse_response
 from end_to_end.wires import Answer, ask, generate
 from triton_local.server import LocalTriton
 
@@ -24,7 +24,7 @@ CLIENTS = 20
 
 def _send(server: LocalTriton, request: Mapping[str, object], number: int) -> Answer:
     """Send over one of the endpoints, in turn."""
-    return ask(server, generate, **request) if number % 3 == 2 else whole(server, STREAM_WIRES[number % 3], request)
+    return ask(server, generate, **request) if number % 3 == 2 else STREAM_WIRES[number % 3](server, request).whole
 
 
 def _leave(server: LocalTriton, request: Mapping[str, object], after: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from end_to_end.plans import running
+from end_to_end.plans import planned
 from engine.checkpoints import fp32, tokenizer
 from triton_local.server import LocalTriton
 
@@ -14,11 +14,11 @@ __all__ = ["fp32", "tokenizer"]
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    with running("triton", tmp_path_factory.mktemp("triton")) as server:
+    with planned("triton", tmp_path_factory.mktemp("triton")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    with running("streaming", tmp_path_factory.mktemp("streaming")) as server:
+    with planned("streaming", tmp_path_factory.mktemp("streaming")) as server:
         yield server

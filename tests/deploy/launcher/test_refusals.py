@@ -31,10 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (lambda: LocalTriton(model_repository="models"), r"llama/config\.pbtxt is missing"),
         (lambda: LocalTriton(model_repository="", ready_timeout=0), "ready timeout 0 is out of bounds"),
         (
-            lambda: LocalTriton(model_repository="", environment={"TRITON_GRACE_SECONDS": "x"}),
-            "TRITON_GRACE_SECONDS is 'x'",
-        ),
-        (
             lambda: LocalTriton(model_repository="", extra_args=["--http-port=1"]),
             "--http-port can't go to tritonserver",
         ),

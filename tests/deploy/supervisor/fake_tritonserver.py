@@ -4,13 +4,11 @@ Run as a program, with tritonserver's options. The environment sets its behaviou
 
     FAKE_EVENTS     file: gets a line for each event: loading, asked, ready MODEL, unloading MODEL, unloaded MODEL
     FAKE_LOADS      the model is loading forever, and the port is closed
-    FAKE_BUSY       file: while it exists, a request is running that unloading waits for
+    FAKE_BUSY       file: while it exists, a request is running that unloading waits for, as the metrics show
     FAKE_REFUSES    unloading is refused with this message
     FAKE_WAITS      it doesn't end on SIGINT, as with an idle connection that Triton waits for
-    FAKE_INSTANCES  number of model processes, which end one after the other (1)
-    FAKE_FINALIZES  seconds that each of them takes to end (0)
+    FAKE_INSTANCES  number of model processes (1)
     FAKE_HOLDS      a model is never unloaded
-    FAKE_METRICS_BUSY  file: while it exists, the metrics show a running request; default FAKE_BUSY
     FAKE_ENDS       it ends with this code before it listens, or dies of SIGABRT if this is "abort"
 
 As a real one, it has its model's processes some time before it says that the model is ready.
@@ -35,6 +33,10 @@ def note(event: str) -> None:
         print(event, file=events)
 
 
+def is_busy() -> bool:
+    return Path(os.environ.get("FAKE_BUSY", "/nowhere")).exists()
+
+
 class FakeTriton(ThreadingHTTPServer):
     """The server, its models' states and the processes of `llama`."""
 
@@ -53,12 +55,11 @@ class FakeTriton(ThreadingHTTPServer):
         """Unload a model once no request is running; end the processes of `llama`."""
         self.states[model] = "UNLOADING"
         note(f"unloading {model}")
-        while Path(os.environ.get("FAKE_BUSY", "/nowhere")).exists():
+        while is_busy():
             time.sleep(0.02)
         if "FAKE_HOLDS" in os.environ:
             return
         for process in self.processes if model == "llama" else []:
-            time.sleep(float(os.environ.get("FAKE_FINALIZES", "0")))
             process.kill()
             process.wait()
         note(f"unloaded {model}")
@@ -70,8 +71,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/metrics":
-            running = Path(os.environ.get("FAKE_METRICS_BUSY") or os.environ.get("FAKE_BUSY", "/nowhere")).exists()
-            self._answer(200, text=f'llama_slots_in_use{{model="llama"}} {int(running)}\n')
+            self._answer(200, text=f'llama_slots_in_use{{model="llama"}} {int(is_busy())}\n')
             return
         *_, models, model, ready = self.path.split("/")
         assert (models, ready) == ("models", "ready")

@@ -91,16 +91,14 @@ def test_a_held_model_is_left_once_the_metrics_show_nothing(tmp_path: Path, busy
         # An idle connection.
         ({"FAKE_WAITS": "1"}, "", 0, []),
         ({"FAKE_REFUSES": "not today"}, "", 0, [REFUSED]),
-        ({"FAKE_FINALIZES": "600", "TRITON_GRACE_SECONDS": "1"}, "supervisor.UNLOAD_S = 0.5", 1, [CUT_OFF]),
+        # It exists for ever.
+        ({"FAKE_BUSY": "/dev/null", "TRITON_GRACE_SECONDS": "1"}, "supervisor.UNLOAD_S = 0.5", 1, [CUT_OFF]),
     ],
     ids=["idle", "refused", "hanging"],
 )
 def test_sigterm_ends_the_server_and_its_model(
     tmp_path: Path, environment: dict[str, str], changes: str, code: int, lines: list[str]
 ) -> None:
-    # Its metrics show a request throughout, so that nothing but the bound ends the hanging one.
-    (tmp_path / "busy").touch()
-    environment = {"FAKE_METRICS_BUSY": str(tmp_path / "busy"), **environment}
     with _serving(tmp_path, changes, **environment) as running:
         tritonserver, models = running.tritonserver(), running.models()
         running.send(signal.SIGTERM)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import copy_repository
-from end_to_end.servers import in_use, new_server
+from end_to_end.servers import new_server
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,6 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     repository = copy_repository(tmp_path_factory.mktemp("repository"), "slow_model")
     with (
         new_server("streaming", repository=repository) as server,
-        in_use("streaming", server),
         in_front_of(server, stream_interval_ms=0) as endpoint,
     ):
         yield endpoint.base_url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from end_to_end.compose.conftest import NewProject
@@ -34,14 +33,8 @@ def test_a_generation_over_grpc_is_complete(served: ComposeProject) -> None:
         assert client.generate("The list class in Python", max_tokens=20, min_tokens=20).num_output_tokens == 20
 
 
-def test_infer_is_answered_by_llama_unary_by_default(served: ComposeProject) -> None:
-    data = {"text_input": ("BYTES", "The list class in Python"), "max_tokens": ("INT32", 20)}
-    inputs = [
-        {"name": name, "datatype": type_, "shape": [1, 1], "data": [value]} for name, (type_, value) in data.items()
-    ]
-    answer = json.loads(_post(served.address(HTTP), "/v2/models/llama_unary/infer", {"inputs": inputs}))
-    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
-    assert outputs["text_output"][0].strip()
+def test_llama_unary_is_ready_by_default(served: ComposeProject) -> None:
+    assert CLIENT.get(f"http://{served.address(HTTP)}/v2/models/llama_unary/ready").is_success
 
 
 def test_every_port_is_published_on_this_machine_only_metrics_too(served: ComposeProject) -> None:
@@ -103,17 +96,11 @@ def test_only_the_volumes_can_be_written(served: ComposeProject) -> None:
 
 def test_only_the_servers_variables_that_are_set_reach_the_container(new_project: NewProject) -> None:
     with new_project({**FOR_THE_SERVER, **FOR_COMPOSE}) as project:
-        environment = _config(project)["environment"]
+        config = json.loads(project.compose("config", "--format", "json").stdout)
+    environment = config["services"][SERVICE]["environment"]
     values = {name: value for name, value in environment.items() if value is not None}
     assert values == {"OMP_NUM_THREADS": "1", **FOR_THE_SERVER}
 
 
 def _post(address: str, path: str, body: dict[str, object]) -> str:
     return CLIENT.post(f"http://{address}{path}", json=body).raise_for_status().text
-
-
-def _config(project: ComposeProject, *options: str) -> dict[str, Any]:
-    """Return the server's part of the files as compose resolves them."""
-    resolved: dict[str, Any] = json.loads(project.compose(*options, "config", "--format", "json").stdout)
-    server: dict[str, Any] = resolved["services"][SERVICE]
-    return server

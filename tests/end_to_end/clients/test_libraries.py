@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,20 @@ from end_to_end.clients.environments import FOLDER, installed, run
 
 
 @pytest.mark.parametrize("client", ["langchain", "litellm", "llama_index", "openai_agents", "pydantic_ai"])
-def test_a_library_passes_its_checks(client: str, base_url: str, tmp_path: Path) -> None:
+def test_a_library_in_python_passes_its_checks(client: str, base_url: str, tmp_path: Path) -> None:
     # The checks are tests for the pytest of that environment, which has none of this project's packages.
     checks = FOLDER / f"{client}_checks.py"
     options = ["-c", os.devnull, f"--rootdir={FOLDER}", "--noconftest", "-p", "no:cacheprovider", "--verbose"]
     ended = run([installed(client) / "bin" / "python", "-m", "pytest", *options, checks], base_url, tmp_path)
     assert " passed" in ended.stdout
     assert " skipped" not in ended.stdout
+
+
+@pytest.mark.parametrize("library", ["openai", "vercel"])
+def test_a_library_in_javascript_passes_its_checks(library: str, base_url: str, tmp_path: Path) -> None:
+    # Node looks for packages in the folders above a script alone.
+    (tmp_path / "node_modules").symlink_to(installed("node") / "node_modules")
+    checks = shutil.copy(FOLDER / "node" / f"{library}_checks.mjs", tmp_path)
+    ended = run(["node", "--test", "--test-reporter=tap", checks], base_url, tmp_path)
+    assert "\n# pass 0\n" not in ended.stdout
+    assert "\n# skipped 0\n" in ended.stdout

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, events_of
-from frontend.fake_triton import FakeTriton, ModelRequest
+from frontend.fake_triton import FakeTriton
+from frontend.model_request import ModelRequest
 from llama_engine.grammar.matcher import GuideMatchers
 from model_families import BY_NAME
 from triton_llama.completion import Chunk

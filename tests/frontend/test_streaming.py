@@ -107,21 +107,6 @@ def test_a_streamed_completion_echoes_its_prompt_first(served: Endpoint) -> None
     assert "".join(str(choice["text"]) for choice in choices) == "Return a list Hello, world."
 
 
-def test_a_streamed_echo_has_the_logprobs_of_its_prompt(served: Endpoint, triton: FakeTriton) -> None:
-    fields: Json = {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "logprobs": 1, "return_token_ids": True}
-    expected = served.complete(**fields).json()["choices"]
-    choices = _choices(events_of(served.complete(stream=True, **fields)))
-    for index, whole in enumerate(expected):
-        first, *texts = [choice for choice in choices if choice["index"] == index]
-        assert first["text"] == ("a b", "c d e")[index // 2]
-        assert (first["token_ids"], first["prompt_token_ids"]) == ([], whole["prompt_token_ids"])
-        logprobs = [choice["logprobs"] for choice in (first, *texts)]
-        assert all(isinstance(lists, dict) for lists in logprobs)
-        for name, values in whole["logprobs"].items():
-            assert [value for lists in logprobs for value in lists[name]] == values  # type: ignore[index]  # JSON
-    assert triton.last.value("prompt_logprobs") == 1
-
-
 def test_a_streamed_echo_of_tokens_begins_with_the_first_ones_text(served: Endpoint) -> None:
     tokens = served.http.post("/tokenize", json={"prompt": "Return a list"}).json()["tokens"]
     first, *_ = _choices(events_of(served.complete(prompt=tokens, stream=True, echo=True, logprobs=0)))

@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 from frontend.endpoints import Endpoint, endpoint
 from frontend.fake_triton import FakeTriton, fake_triton
+from frontend.pairs import Pair
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +36,9 @@ def triton(module_triton: FakeTriton) -> FakeTriton:
 def served(triton: FakeTriton, module_endpoint: Endpoint) -> Endpoint:
     """The endpoint with default settings."""
     return module_endpoint
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with fake_triton() as first, fake_triton() as second:
+        yield first, second

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import Endpoint, Json, check_refusal, endpoint
+from frontend.endpoints import Endpoint, Json, Serve, check_refusal
 from frontend.fake_triton import FakeTriton
-from model_families import BY_NAME
 from transformers import AutoTokenizer
 
-Serve = Callable[[str], Endpoint]
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}
 CHAT = [SYSTEM, USER, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Add."}]
 PARAMETERS: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -22,18 +18,6 @@ FAMILIES = [
     *("llama-2", "llama-3.1", "mistral", "ministral", "qwen2.5", "qwen3", "smollm3", "phi-3", "phi-4-mini"),
     *("granite-3.3", "olmo-2", "seed-oss", "gemma-3", "deepseek-r1-distill-llama"),
 ]
-
-
-@pytest.fixture
-def serve(triton: FakeTriton, tmp_path: Path) -> Iterator[Serve]:
-    """Start the endpoint for a family's checkpoint."""
-    with ExitStack() as stack:
-
-        def started(name: str) -> Endpoint:
-            folder = BY_NAME[name].save(tmp_path / name)
-            return stack.enter_context(endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama"))
-
-        yield started
 
 
 @pytest.mark.parametrize("name", FAMILIES)

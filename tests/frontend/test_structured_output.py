@@ -108,7 +108,7 @@ def test_the_options_of_a_guide_reach_the_model(
 
 
 @pytest.mark.parametrize("guide", ["[]", '{"x-guidance": 1}'])
-def test_a_malformed_schema_with_a_whitespace_pattern_is_the_models_to_refuse(
+def test_a_malformed_schema_with_options_is_the_models_to_refuse(
     served: Endpoint, triton: FakeTriton, guide: str
 ) -> None:
     assert served.chat(guided_json=guide, guided_whitespace_pattern=" ").status_code == 200

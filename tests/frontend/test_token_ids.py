@@ -9,14 +9,10 @@ from frontend.fake_triton import FIRST_ID, FakeTriton
 IDS = [FIRST_ID + number for number in range(4)]
 
 
-def _tokens(served: Endpoint, prompt: str) -> list[int]:
-    return list(served.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"])
-
-
 def test_a_completion_has_the_ids_of_prompt_and_text_in_each_choice(served: Endpoint) -> None:
     choices = served.complete(prompt=["Return a list", "Set"], n=2, return_token_ids=True).json()["choices"]
     assert [choice["token_ids"] for choice in choices] == [IDS] * 4
-    prompts = [_tokens(served, prompt) for prompt in ("Return a list", "Set")]
+    prompts = [served.tokens(prompt) for prompt in ("Return a list", "Set")]
     assert [choice["prompt_token_ids"] for choice in choices] == [prompts[0], prompts[0], prompts[1], prompts[1]]
 
 
@@ -36,7 +32,7 @@ def test_a_chat_has_the_prompts_ids_beside_its_choices(served: Endpoint, triton:
     # The template's own BOS is the only one.
     text = str(triton.last.value("text_input"))
     assert text.startswith("<s>")
-    assert answer["prompt_token_ids"] == _tokens(served, text.removeprefix("<s>"))
+    assert answer["prompt_token_ids"] == served.tokens(text.removeprefix("<s>"))
 
 
 @pytest.mark.parametrize("stream", [False, True])

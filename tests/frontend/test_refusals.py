@@ -20,6 +20,7 @@ FLAT: Json = {"type": "function", "name": "add"}
 ALLOWED: Json = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]}
 IMAGE: Json = {"type": "image_url", "image_url": {"url": "x"}}
 BOTH_TRUE: Json = {"continue_final_message": True, "add_generation_prompt": True}
+WITHOUT_JSON: list[Json] = [{}, {"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}, {"tools": [ADD]}]
 Row = tuple[Json, str, str]
 
 
@@ -56,6 +57,15 @@ CHATS: list[Row] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'; it must be one of 'text'"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "are both given"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
+    *(
+        ({**fields, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "needs a JSON guide")
+        for fields in WITHOUT_JSON
+    ),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": " "}, "guided_whitespace_pattern": " "},
+        "structured_outputs.whitespace_pattern",
+        "are both given",
+    ),
     (BOTH_TRUE, "continue_final_message", "one must be false"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "chat_template_kwargs has messages"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "a template is code"),

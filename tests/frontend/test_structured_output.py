@@ -124,27 +124,3 @@ def test_a_whitespace_pattern_of_anything_else_is_refused_by_name(served: Endpoi
     assert "it must" in str(error["message"])
     error = error_of(served.chat(structured_outputs={"json": OPEN, "whitespace_pattern": pattern}))
     assert error["param"] == "structured_outputs.whitespace_pattern"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"guided_regex": "a"},
-        {"structured_outputs": {"choice": ["a"]}},
-        {"response_format": {"type": "text"}},
-        {"tools": [{"type": "function", "function": {"name": "a"}}]},
-    ],
-)
-def test_a_whitespace_pattern_without_a_json_guide_is_refused(served: Endpoint, fields: Json) -> None:
-    error = error_of(served.chat(**fields, guided_whitespace_pattern=" "))
-    assert error["param"] == "guided_whitespace_pattern"
-    assert "needs a JSON guide" in str(error["message"])
-
-
-def test_two_whitespace_patterns_are_refused(served: Endpoint) -> None:
-    fields = {"structured_outputs": {"json": OPEN, "whitespace_pattern": " "}, "guided_whitespace_pattern": " "}
-    error = error_of(served.chat(**fields))
-    assert error["message"] == (
-        "guided_whitespace_pattern and structured_outputs.whitespace_pattern are both given; it must be one of them"
-    )

@@ -10,14 +10,18 @@ import signal
 import socket
 import sys
 
-import uvicorn
-from huggingface_hub.utils.tqdm import disable_progress_bars
-from starlette.types import ASGIApp
+try:
+    import uvicorn
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from starlette.types import ASGIApp
 
-from triton_llama_openai.app import create_app
-from triton_llama_openai.middleware import MAX_HEADER_BYTES
-from triton_llama_openai.routes.models import Models
-from triton_llama_openai.settings import InvalidSettingsError, Settings
+    from triton_llama_openai.app import create_app
+    from triton_llama_openai.middleware import MAX_HEADER_BYTES
+    from triton_llama_openai.routes.models import Models
+    from triton_llama_openai.settings import InvalidSettingsError, Settings
+except ModuleNotFoundError as error:
+    # The package has this command without the extra, too.
+    sys.exit(f"triton-llama-openai: {error.name} is missing; install it with pip install 'triton-llama[openai]'")
 
 LOG = logging.getLogger("triton_llama_openai")
 REFUSED = 2

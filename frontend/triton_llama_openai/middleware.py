@@ -55,7 +55,7 @@ class RequestRecord:
     resumptions: Counter[str] = field(default_factory=Counter)
     prompt: object = None
     ignored: list[str] = field(default_factory=list)
-    key_digest: bytes = b""
+    key_digest: bytes = field(default=b"", repr=False)
 
     def saw_text(self) -> None:
         """Note the time of a stream's first text."""

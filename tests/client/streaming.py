@@ -8,16 +8,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import grpc
 import pytest
-from client.grpc_peers import Responses, grpc_server, response
 from client.peers import HOST, receive_request, send_chunk, send_head, server
+from frontend.fake_triton import fake_triton
 from triton_llama import AsyncLlamaClient, Chunk, Completion, LlamaClient, TritonLlamaError
 from triton_llama.endpoint import Protocol
-from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 
 class Streamed(NamedTuple):
@@ -68,56 +66,47 @@ both_clients = pytest.mark.parametrize("stream", [stream, stream_async], ids=["s
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
-def event(text: str, reason: str = "", *, tokens: int = 1) -> bytes:
+def event(text: str, reason: str = "") -> bytes:
     """A chunk as Triton's event."""
-    fields = {"text_output": text, "finish_reason": reason, "num_input_tokens": 3, "num_output_tokens": tokens}
+    fields = {"text_output": text, "finish_reason": reason, "num_input_tokens": 1, "num_output_tokens": 1}
     return b"data: " + json.dumps({**fields, "model_name": "llama"}, ensure_ascii=False).encode() + b"\n\n"
 
 
 @dataclass
 class StreamServer:
-    """A server that streams. begun: it has sent its chunks. left: the client has cancelled or closed."""
+    """A server that streams. wait_until_left: returns once the client has cancelled or closed."""
 
-    port: int = 0
-    begun: threading.Event = field(default_factory=threading.Event)
-    left: threading.Event = field(default_factory=threading.Event)
+    port: int
+    wait_until_left: Callable[[], object]
 
 
 @contextmanager
-def stream_server(
-    protocol: Protocol, *texts: str, last: str | None = None, after_each: Callable[[], object] = str
-) -> Iterator[StreamServer]:
-    """Answer with a chunk for each text; then with `last`, which ends the stream, or with nothing until `left`."""
-    state = StreamServer()
+def stream_server(protocol: Protocol, *texts: str, ends: bool) -> Iterator[StreamServer]:
+    """Answer with a chunk for each text, of which the last one ends the stream, or nothing until the client leaves."""
+    if protocol == "grpc":
+        with fake_triton() as triton:
+            triton.tokens = [*texts] if ends else [*texts, "never"]
+            triton.hold_after = None if ends else len(texts)
+            yield StreamServer(triton.port, lambda: triton.wait_for(lambda fake: bool(fake.cancelled)))
+        return
+    left = threading.Event()
 
-    def over_http(connection: socket.socket) -> None:
-        while receive_request(connection):
-            send_head(connection)
-            for text in texts:
-                send_chunk(connection, event(text))
-                after_each()
-            state.begun.set()
-            if last is None:
-                try:
-                    connection.recv(1)
-                finally:
-                    # Either the end of the connection or its reset.
-                    state.left.set()
-                return
-            send_chunk(connection, event(last, "length", tokens=2))
+    def behave(connection: socket.socket) -> None:
+        receive_request(connection)
+        send_head(connection)
+        for number, text in enumerate(texts, 1):
+            send_chunk(connection, event(text, "stop" if ends and number == len(texts) else ""))
+        if ends:
             send_chunk(connection, b"")
+            return
+        try:
+            connection.recv(1)
+        finally:
+            # Either the end of the connection or its reset.
+            left.set()
 
-    def over_grpc(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        context.add_callback(state.left.set)
-        for text in texts:
-            yield response(text)
-            after_each()
-        state.begun.set()
-        if last is None:
-            assert state.left.wait(20)
-        else:
-            yield response(last, "length", tokens=2)
+    def wait() -> None:
+        assert left.wait(20)
 
-    with server(over_http) if protocol == "http" else grpc_server(over_grpc) as port:
-        state.port = port
-        yield state
+    with server(behave) as port:
+        yield StreamServer(port, wait)

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from client.peers import HOST
-from triton_llama import (
-    Completion,
-    LlamaClient,
-    LlamaConnectionError,
-    LlamaTimeoutError,
-    ModelNotFoundError,
-    OverloadedError,
-    RejectedInputError,
-    SamplingParams,
-    ServerError,
-    TritonLlamaError,
-)
+from frontend.fake_triton import FakeTriton, fake_triton
+from grpc import StatusCode
 from triton_llama.cli import main
+from triton_llama.tensors import Value
+
+
+@pytest.fixture
+def triton() -> Iterator[FakeTriton]:
+    with fake_triton() as triton:
+        triton.decoupled, triton.tokens = False, ["b"]
+        yield triton
+
+
+def run(triton: FakeTriton, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["generate", "a", "--url", f"grpc://{HOST}:{triton.port}", *arguments])
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"),
+    ("status", "message", "code"),
     [
-        (LlamaConnectionError, 3),
-        (LlamaTimeoutError, 4),
-        (RejectedInputError, 5),
-        (OverloadedError, 6),
-        (ServerError, 7),
-        (ModelNotFoundError, 7),
+        (StatusCode.DEADLINE_EXCEEDED, "late", 4),
+        (StatusCode.INVALID_ARGUMENT, "INVALID_ARG: top_p is 2", 5),
+        (StatusCode.UNAVAILABLE, "QUEUE_FULL: broken", 6),
+        (StatusCode.INTERNAL, "INTERNAL: broken", 7),
+        (StatusCode.NOT_FOUND, "Request for unknown model: 'a' is not found", 7),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, kind: type[TritonLlamaError], code: int
+    triton: FakeTriton, status: StatusCode, message: str, code: int
 ) -> None:
-    def fail(*_: object) -> None:
-        raise kind("broken")
-
-    monkeypatch.setattr(LlamaClient, "generate", fail)
-    result = CliRunner().invoke(main, ["generate", "a"])
-    assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: broken\n")
+    triton.failing, triton.status = message, status
+    result = run(triton)
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (code, "", 1)
+    assert result.stderr.startswith("Error: ")
 
 
 @pytest.mark.parametrize("arguments", [("generate", "a"), ("generate", "a", "--stream"), ("status",)])
@@ -56,29 +56,24 @@ def test_without_a_server_a_command_is_one_line_and_exit_code_3(protocol: str, a
 
 
 @pytest.mark.parametrize(
-    ("arguments", "params"),
+    ("arguments", "inputs"),
     [
-        (["--max-tokens", "4"], SamplingParams(max_tokens=4)),
-        (
-            ["--stop-words", "a", "--stop-words", "b", "--top-p", "0.5"],
-            SamplingParams(stop_words=("a", "b"), top_p=0.5),
-        ),
-        (["--exclude-input-in-output", "false"], SamplingParams(exclude_input_in_output=False)),
-        (["--from-checkpoint", "--seed", "7"], SamplingParams.from_checkpoint().with_options(seed=7)),
+        (["--max-tokens", "4"], {"max_tokens": [4]}),
+        (["--stop-words", "x", "--stop-words", "y", "--top-p", "0.5"], {"stop_words": ["x", "y"], "top_p": [0.5]}),
+        (["--exclude-input-in-output", "false"], {"exclude_input_in_output": [False]}),
     ],
 )
 def test_an_option_sets_its_parameter_alone(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], params: SamplingParams
+    triton: FakeTriton, arguments: list[str], inputs: dict[str, list[Value]]
 ) -> None:
-    received: list[object] = []
+    assert run(triton, "--seed", "7").stdout == "b\n"
+    assert run(triton, "--seed", "7", *arguments).stdout == "b\n"
+    assert triton.last.inputs == triton.requests[0].inputs | inputs
 
-    def keep(_: LlamaClient, prompt: str, options: SamplingParams) -> Completion:
-        received.extend((prompt, options))
-        return Completion("b", "stop", 1, 1, "", 7)
 
-    monkeypatch.setattr(LlamaClient, "generate", keep)
-    assert CliRunner().invoke(main, ["generate", "a", *arguments]).stdout == "b\n"
-    assert received == ["a", params]
+def test_from_checkpoint_sends_what_is_given_alone(triton: FakeTriton) -> None:
+    run(triton, "--from-checkpoint", "--seed", "7")
+    assert triton.last.inputs == {"text_input": ["a"], "seed": [7]}
 
 
 @pytest.mark.parametrize(

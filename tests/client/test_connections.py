@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from client.peers import HOST, hang_up, receive_request, respond, server, stay_silent
+from client.peers import HOST, hang_up, respond, server, stay_silent
 from client.streaming import both_protocols
 from triton_llama import (
     AsyncLlamaClient,
@@ -48,17 +45,6 @@ def ask_async(
 
 
 both_clients = pytest.mark.parametrize("ask", [ask, ask_async], ids=["sync", "async"])
-
-
-def answering(answer: bytes, requests: list[bytes]) -> Callable[[socket.socket], None]:
-    """Answer every request of a connection, and keep the requests."""
-
-    def behave(connection: socket.socket) -> None:
-        while request := receive_request(connection):
-            requests.append(request)
-            connection.sendall(answer)
-
-    return behave
 
 
 @pytest.fixture
@@ -126,42 +112,6 @@ def test_a_broken_response_is_an_error_of_its_kind(answer: bytes, kind: type[Exc
     assert type(error.value) is kind
     if kind is LlamaConnectionError:
         assert isinstance(error.value.__cause__, httpx.HTTPError)
-
-
-async def test_the_request_and_its_response_are_tritons_json() -> None:
-    values = {"text_output": ["é"], "finish_reason": ["stop"], "num_input_tokens": [3], "num_output_tokens": [5]}
-    outputs = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": data} for name, data in values.items()]
-    body = json.dumps({"outputs": outputs}).encode()
-    requests: list[bytes] = []
-    with server(answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body), requests)) as port:
-        with LlamaClient(f"{HOST}:{port}", headers={"X-User": "Zoe"}) as client:
-            completion = client.generate("def")
-        async with AsyncLlamaClient(f"{HOST}:{port}", headers={"X-User": "Zoe"}) as twin:
-            await twin.generate("def")
-    assert completion == Completion("é", "stop", 3, 5, completion.request_id, completion.seed)
-    for request in requests:
-        head, _, content = request.partition(b"\r\n\r\n")
-        lines = head.decode().lower().split("\r\n")
-        assert lines[0] == "post /v2/models/llama/infer http/1.1"
-        assert {"accept-encoding: identity", "x-user: zoe"} < {*lines}
-        text = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["def"]}
-        assert json.loads(content)["inputs"][0] == text
-    assert json.loads(content)["id"] != completion.request_id
-
-
-def test_closing_a_grpc_client_ends_a_request_in_another_thread() -> None:
-    waiting = threading.Event()
-
-    def wait(connection: socket.socket) -> None:
-        connection.recv(65536)
-        waiting.set()
-
-    with server(wait) as port, ThreadPoolExecutor(1) as threads:
-        client = LlamaClient(f"{HOST}:{port}", "grpc", timeout=60.0, connect_timeout=60.0)
-        request = threads.submit(client.generate, "def")
-        assert waiting.wait(20)
-        client.close()
-        assert isinstance(request.exception(timeout=20), LlamaConnectionError)
 
 
 @both_protocols

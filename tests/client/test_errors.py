@@ -57,40 +57,45 @@ def test_an_http_status_becomes_its_exception(
     assert "\n" not in str(error)
 
 
+NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+
+
 @pytest.mark.parametrize(
-    ("status", "message", "kind"),
+    ("status", "message", "kind", "outcome"),
     [
-        ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
-        ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
-        ("UNAVAILABLE", UNLOADED, OverloadedError),
-        ("UNAVAILABLE", "Received http2 header with status: 429", OverloadedError),
-        ("UNAVAILABLE", "Received http2 header with status: 502", LlamaConnectionError),
-        ("NOT_FOUND", UNLOADED, OverloadedError),
-        ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
-        ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),
-        ("UNIMPLEMENTED", "", ServerError),
-        ("UNIMPLEMENTED", "doesn't support models with decoupled transaction policy", DecoupledModelError),
-        ("DEADLINE_EXCEEDED", "Deadline Exceeded", LlamaTimeoutError),
-        (
-            "UNAVAILABLE",
-            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
-            "Failed to connect to remote host: Connection refused",
-            LlamaConnectionError,
-        ),
-        (
-            "UNAVAILABLE",
-            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
-            "connection attempt timed out before receiving SETTINGS frame",
-            LlamaTimeoutError,
-        ),
-        ("UNAVAILABLE", "Socket closed", LlamaConnectionError),
-        ("UNAVAILABLE", "errors resolving no-such-host.invalid:8001: [...]", LlamaConnectionError),
-        ("CANCELLED", "Channel closed!", LlamaConnectionError),
-        ("INTERNAL", "Internal error from Core", LlamaConnectionError),
+        ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError, ""),
+        ("INVALID_ARGUMENT", "INVALID_ARG: text_input is 'the server is stopping'; no", RejectedInputError, ""),
+        ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError, "full"),
+        ("UNAVAILABLE", "QUEUE_FULL: too many guides wait to be compiled", OverloadedError, "full"),
+        ("UNAVAILABLE", "UNAVAILABLE: the request's time was up before it got a slot", OverloadedError, ""),
+        ("UNAVAILABLE", "STOPPING: the server is stopping", OverloadedError, "interrupted"),
+        ("UNAVAILABLE", "Server is stopping, scheduler for model has stopped", OverloadedError, "interrupted"),
+        ("UNAVAILABLE", UNLOADED, OverloadedError, "interrupted"),
+        ("UNAVAILABLE", "Received http2 header with status: 429", OverloadedError, "interrupted"),
+        ("UNAVAILABLE", "Received http2 header with status: 503", OverloadedError, "interrupted"),
+        ("UNAVAILABLE", "Received http2 header with status: 502", LlamaConnectionError, "interrupted"),
+        ("UNAVAILABLE", f"{NO_CONNECTION}Connection refused", LlamaConnectionError, "interrupted"),
+        ("UNAVAILABLE", f"{NO_CONNECTION}connection attempt timed out", LlamaTimeoutError, "interrupted"),
+        ("UNAVAILABLE", "Socket closed", LlamaConnectionError, "interrupted"),
+        ("UNAVAILABLE", "errors resolving no-such-host.invalid:8001", LlamaConnectionError, "interrupted"),
+        ("NOT_FOUND", UNLOADED, OverloadedError, "interrupted"),
+        ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError, ""),
+        ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError, "interrupted"),
+        ("INTERNAL", "Internal error from Core", LlamaConnectionError, "interrupted"),
+        ("INTERNAL", "INTERNAL: decoding failed; the server's log has the reason", ServerError, ""),
+        ("UNIMPLEMENTED", "", ServerError, ""),
+        ("UNIMPLEMENTED", "doesn't support models with decoupled transaction policy", DecoupledModelError, ""),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", LlamaTimeoutError, ""),
+        ("CANCELLED", "Channel closed!", LlamaConnectionError, "interrupted"),
     ],
 )
-def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: type[TritonLlamaError]) -> None:
-    assert type(from_grpc_status(status, message, ENDPOINT, 5.0)) is kind
+def test_a_grpc_status_becomes_its_exception(
+    status: str, message: str, kind: type[TritonLlamaError], outcome: str
+) -> None:
+    error = from_grpc_status(status, message, ENDPOINT, 5.0)
+    assert type(error) is kind
+    assert is_interruption(error) == (outcome == "interrupted")
+    assert is_full_queue(error) == (outcome == "full")
 
 
 @pytest.mark.parametrize(
@@ -145,38 +150,3 @@ def test_an_unknown_message_after_a_chunk_is_the_servers_fault(
     message: str, started: bool, kind: type[TritonLlamaError]
 ) -> None:
     assert type(from_stream_error(message, started=started)) is kind
-
-
-@pytest.mark.parametrize(
-    ("status", "details"),
-    [
-        ("UNAVAILABLE", "Socket closed"),
-        ("UNAVAILABLE", "failed to connect; connection attempt timed out before receiving SETTINGS frame"),
-        ("UNAVAILABLE", "STOPPING: the server is stopping"),
-        ("UNAVAILABLE", "Server is stopping, scheduler for model has stopped accepting new inference requests"),
-        ("UNAVAILABLE", UNLOADED),
-        ("UNAVAILABLE", "Received http2 header with status: 503"),
-        ("INTERNAL", "Stub process 'llama_0_0' is not healthy."),
-    ],
-)
-def test_a_server_that_is_lost_or_ends_is_an_interruption(status: str, details: str) -> None:
-    error = from_grpc_status(status, details, ENDPOINT, 1)
-    assert is_interruption(error)
-    assert not is_full_queue(error)
-
-
-@pytest.mark.parametrize(
-    ("status", "details", "full"),
-    [
-        ("UNAVAILABLE", "Exceeds maximum queue size", True),
-        ("UNAVAILABLE", "QUEUE_FULL: too many guides (guided_decoding_guide) wait to be compiled", True),
-        ("UNAVAILABLE", "UNAVAILABLE: the request's time was up before it got a slot", False),
-        ("DEADLINE_EXCEEDED", "Deadline Exceeded", False),
-        ("INTERNAL", "INTERNAL: decoding failed; the server's log has the reason", False),
-        ("INVALID_ARGUMENT", "INVALID_ARG: text_input is 'the server is stopping'; it must be shorter", False),
-    ],
-)
-def test_a_server_that_refuses_or_fails_is_no_interruption(status: str, details: str, full: bool) -> None:
-    error = from_grpc_status(status, details, ENDPOINT, 1)
-    assert not is_interruption(error)
-    assert is_full_queue(error) == full

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
-from frontend.endpoints import Endpoint, endpoint
+from frontend.endpoints import Endpoint, Serve, endpoint
 from frontend.fake_triton import FakeTriton, fake_triton
+from frontend.pairs import Pair
+from model_families import BY_NAME
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +39,27 @@ def triton(module_triton: FakeTriton) -> FakeTriton:
 def served(triton: FakeTriton, module_endpoint: Endpoint) -> Endpoint:
     """The endpoint with default settings."""
     return module_endpoint
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with fake_triton() as first, fake_triton() as second:
+        yield first, second
+
+
+@pytest.fixture
+def serve(triton: FakeTriton, tmp_path: Path) -> Iterator[Serve]:
+    """Start the endpoint for a family's checkpoint."""
+    with ExitStack() as stack:
+
+        def started(name: str) -> Endpoint:
+            folder = BY_NAME[name].save(tmp_path / name)
+            return stack.enter_context(endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama"))
+
+        yield started
+
+
+@pytest.fixture
+def qwen3(serve: Serve) -> Endpoint:
+    """The endpoint for a model that reasons."""
+    return serve("qwen3")

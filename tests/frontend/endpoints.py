@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,10 @@ class Endpoint:
         """Ask for a response to a text, unless the fields have another input."""
         return self.http.post("/v1/responses", json={"model": "pydoc-llama", "input": "What is a list?", **fields})
 
+    def tokens(self, prompt: str) -> list[int]:
+        """Return a text's tokens, with the BOS."""
+        return list(self.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"])
+
     def begin(self, sent: bytes) -> socket.socket:
         """Open a connection and send the beginning of a request."""
         connection = socket.create_connection((HOST, self.port), timeout=20)
@@ -58,6 +62,10 @@ class Endpoint:
         """Open a connection and send a whole request."""
         body = json.dumps({"model": "pydoc-llama", **fields}).encode()
         return self.begin(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+Serve = Callable[[str], Endpoint]
+"""Starts the endpoint for the checkpoint of a family."""
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -12,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
-from triton_llama.tensors import Tensor, Value
+from frontend.model_request import ModelRequest, read_request
+from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
@@ -20,33 +20,6 @@ HOST = "127.0.0.1"
 CONTEXT = 2048
 FIRST_ID = 100
 """The id of an answer's first token; the others count on."""
-_FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
-
-
-@dataclass(frozen=True)
-class ModelRequest:
-    """One request. inputs: the values of each tensor by name. outputs: the requested ones; all, if there are none."""
-
-    id: str
-    inputs: dict[str, list[Value]]
-    outputs: frozenset[str]
-
-    def value(self, name: str, default: Value | None = None) -> Value | None:
-        """Return an input's only value."""
-        return self.inputs[name][0] if name in self.inputs else default
-
-    def integer(self, name: str, default: int) -> int:
-        """Return an input's only value, an integer."""
-        value = self.value(name, default)
-        assert isinstance(value, int)
-        return value
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt: its words, or the ids."""
-        if "input_ids" in self.inputs:
-            return len(self.inputs["input_ids"])
-        return len(str(self.value("text_input")).split())
 
 
 @dataclass
@@ -55,10 +28,10 @@ class FakeTriton:
 
     silent: it doesn't say whether it is ready. tokens: the text it generates, for every choice. text: makes another
     text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
-    tokens of a choice after which it generates no more, until the client cancels. failing: an error's message
-    instead of an answer; after_tokens: once that number of responses is sent. die_after: responses after which the
-    server dies, once. probes_hang: probes get no token. cancelled: ids of requests
-    whose client has left. probes: their number; they aren't among the requests.
+    tokens of a choice after which it generates no more, until the client cancels. probes_hang: probes get no token.
+    failing: an error's message instead of an answer, with a status if there is one; after_tokens: once that number of
+    responses is sent. broken: changes each response after the first. die_after: responses after which the server dies,
+    once. cancelled: ids of requests whose client has left. probes: their number; they aren't among the requests.
     """
 
     port: int = 0
@@ -74,6 +47,8 @@ class FakeTriton:
     hold_after: int | None = None
     probes_hang: bool = False
     failing: str | None = None
+    status: grpc.StatusCode | None = None
+    broken: Callable[[messages.ModelStreamInferResponse], object] | None = None
     after_tokens: int = 0
     die_after: int | None = None
     cached_tokens: int = 0
@@ -109,7 +84,7 @@ class FakeTriton:
         """Yield a request's responses: the tokens of all choices, after those that it resumes."""
         if self.probes_hang and request.id == "probe":
             await asyncio.Event().wait()
-        assert request.id == "probe" or bool(request.value("stream")) is self.decoupled, "the endpoint sends streams"
+        assert request.id == "probe" or bool(request.value("stream")) is self.decoupled, "clients send streams"
         first, seed = len(request.inputs.get("resume_ids", [])), request.integer("seed", 7)
         choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
         order = [(number, index) for index, (tokens, _) in enumerate(choices) for number in range(first, len(tokens))]
@@ -127,7 +102,7 @@ class FakeTriton:
         max_tokens = request.integer("max_tokens", 128)
         if request.value("truncate_max_tokens"):
             max_tokens = min(max_tokens, room)
-        stops = [str(word) for word in request.inputs.get("stop_words", [])]
+        stops = [str(word) for word in request.inputs.get("stop_words", []) if word]
         generated: list[str] = []
         for token in tokens[:max_tokens]:
             if any(stop in "".join([*generated, token]) for stop in stops):
@@ -150,7 +125,7 @@ class FakeTriton:
         if request.integer("n", 1) > 1:
             _add(message, "sequence_index", [index])
         if reason:
-            stops = [str(word) for word in request.inputs.get("stop_words", [])]
+            stops = [str(word) for word in request.inputs.get("stop_words", []) if word]
             _add(message, "stop_reason", [stops[0] if stops and reason == "stop" else ""])
         if "num_logprobs" in request.inputs:
             top = request.integer("num_logprobs", 0)
@@ -244,61 +219,55 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
         response.config.model_transaction_policy.decoupled = self._triton.decoupled
         return response
 
+    async def ModelInfer(  # noqa: N802 - Triton's name
+        self, message: messages.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> messages.ModelInferResponse:
+        (response,) = [response async for response in self._answer(message, context)]
+        return response.infer_response
+
     async def ModelStreamInfer(  # noqa: N802 - Triton's name
         self, requests: AsyncIterator[messages.ModelInferRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        triton = self._triton
         async for message in requests:
-            request = _read(message)
-            if request.id == "probe":
-                triton.probes += 1
-            else:
-                triton.requests.append(request)
-            triton.running += 1
-            sent = 0
-            try:
-                async for response in triton.answer(request):
-                    if triton.failing is not None and sent == triton.after_tokens:
-                        yield messages.ModelStreamInferResponse(error_message=triton.failing)
-                        return
-                    if sent == triton.die_after:
-                        triton.die_after = None
-                        assert triton.server is not None
-                        dying = asyncio.create_task(triton.server.die())
-                        # It cancels this call, too.
-                        await asyncio.shield(dying)
-                    yield response
-                    sent += 1
-                    if triton.end_early:
-                        return
-            except (asyncio.CancelledError, GeneratorExit):
-                # GeneratorExit: it was cancelled while gRPC was sending a response.
-                triton.cancelled.append(request.id)
-                raise
-            finally:
-                triton.running -= 1
+            async for response in self._answer(message, context):
+                yield response
 
-
-def _read(message: messages.ModelInferRequest) -> ModelRequest:
-    inputs: dict[str, list[Value]] = {}
-    for tensor, content in zip(message.inputs, message.raw_input_contents, strict=True):
-        assert tensor.shape[0] == 1, f"{tensor.name} has shape {tensor.shape}"
-        values = _values(tensor.datatype, content)
-        assert len(values) == tensor.shape[1], f"{tensor.name} has {len(values)} values, shape {tensor.shape}"
-        inputs[tensor.name] = values
-    return ModelRequest(message.id, inputs, frozenset(output.name for output in message.outputs))
-
-
-def _values(datatype: str, content: bytes) -> list[Value]:
-    if datatype != "BYTES":
-        code = _FORMATS[datatype]
-        return list(struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content))
-    texts: list[Value] = []
-    while content:
-        size = int.from_bytes(content[:4], "little")
-        texts.append(content[4 : 4 + size].decode())
-        content = content[4 + size :]
-    return texts
+    async def _answer(
+        self, message: messages.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
+        triton = self._triton
+        request = read_request(message, dict(context.invocation_metadata()))
+        if request.id == "probe":
+            triton.probes += 1
+        else:
+            triton.requests.append(request)
+        triton.running += 1
+        sent = 0
+        try:
+            async for response in triton.answer(request):
+                if triton.failing is not None and sent == triton.after_tokens:
+                    if triton.status is not None:
+                        await context.abort(triton.status, triton.failing)
+                    yield messages.ModelStreamInferResponse(error_message=triton.failing)
+                    return
+                if sent == triton.die_after:
+                    triton.die_after = None
+                    assert triton.server is not None
+                    dying = asyncio.create_task(triton.server.die())
+                    # It cancels this call, too.
+                    await asyncio.shield(dying)
+                if sent and triton.broken is not None:
+                    triton.broken(response)
+                yield response
+                sent += 1
+                if triton.end_early:
+                    return
+        except (asyncio.CancelledError, GeneratorExit):
+            # GeneratorExit: it was cancelled while gRPC was sending a response.
+            triton.cancelled.append(request.id)
+            raise
+        finally:
+            triton.running -= 1
 
 
 def _requested(message: messages.ModelStreamInferResponse, names: frozenset[str]) -> messages.ModelStreamInferResponse:

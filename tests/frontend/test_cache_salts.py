@@ -59,7 +59,7 @@ def test_every_prompt_of_a_completion_request_has_the_salt(served: Endpoint, tri
     assert first == second is not None
 
 
-def test_every_endpoint_derives_the_same_salt_which_is_neither_key_nor_digest(triton: FakeTriton, keys: Path) -> None:
+def test_every_endpoint_derives_the_same_salt_from_a_key(triton: FakeTriton, keys: Path) -> None:
     with endpoint(triton.port, api_keys_file=keys) as served, endpoint(triton.port, api_keys_file=keys) as other:
         salt = _salt(served, triton, FIRST)
         assert salt == _salt(other, triton, FIRST)

@@ -115,3 +115,11 @@ def test_it_needs_no_package_of_the_clients_http_alone() -> None:
     """The image has the packages of the extra `openai`."""
     program = "import sys; sys.modules['httpx'] = sys.modules['httpx_sse'] = None; import triton_llama_openai.__main__"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "fastapi", "tokenizers"])
+def test_without_its_packages_it_names_the_extra_in_one_line(package: str) -> None:
+    program = f"import sys; sys.modules['{package}'] = None; import triton_llama_openai.__main__"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.endswith(f"{package} is missing; install it with pip install 'triton-llama[openai]'\n")

@@ -27,6 +27,7 @@ def lenient(triton: FakeTriton) -> Iterator[Endpoint]:
 
 
 # What is sent, the same without what is ignored, and the header.
+ENCRYPTED: Json = {"include": ["reasoning.encrypted_content"]}
 HINTS: list[tuple[Ask, Json, Json, str]] = [
     *(
         (ask, {name: value}, {}, name)
@@ -67,8 +68,7 @@ HINTS: list[tuple[Ask, Json, Json, str]] = [
     ),
     (
         Endpoint.respond,
-        {"include": ["reasoning.encrypted_content"], "reasoning": {"effort": "high"}, "truncation": "auto"}
-        | {"text": {"verbosity": "low"}, "user": "me"},
+        ENCRYPTED | {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}, "truncation": "auto", "user": "me"},
         {},
         "include.reasoning.encrypted_content, reasoning, text.verbosity, truncation, user",
     ),

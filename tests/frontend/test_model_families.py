@@ -2,78 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import Endpoint, Json, check_refusal, endpoint
+from frontend.endpoints import Endpoint, Json, Serve, check_refusal
 from frontend.fake_triton import FakeTriton
-from model_families import BY_NAME
+from transformers import AutoTokenizer
 
-Serve = Callable[[str], Endpoint]
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}
 CHAT = [SYSTEM, USER, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Add."}]
 PARAMETERS: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD: Json = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
 
-PROMPTS = {
-    "llama-2": "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST] Hello </s><s>[INST] Add. [/INST]",
-    "llama-3.1": (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-        "Today Date: 26 Jul 2024\n\nBe kind.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nAdd.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    ),
-    "mistral": "<s>[INST] Hi[/INST] Hello</s>[INST] Be kind.\n\nAdd.[/INST]",
-    "ministral": "<s>[INST]Hi[/INST]Hello</s>[INST]Be kind.\n\nAdd.[/INST]",
-    **dict.fromkeys(
-        ("qwen2.5", "qwen3"),
-        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n",
-    ),
-    "smollm3": (
-        "<|im_start|>system\n## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n"
-        "## Custom Instructions\n\nBe kind.\n\n<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n"
-    ),
-    "phi-3": "<|system|>\nBe kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n"
-    "<|user|>\nAdd.<|end|>\n<|assistant|>\n",
-    "phi-4-mini": "<|system|>Be kind.<|end|><|user|>Hi<|end|><|assistant|>Hello<|end|><|user|>Add.<|end|><|assistant|>",
-    "granite-3.3": (
-        "<|start_of_role|>system<|end_of_role|>Be kind.<|end_of_text|>\n"
-        "<|start_of_role|>user<|end_of_role|>Hi<|end_of_text|>\n"
-        "<|start_of_role|>assistant<|end_of_role|>Hello<|end_of_text|>\n"
-        "<|start_of_role|>user<|end_of_role|>Add.<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>"
-    ),
-    "olmo-2": "<|endoftext|><|system|>\nBe kind.\n<|user|>\nHi\n<|assistant|>\nHello<|endoftext|>\n"
-    "<|user|>\nAdd.\n<|assistant|>\n",
-    "seed-oss": "<seed:bos>system\nBe kind.<seed:eos><seed:bos>user\nHi<seed:eos>"
-    "<seed:bos>assistant\nHello<seed:eos><seed:bos>user\nAdd.<seed:eos><seed:bos>assistant\n",
-    "gemma-3": "<bos><start_of_turn>user\nBe kind.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
-    "<start_of_turn>user\nAdd.<end_of_turn>\n<start_of_turn>model\n",
-    "deepseek-r1-distill-llama": "<｜begin▁of▁sentence｜>Be kind.<｜User｜>Hi<｜Assistant｜>Hello<｜end▁of▁sentence｜>"
-    "<｜User｜>Add.<｜Assistant｜><think>\n",
-}
+FAMILIES = [
+    *("llama-2", "llama-3.1", "mistral", "ministral", "qwen2.5", "qwen3", "smollm3", "phi-3", "phi-4-mini"),
+    *("granite-3.3", "olmo-2", "seed-oss", "gemma-3", "deepseek-r1-distill-llama"),
+]
 
 
-@pytest.fixture
-def serve(triton: FakeTriton, tmp_path: Path) -> Iterator[Serve]:
-    """Start the endpoint for a family's checkpoint."""
-    with ExitStack() as stack:
-
-        def started(name: str) -> Endpoint:
-            folder = BY_NAME[name].save(tmp_path / name)
-            return stack.enter_context(endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama"))
-
-        yield started
-
-
-@pytest.mark.parametrize("name", PROMPTS)
-def test_the_prompt_is_the_familys(serve: Serve, triton: FakeTriton, name: str) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_prompt_is_the_one_that_transformers_renders(
+    serve: Serve, triton: FakeTriton, tmp_path: Path, name: str
+) -> None:
     response = serve(name).chat(messages=CHAT)
     assert response.status_code == 200, response.text
-    assert triton.last.value("text_input") == PROMPTS[name]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+    expected = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert triton.last.value("text_input") == expected
 
 
 def test_a_system_message_that_the_template_refuses_is_a_bad_request(serve: Serve, triton: FakeTriton) -> None:

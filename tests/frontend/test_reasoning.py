@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import Endpoint, Json, endpoint, events_of
-from frontend.fake_triton import FakeTriton, ModelRequest
+from frontend.endpoints import Endpoint, Json, Serve, endpoint, events_of
+from frontend.fake_triton import FakeTriton
+from frontend.model_request import ModelRequest
 from llama_engine.grammar.matcher import GuideMatchers
-from model_families import BY_NAME
 from triton_llama.completion import Chunk
 from triton_llama_openai.output.output_parser import (
     ContentPart,
@@ -104,17 +104,8 @@ def test_a_prompt_is_open_if_the_template_has_written_the_start() -> None:
 
 
 @pytest.fixture
-def qwen3(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
-    folder = BY_NAME["qwen3"].save(tmp_path / "qwen3")
-    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
-        yield served
-
-
-@pytest.fixture
-def distilled(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
-    folder = BY_NAME["deepseek-r1-distill-llama"].save(tmp_path / "distilled")
-    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
-        yield served
+def distilled(serve: Serve) -> Endpoint:
+    return serve("deepseek-r1-distill-llama")
 
 
 def test_an_answer_has_its_reasoning_under_both_names(qwen3: Endpoint, triton: FakeTriton) -> None:
@@ -215,10 +206,8 @@ def test_without_thinking_a_guide_holds_from_the_first_token(qwen3: Endpoint, tr
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_an_answer_with_markers_leaves_no_room_for_a_guide(triton: FakeTriton, tmp_path: Path, thinking: bool) -> None:
-    folder = BY_NAME["granite-3.3"].save(tmp_path / "granite")
-    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as granite:
-        _check_plain_guide(granite, triton, thinking=thinking)
+def test_an_answer_with_markers_leaves_no_room_for_a_guide(serve: Serve, triton: FakeTriton, thinking: bool) -> None:
+    _check_plain_guide(serve("granite-3.3"), triton, thinking=thinking)
 
 
 def test_a_template_without_the_start_marker_leaves_no_room_for_a_guide(triton: FakeTriton, tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from frontend.endpoints import Endpoint, Json, endpoint
+from frontend.endpoints import Endpoint, Json
 from frontend.fake_triton import FakeTriton
 from frontend.openai_types import read_events
-from model_families import BY_NAME
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
@@ -84,11 +81,9 @@ def test_an_item_that_is_done_is_the_one_of_the_last_event(served: Endpoint, tri
     assert [item.model_dump().get("status") for item in added] == ["in_progress"] * 3
 
 
-def test_reasoning_is_an_item_of_its_own(triton: FakeTriton, tmp_path: Path) -> None:
-    folder = BY_NAME["qwen3"].save(tmp_path / "qwen3")
+def test_reasoning_is_an_item_of_its_own(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<th", "ink>\nA", " sum.\n</th", "ink>\n\n4"]
-    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
-        events = read_events(served.respond(stream=True, include=["message.output_text.logprobs"]))
+    events = read_events(qwen3.respond(stream=True, include=["message.output_text.logprobs"]))
     reasoning = [*PART, *["reasoning_text.delta"] * 2, "reasoning_text.done", *PART_DONE]
     text = [*PART, "output_text.delta", "output_text.done", *PART_DONE]
     assert _names(events) == [*BEGIN, *reasoning, *text, "completed"]

@@ -9,7 +9,6 @@ import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from frontend.openai_types import read_response
-from model_families import BY_NAME
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
 
 ADD: Json = {
@@ -179,20 +178,17 @@ def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "clock"}]
 
 
-def test_reasoning_is_an_item_before_the_message(triton: FakeTriton, tmp_path: Path) -> None:
-    folder = BY_NAME["qwen3"].save(tmp_path / "qwen3")
+def test_reasoning_is_an_item_before_the_message(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<th", "ink>", "\nA sum.", "\n</think>", "\n\n4"]
-    with endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama") as served:
-        response = read_response(served.respond().json())
-        thought, message = response.output
-        assert isinstance(thought, ResponseReasoningItem)
-        assert thought.model_dump()["content"] == [{"type": "reasoning_text", "text": "A sum."}]
-        assert response.output_text == "4"
-        assert response.usage is not None
-        assert 0 < response.usage.output_tokens_details.reasoning_tokens <= 5
-        call = _call("1")
-        items = [USER, thought.model_dump(), message.model_dump(), call, _result("1", "4")]
-        assert served.respond(input=items).status_code == 200
+    response = read_response(qwen3.respond().json())
+    thought, message = response.output
+    assert isinstance(thought, ResponseReasoningItem)
+    assert thought.model_dump()["content"] == [{"type": "reasoning_text", "text": "A sum."}]
+    assert response.output_text == "4"
+    assert response.usage is not None
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens <= 5
+    items = [USER, thought.model_dump(), message.model_dump(), _call("1"), _result("1", "4")]
+    assert qwen3.respond(input=items).status_code == 200
     assert "<think>\nA sum.\n</think>\n\n4" in str(triton.last.value("text_input"))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of
-from frontend.fake_triton import FIRST_ID, FakeTriton, fake_triton
+from frontend.endpoints import HOST, Json, error_of
+from frontend.fake_triton import FIRST_ID, FakeTriton
+from frontend.pairs import Pair, homed, in_front_of, resumptions_of, text_of
 from httpx import Response
 from triton_llama_openai.triton.resumption import MAX_FAILURES
 
@@ -19,33 +19,10 @@ STOPPING = "STOPPING: the server is stopping"
 FULL = "Exceeds maximum queue size"
 CALL = ["Look: ", "<tool_call>", '{"name": "f", ', '"arguments": {}}', "</tool_call>"]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
-Pair = tuple[FakeTriton, FakeTriton]
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    with fake_triton() as first, fake_triton() as second:
-        yield first, second
-
-
-@contextmanager
-def in_front_of(*tritons: FakeTriton, **changes: object) -> Iterator[Endpoint]:
-    """Serve in front of several Tritons."""
-    addresses = ",".join(f"{HOST}:{triton.port}" for triton in tritons)
-    with endpoint(0, triton=addresses, **{"resume_timeout": 20, **changes}) as served:
-        yield served
 
 
 def _by_seed(seed: int) -> list[str]:
     return [f" {seed % 2**32}a", " b", f" {seed % 2**32}c", " d"]
-
-
-def _home(served: Endpoint, *tritons: FakeTriton) -> FakeTriton:
-    """Return the replica that gets the requests of `served.complete()`."""
-    assert served.complete().status_code == 200
-    (home,) = [triton for triton in tritons if triton.requests]
-    home.requests.clear()
-    return home
 
 
 def _answer(response: Response) -> list[str]:
@@ -53,12 +30,6 @@ def _answer(response: Response) -> list[str]:
     assert response.status_code == 200, response.text
     lines = re.sub(r'"id":"[^"]*"|"created":[0-9]+', "", response.text).split("\n")
     return sorted(lines, key=lambda line: re.findall(r'"index":[0-9]+', line)[:1])
-
-
-def _metrics(served: Endpoint) -> dict[str, float]:
-    """Return the resumptions by outcome."""
-    lines = [line for line in served.http.get("/metrics").text.splitlines() if "_resumptions_total{" in line]
-    return {line.split('"')[1]: float(line.split()[1]) for line in lines}
 
 
 @contextmanager
@@ -77,10 +48,6 @@ def _restarted(triton: FakeTriton, once_down: FakeTriton) -> Iterator[None]:
 
 def _is_down(triton: FakeTriton) -> bool:
     return triton.die_after is None and not triton.running
-
-
-def _text(response: Response) -> str:
-    return str(response.json()["choices"][0]["text"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -116,15 +83,13 @@ def test_an_interrupted_answer_is_the_uninterrupted_one(pair: Pair, path: str, f
         assert _answer(ask(stream=stream, **fields)) == whole
         assert len(other.requests) == fields.get("n", 1)
         # A stream's client may be quicker than the count.
-        home.wait_for(lambda _: _metrics(served) == {"resumed": 1})
+        home.wait_for(lambda _: resumptions_of(served) == {"resumed": 1})
 
 
 def test_a_resumed_request_is_the_same_with_its_tokens_and_seed(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
+    with homed(pair) as (served, home, other):
         home.die_after = 2
         answer = served.complete(seed=9, temperature=1.0, prompt_logprobs=0).json()
-    (other,) = [triton for triton in pair if triton is not home]
     (first,), (resumed,) = home.requests, other.requests
     assert resumed.id == first.id
     assert resumed.inputs.pop("resume_ids") == [FIRST_ID, FIRST_ID + 1]
@@ -135,11 +100,9 @@ def test_a_resumed_request_is_the_same_with_its_tokens_and_seed(pair: Pair) -> N
 
 
 def test_a_resumed_choice_has_the_seed_it_was_drawn_with(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
+    with homed(pair) as (served, home, other):
         home.die_after = 2
         served.complete()
-    (other,) = [triton for triton in pair if triton is not home]
     assert "seed" not in home.last.inputs
     assert other.last.value("seed") == 7
 
@@ -147,13 +110,11 @@ def test_a_resumed_choice_has_the_seed_it_was_drawn_with(pair: Pair) -> None:
 def test_choices_that_have_not_begun_are_drawn_again_from_the_requests_seed(pair: Pair) -> None:
     for triton in pair:
         triton.by_seed, triton.one_by_one = _by_seed, True
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
+    with homed(pair) as (served, home, other):
         whole = served.complete(n=3).json()["choices"]
         home.die_after = 5
         seed = home.last.integer("seed", 0)
         choices = served.complete(n=3, seed=seed).json()["choices"]
-    (other,) = [triton for triton in pair if triton is not home]
     assert choices == whole
     # The first choice is finished, the second one continues, the third one is one of three again.
     assert sorted(len(request.inputs.get("resume_ids", [])) for request in other.requests) == [0, 1]
@@ -161,11 +122,9 @@ def test_choices_that_have_not_begun_are_drawn_again_from_the_requests_seed(pair
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_without_a_token_is_sent_elsewhere_as_it_was(pair: Pair, stream: bool) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
+    with homed(pair) as (served, home, other):
         home.die_after = 0
         assert "world" in served.complete(stream=stream, n=2).text
-    (other,) = [triton for triton in pair if triton is not home]
     assert other.last.inputs == home.last.inputs
 
 
@@ -173,10 +132,9 @@ def test_a_request_without_a_token_is_sent_elsewhere_as_it_was(pair: Pair, strea
     ("message", "after_tokens"), [(STOPPING, 0), (STOPPING, 2), ("Stub process 'llama_0_0' is not healthy.", 1)]
 )
 def test_a_triton_that_drains_or_is_broken_hands_its_requests_over(pair: Pair, message: str, after_tokens: int) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
+    with homed(pair) as (served, home, _):
         home.failing, home.after_tokens = message, after_tokens
-        assert _text(served.complete()) == " Hello, world."
+        assert text_of(served.complete()) == " Hello, world."
 
 
 @pytest.mark.parametrize(
@@ -202,8 +160,8 @@ def test_the_only_triton_is_waited_for(pair: Pair, caplog: pytest.LogCaptureFixt
     with in_front_of(triton) as served:
         triton.die_after = 2
         with _restarted(triton, triton):
-            assert _text(served.complete()) == " Hello, world."
-        assert _metrics(served) == {"waited": 1}
+            assert text_of(served.complete()) == " Hello, world."
+        assert resumptions_of(served) == {"waited": 1}
     assert triton.probes
     (request,) = {request.id for request in triton.requests}
     assert f"request {request}: interrupted at grpc://{HOST}:{triton.port}: no connection" in caplog.text
@@ -215,17 +173,15 @@ def test_a_request_without_any_triton_waits_for_one(pair: Pair) -> None:
     with in_front_of(triton) as served:
         triton.kill()
         threading.Timer(0.3, triton.start).start()
-        assert _text(served.complete()) == " Hello, world."
+        assert text_of(served.complete()) == " Hello, world."
 
 
 def test_a_request_may_be_resumed_several_times(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
-        (other,) = [triton for triton in pair if triton is not home]
+    with homed(pair) as (served, home, other):
         # Of its own responses.
         home.die_after, other.die_after = 1, 1
         with _restarted(home, other):
-            assert _text(served.complete()) == " Hello, world."
+            assert text_of(served.complete()) == " Hello, world."
     assert [len(request.inputs.get("resume_ids", [])) for request in home.requests] == [0, 2]
 
 
@@ -242,8 +198,8 @@ def test_without_a_triton_in_time_the_error_is_the_interruptions(
         assert served.complete(stream=True).status_code == 503
         triton.start()
         triton.wait_for(lambda _: served.complete().status_code == 200)
-        assert _metrics(served).get("given_up", 0) >= outcome.get("given_up", 0)
-        assert bool(_metrics(served)) == bool(outcome)
+        assert resumptions_of(served).get("given_up", 0) >= outcome.get("given_up", 0)
+        assert bool(resumptions_of(served)) == bool(outcome)
 
 
 def test_a_wait_within_a_stream_ends_with_the_error_as_its_last_event(pair: Pair) -> None:
@@ -265,11 +221,10 @@ def test_the_requests_own_time_bounds_the_wait(pair: Pair) -> None:
 
 
 def test_a_request_that_finds_a_full_queue_is_sent_to_the_others(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
+    with homed(pair) as (served, home, _):
         home.failing = FULL
-        assert _text(served.complete()) == " Hello, world."
-        assert _metrics(served) == {}
+        assert text_of(served.complete()) == " Hello, world."
+        assert resumptions_of(served) == {}
         assert not home.probes
 
 
@@ -283,9 +238,7 @@ def test_a_request_that_finds_all_queues_full_is_refused(pair: Pair) -> None:
 
 
 def test_an_interrupted_request_waits_for_room_in_a_full_queue(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
-        (other,) = [triton for triton in pair if triton is not home]
+    with homed(pair) as (served, home, other):
         other.failing = FULL
         home.die_after = 2
 
@@ -295,69 +248,8 @@ def test_an_interrupted_request_waits_for_room_in_a_full_queue(pair: Pair) -> No
 
         making_room = threading.Thread(target=make_room)
         making_room.start()
-        assert _text(served.complete()) == " Hello, world."
+        assert text_of(served.complete()) == " Hello, world."
         making_room.join()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes that give up soon."""
-    monkeypatch.setattr("triton_llama_openai.triton.replica._PROBE_S", 0.5)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_hanging_models_requests_move(pair: Pair) -> None:
-    with in_front_of(*pair, hang_timeout=0.3) as served:
-        home = _home(served, *pair)
-        home.hold_after, home.probes_hang = 2, True
-        assert _text(served.complete()) == " Hello, world."
-        home.wait_for(lambda fake: any(name != "probe" for name in fake.cancelled))
-
-
-def test_a_silent_stream_of_a_model_that_answers_goes_on(pair: Pair) -> None:
-    with in_front_of(*pair, hang_timeout=0.2) as served:
-        home = _home(served, *pair)
-        home.hold_after = 2
-        with served.begin_request("/v1/completions", prompt="Return a list"):
-            home.wait_for(lambda fake: fake.probes > 2)
-            assert not home.cancelled
-        home.wait_for(lambda fake: not fake.running)
-        assert _metrics(served) == {}
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_hung_model_that_is_ready_gets_no_requests(pair: Pair) -> None:
-    with in_front_of(*pair, hang_timeout=0.3) as served:
-        home = _home(served, *pair)
-        home.hold_after, home.probes_hang = 1, True
-        served.complete()
-        home.hold_after = 0
-        home.wait_for(lambda fake: fake.probes > 0)
-        assert _text(served.complete()) == " Hello, world."
-        assert len(home.requests) == 1
-
-
-@pytest.mark.long
-def test_a_triton_that_answers_nothing_loses_its_requests(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        home = _home(served, *pair)
-        home.hold_after, home.silent = 1, True
-        assert _text(served.complete()) == " Hello, world."
-
-
-def test_a_client_that_reads_slowly_is_no_hanging_model(pair: Pair) -> None:
-    for triton in pair:
-        # More than the buffers of both sockets hold.
-        triton.tokens = ["a" * (1 << 20)] * 32
-    with in_front_of(*pair, hang_timeout=0.2) as served:
-        with served.http.stream(
-            "POST", "/v1/completions", json={"model": "pydoc-llama", "prompt": "a", "stream": True}
-        ) as r:
-            pair[0].wait_for(lambda _: any(triton.running for triton in pair))
-            # Longer than hang_timeout, and than it takes to look at the replica.
-            time.sleep(1.5)
-            assert sum(len(line) for line in r.iter_lines()) > 32 << 20
-        assert _metrics(served) == {}
 
 
 def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import Any
 
 import pytest
 from frontend.endpoints import Endpoint, Json, endpoint, error_of, events_of
@@ -70,62 +73,46 @@ def test_the_model_is_asked_only_for_outputs_that_are_read(served: Endpoint, tri
     assert not triton.last.outputs & {"arrival_time_ns", "output_log_probs"}
 
 
-def test_the_choices_of_a_stream_are_numbered(served: Endpoint) -> None:
-    events = events_of(served.chat(stream=True, n=2))
-    assert [_texts(events, index) for index in (0, 1)] == [" Hello, world."] * 2
-    assert [choice["finish_reason"] for choice in _choices(events)].count("stop") == 2
+def _parts(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return what a choice, or the event of one, has of text and tokens, without random ids."""
+    message = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+    logprobs = choice["logprobs"] or {}
+    return {
+        "text": message.get("content") or "",
+        "calls": [call["function"] for call in message.get("tool_calls", [])],
+        "tokens": logprobs.get("content", []) + logprobs.get("tokens", []),
+        "offsets": logprobs.get("text_offset", []),
+        "ids": choice.get("token_ids", []),
+        "prompt ids": choice.get("prompt_token_ids", []),
+    }
 
 
-def test_each_event_of_a_stream_has_its_own_logprobs(served: Endpoint) -> None:
-    choices = _choices(events_of(served.chat(stream=True, logprobs=True, top_logprobs=1)))
-    tokens = [
-        choice["logprobs"]["content"][0]["token"] for choice in choices[1:-1] if isinstance(choice["logprobs"], dict)
-    ]
-    assert tokens == [" Hello", ",", " world", "."]
-
-
-def test_a_streamed_completion_has_texts(served: Endpoint) -> None:
-    events = events_of(served.complete(stream=True, logprobs=1))
-    choices = _choices(events)
-    assert "".join(str(choice["text"]) for choice in choices) == " Hello, world."
-    assert choices[-1]["finish_reason"] == "stop"
-    assert {event["object"] for event in events} == {"text_completion"}
-    offsets = [choice["logprobs"]["text_offset"] for choice in choices if isinstance(choice["logprobs"], dict)]
-    assert offsets == [[0], [6], [7], [13]]
-
-
-def test_a_streamed_completion_of_several_prompts_has_a_choice_for_each(served: Endpoint, triton: FakeTriton) -> None:
-    choices = _choices(events_of(served.complete(prompt=["a b", "c"], n=2, stream=True)))
-    for index in range(4):
-        assert "".join(str(choice["text"]) for choice in choices if choice["index"] == index) == " Hello, world."
-    assert sorted(request.prompt_tokens for request in triton.requests) == [1, 2]
-
-
-def test_a_streamed_completion_echoes_its_prompt_first(served: Endpoint) -> None:
-    choices = _choices(events_of(served.complete(stream=True, echo=True)))
-    assert choices[0]["text"] == "Return a list"
-    assert "".join(str(choice["text"]) for choice in choices) == "Return a list Hello, world."
-
-
-def test_a_streamed_echo_has_the_logprobs_of_its_prompt(served: Endpoint, triton: FakeTriton) -> None:
-    fields: Json = {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "logprobs": 1, "return_token_ids": True}
-    expected = served.complete(**fields).json()["choices"]
-    choices = _choices(events_of(served.complete(stream=True, **fields)))
-    for index, whole in enumerate(expected):
-        first, *texts = [choice for choice in choices if choice["index"] == index]
-        assert first["text"] == ("a b", "c d e")[index // 2]
-        assert (first["token_ids"], first["prompt_token_ids"]) == ([], whole["prompt_token_ids"])
-        logprobs = [choice["logprobs"] for choice in (first, *texts)]
-        assert all(isinstance(lists, dict) for lists in logprobs)
-        for name, values in whole["logprobs"].items():
-            assert [value for lists in logprobs for value in lists[name]] == values  # type: ignore[index]  # JSON
-    assert triton.last.value("prompt_logprobs") == 1
-
-
-def test_a_streamed_echo_of_tokens_begins_with_the_first_ones_text(served: Endpoint) -> None:
-    tokens = served.http.post("/tokenize", json={"prompt": "Return a list"}).json()["tokens"]
-    first, *_ = _choices(events_of(served.complete(prompt=tokens, stream=True, echo=True, logprobs=0)))
-    assert first["logprobs"]["tokens"][0] == "<s>"  # type: ignore[index]  # JSON
+@pytest.mark.parametrize(
+    ("ask", "fields"),
+    [
+        (Endpoint.chat, {"n": 2, "return_token_ids": True}),
+        (Endpoint.chat, {"logprobs": True, "top_logprobs": 1}),
+        (Endpoint.chat, {"tools": [{"type": "function", "function": {"name": "f"}}], "return_token_ids": True}),
+        (Endpoint.complete, {"stop": "wor", "logprobs": 1}),
+        (Endpoint.complete, {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "return_token_ids": True}),
+        (Endpoint.complete, {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "logprobs": 1}),
+        (Endpoint.complete, {"prompt": [1, 5, 9], "echo": True, "logprobs": 0}),
+    ],
+)
+def test_the_events_of_a_choice_add_up_to_the_one_that_is_not_streamed(
+    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], fields: Json
+) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    triton.tokens = ["I call. ", call[:20], call[20:], call] if "tools" in fields else triton.tokens
+    whole, events = ask(served, **fields).json(), events_of(ask(served, stream=True, **fields))
+    for choice in whole["choices"]:
+        own: list[dict[str, Any]] = [event for event in _choices(events) if event["index"] == choice["index"]]
+        parts = [_parts(event) for event in own]
+        assert _parts(choice) == {name: reduce(add, (part[name] for part in parts)) for name in parts[0]}
+        assert [own[-1][name] for name in ("finish_reason", "stop_reason")] == [
+            choice[name] for name in ("finish_reason", "stop_reason")
+        ]
+    assert events[0].get("prompt_token_ids") == whole.get("prompt_token_ids")
 
 
 def test_a_stream_that_the_model_refuses_has_the_errors_own_status(served: Endpoint, triton: FakeTriton) -> None:

@@ -73,24 +73,6 @@ def test_a_streamed_call_is_one_delta(served: Endpoint, triton: FakeTriton) -> N
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_the_text_before_a_streamed_call_is_content(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = _tokens(f"One moment. {CALL}")
-    events = events_of(served.chat(tools=[ADD], stream=True))
-    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
-    texts = [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
-    assert len(texts) > 2
-    assert "".join(texts) == "One moment. "
-
-
-def test_parallel_calls_of_a_stream_are_numbered(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = _tokens(f"{CALL}\n{CALL}")
-    events = events_of(served.chat(tools=[ADD], stream=True))
-    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
-    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [0, 1]
-    assert calls[0]["id"] != calls[1]["id"]
-
-
 def test_a_named_choice_makes_the_functions_schema_the_guide(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = _tokens('{"a": 7}')
     (answer,) = served.chat(tools=[ADD, CLOCK], tool_choice=NAMED).json()["choices"]

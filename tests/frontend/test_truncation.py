@@ -10,13 +10,9 @@ TEXT = "Return a list of all names"
 LONG = {"role": "user", "content": "word " * 2000}
 
 
-def _tokens(served: Endpoint, prompt: str) -> list[int]:
-    return list(served.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"])
-
-
 def test_a_long_text_becomes_its_last_tokens_without_a_bos(served: Endpoint, triton: FakeTriton) -> None:
     answer = served.complete(prompt=TEXT, truncate_prompt_tokens=3, return_token_ids=True).json()
-    last = _tokens(served, TEXT)[-3:]
+    last = served.tokens(TEXT)[-3:]
     assert triton.last.inputs["input_ids"] == last
     assert "text_input" not in triton.last.inputs
     assert answer["choices"][0]["prompt_token_ids"] == last
@@ -24,11 +20,11 @@ def test_a_long_text_becomes_its_last_tokens_without_a_bos(served: Endpoint, tri
 
 
 def test_a_prompt_within_the_bound_stays_as_it_is(served: Endpoint, triton: FakeTriton) -> None:
-    count = len(_tokens(served, TEXT))
+    count = len(served.tokens(TEXT))
     served.complete(prompt=TEXT, truncate_prompt_tokens=count)
     assert triton.last.value("text_input") == TEXT
     served.complete(prompt=TEXT, truncate_prompt_tokens=count - 1)
-    assert triton.last.inputs["input_ids"] == _tokens(served, TEXT)[1:]
+    assert triton.last.inputs["input_ids"] == served.tokens(TEXT)[1:]
 
 
 def test_every_prompt_of_a_list_is_truncated_by_itself(served: Endpoint, triton: FakeTriton) -> None:
@@ -37,7 +33,7 @@ def test_every_prompt_of_a_list_is_truncated_by_itself(served: Endpoint, triton:
 
 
 def test_an_echo_is_what_is_left_of_the_prompt(served: Endpoint) -> None:
-    last = _tokens(served, TEXT)[-2:]
+    last = served.tokens(TEXT)[-2:]
     left = served.http.post("/detokenize", json={"tokens": last}).json()["prompt"]
     (choice,) = served.complete(prompt=TEXT, truncate_prompt_tokens=2, echo=True).json()["choices"]
     assert choice["text"] == f"{left} Hello, world."

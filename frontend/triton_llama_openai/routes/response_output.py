@@ -1,6 +1,6 @@
 """The output of a response while it is generated: items of text, of reasoning, and calls.
 
-The answer that isn't streamed has them at their end; a stream's events are the steps by which they grow.
+The answer that isn't streamed has the items at their end; a stream has the events by which they grow.
 """
 
 from __future__ import annotations
@@ -81,35 +81,12 @@ OutputItem = TextItem | CallItem
 
 
 @dataclass(frozen=True)
-class Added:
-    """An item begins. index: in the output. body, part: as they are then; a call has no part."""
+class OutputEvent:
+    """A step of the output, as a stream has it. kind: without `response.`. encoded: more of its fields, as JSON."""
 
-    index: int
-    item_id: str
-    body: bytes
-    part: bytes | None
-
-
-@dataclass(frozen=True)
-class Delta:
-    """A text grows. logprobs: of the tokens whose text it is."""
-
-    index: int
-    item_id: str
-    kind: TextKind
-    text: str
-    logprobs: list[EncodedLogprobs]
-
-
-@dataclass(frozen=True)
-class Done:
-    """An item is complete, or cut off; it doesn't change any more."""
-
-    index: int
-    item: OutputItem
-
-
-Step = Added | Delta | Done
+    kind: str
+    fields: Json
+    encoded: dict[str, bytes] = field(default_factory=dict)
 
 
 class Output:
@@ -121,15 +98,15 @@ class Output:
         self.items: list[OutputItem] = []
         self.finish_reason = ""
 
-    def read(self, chunk: Chunk) -> list[Step]:
-        """Return the steps of a chunk."""
-        steps = self._add(self.parser.parse(chunk))
+    def read(self, chunk: Chunk) -> list[OutputEvent]:
+        """Return the events of a chunk."""
+        events = self._add(self.parser.parse(chunk))
         if chunk.finish_reason:
             self.finish_reason = chunk.finish_reason
             if not self.items:
-                steps += self._begin(TextItem("output_text", new_id("msg")))
-            steps += self._end(self.status)
-        return steps
+                events += self._begin(TextItem("output_text", new_id("msg")))
+            events += self._end(self.status)
+        return events
 
     @property
     def status(self) -> Status:
@@ -140,49 +117,75 @@ class Output:
         """Note that an error has ended the output: an item in progress is incomplete."""
         self._end("incomplete")
 
-    def _add(self, parts: Iterable[ContentPart]) -> list[Step]:
-        steps: list[Step] = []
+    def _add(self, parts: Iterable[ContentPart]) -> list[OutputEvent]:
+        events: list[OutputEvent] = []
         for part in parts:
             if isinstance(part, ToolCall):
-                steps += [*self._begin(CallItem(part, new_id("fc"))), *self._end("completed")]
+                events += [*self._begin(CallItem(part, new_id("fc"))), *self._end("completed")]
             elif isinstance(part, Reasoning):
-                steps += self._add_text("reasoning_text", part.text)
+                events += self._add_text("reasoning_text", part.text)
             else:
-                steps += self._add_text("output_text", part)
-        return steps
+                events += self._add_text("output_text", part)
+        return events
 
-    def _add_text(self, kind: TextKind, text: str) -> list[Step]:
-        steps: list[Step] = []
+    def _add_text(self, kind: TextKind, text: str) -> list[OutputEvent]:
+        events: list[OutputEvent] = []
         last = self.items[-1] if self.items else None
         if not isinstance(last, TextItem) or last.kind != kind:
             last = TextItem(kind, new_id("msg" if kind == "output_text" else "rs"))
-            steps += self._begin(last)
+            events += self._begin(last)
         last.text += text
         logprobs = self._logprobs() if kind == "output_text" else []
         last.logprobs += logprobs
-        return [*steps, Delta(len(self.items) - 1, last.id, kind, text, logprobs)]
+        return [*events, OutputEvent(f"{kind}.delta", {**self._place(last), "delta": text}, _logprobs(kind, logprobs))]
 
-    def _begin(self, item: OutputItem) -> list[Step]:
-        steps = self._end("completed")
+    def _begin(self, item: OutputItem) -> list[OutputEvent]:
+        events = self._end("completed")
         self.items.append(item)
-        part = item.part() if isinstance(item, TextItem) else None
-        return [*steps, Added(len(self.items) - 1, item.id, item.body(), part)]
+        index: Json = {"output_index": len(self.items) - 1}
+        events.append(OutputEvent("output_item.added", index, {"item": item.body()}))
+        if isinstance(item, TextItem):
+            events.append(OutputEvent("content_part.added", self._place(item), {"part": item.part()}))
+        return events
 
-    def _end(self, status: Status) -> list[Step]:
+    def _end(self, status: Status) -> list[OutputEvent]:
         """End the last item, unless it has ended."""
         if not self.items or self.items[-1].status != "in_progress":
             return []
         item = self.items[-1]
         item.status = status
-        if isinstance(item, TextItem) and item.kind == "output_text":
-            item.logprobs += self._logprobs()
-        return [Done(len(self.items) - 1, item)]
+        place = self._place(item)
+        if isinstance(item, TextItem):
+            if item.kind == "output_text":
+                item.logprobs += self._logprobs()
+            events = [
+                OutputEvent(f"{item.kind}.done", place | {"text": item.text}, _logprobs(item.kind, item.logprobs)),
+                OutputEvent("content_part.done", place, {"part": item.part()}),
+            ]
+        else:
+            arguments = item.call.arguments
+            events = [
+                OutputEvent("function_call_arguments.delta", place | {"delta": arguments}),
+                OutputEvent("function_call_arguments.done", place | {"arguments": arguments}),
+            ]
+        index: Json = {"output_index": len(self.items) - 1}
+        return [*events, OutputEvent("output_item.done", index, {"item": item.body()})]
+
+    def _place(self, item: OutputItem) -> Json:
+        """Return the place of the last item's text or arguments."""
+        place: Json = {"item_id": item.id, "output_index": len(self.items) - 1}
+        return place | {"content_index": 0} if isinstance(item, TextItem) else place
 
     def _logprobs(self) -> list[EncodedLogprobs]:
         """Return and remove the tokens whose text is new."""
         tokens = self.parser.take_tokens()
         content = [] if self._top is None else logprobs_content(tokens, self._top, unknown_bytes=[])
         return [EncodedLogprobs(dumps(token), dumps(_without_bytes(token))) for token in content]
+
+
+def _logprobs(kind: TextKind, logprobs: list[EncodedLogprobs]) -> dict[str, bytes]:
+    """Return the field of log probabilities, which a message's events have."""
+    return {"logprobs": join_array(token.event for token in logprobs)} if kind == "output_text" else {}
 
 
 def _without_bytes(logprobs: object) -> object:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Self
 
 import grpc
 from triton_llama.completion import Chunk
@@ -57,28 +56,63 @@ class EngineClient:
         self._decoupled = True
         self._config_time = -math.inf
         self._end_reason = "the endpoint is stopping"
-        self.awaited: dict[EngineStream, float] = {}
+        self._awaited: dict[grpc.aio.StreamStreamCall, float] = {}
         """For each stream that has begun and is being read, the time since when its next response is awaited."""
 
-    def stream(
+    async def stream(
         self,
         tensors: Sequence[Tensor],
         request_id: str,
         choices: range,
         timeout: float,
         skipped: Collection[int] = (),
-    ) -> EngineStream:
-        """Return the stream of one request, which is sent at the first `anext`; `timeout` seconds for all of it.
+    ) -> AsyncGenerator[list[Chunk], None]:
+        """Send one request and yield each response as a list of its chunks; `timeout` seconds for all of it.
 
-        choices: the indices of its choices. skipped: those of them that aren't wanted.
+        choices: the indices of its choices. skipped: those of them that aren't wanted. Closing the stream cancels the
+        request on the server. A stream that ends without an error is complete; one with skipped choices ends with the
+        last one of the others.
+
+        Raises:
+            TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
         """
-        return EngineStream(self, encode_request(self.model, request_id, tensors, OUTPUTS), choices, timeout, skipped)
+        unfinished = set(choices).difference(skipped)
+        with self.errors(timeout):
+            request = encode_request(self.model, request_id, tensors, OUTPUTS)
+            # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
+            call = self.stub().ModelStreamInfer(iter([request]), timeout=timeout)
+        responses = aiter(call)
+        try:
+            while unfinished or not skipped:
+                with self.errors(timeout):
+                    response = await anext(responses, None)
+                if response is None:
+                    break
+                self.last_heard = time.monotonic()
+                # A reader that takes its time isn't waiting for Triton.
+                self._awaited.pop(call, None)
+                if response.error_message:
+                    raise from_stream_error(response.error_message, started=True)
+                self.last_response = self.last_heard
+                outputs = decode_response(response.infer_response)
+                # A response without outputs is only the end of the stream.
+                chunks = read_chunks(outputs, choices) if outputs else []
+                unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
+                yield [chunk for chunk in chunks if chunk.index not in skipped]
+                self._awaited[call] = time.monotonic()
+        finally:
+            self._awaited.pop(call, None)
+            # No effect on a call that has ended.
+            call.cancel()
+        if unfinished:
+            message = f"the server's stream ended without the finish_reason of choice {min(unfinished)}"
+            raise ServerError(message, LOST)
 
     def silence(self) -> float:
         """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
-        if not self.awaited:
+        if not self._awaited:
             return 0.0
-        return time.monotonic() - max(self.last_response, min(self.awaited.values()))
+        return time.monotonic() - max(self.last_response, min(self._awaited.values()))
 
     async def is_ready(self, timeout: float) -> bool:
         """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""
@@ -139,69 +173,3 @@ class EngineClient:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
-
-
-class EngineStream:
-    """The responses to one request, each as a list of its chunks. Closing the stream cancels it on the server.
-
-    A stream that ends without an error is complete; one with skipped choices ends with the last one of the others.
-
-    Raises:
-        TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
-    """
-
-    def __init__(
-        self,
-        client: EngineClient,
-        request: messages.ModelInferRequest,
-        choices: range,
-        timeout: float,
-        skipped: Collection[int],
-    ) -> None:
-        self._client = client
-        self._request = request
-        self._choices = choices
-        self._timeout = timeout
-        self._skipped = skipped
-        self._unfinished = set(choices).difference(skipped)
-        self._call: grpc.aio.StreamStreamCall | None = None
-        self._responses: AsyncIterator[messages.ModelStreamInferResponse]
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[Chunk]:
-        if self._skipped and not self._unfinished:
-            raise StopAsyncIteration
-        client = self._client
-        with client.errors(self._timeout):
-            if self._call is None:
-                # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a
-                # status.
-                self._call = client.stub().ModelStreamInfer(iter([self._request]), timeout=self._timeout)
-                self._responses = aiter(self._call)
-            else:
-                client.awaited[self] = time.monotonic()
-            response = await anext(self._responses, None)
-        if response is None:
-            if not self._unfinished:
-                raise StopAsyncIteration
-            message = f"the server's stream ended without the finish_reason of choice {min(self._unfinished)}"
-            raise ServerError(message, LOST)
-        client.last_heard = time.monotonic()
-        # A reader that takes its time isn't waiting for Triton.
-        client.awaited.pop(self, None)
-        if response.error_message:
-            raise from_stream_error(response.error_message, started=True)
-        client.last_response = client.last_heard
-        outputs = decode_response(response.infer_response)
-        # A response without outputs is only the end of the stream.
-        chunks = read_chunks(outputs, self._choices) if outputs else []
-        self._unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
-        return [chunk for chunk in chunks if chunk.index not in self._skipped]
-
-    async def aclose(self) -> None:
-        """End the stream; without effect on one that has ended."""
-        self._client.awaited.pop(self, None)
-        if self._call is not None:
-            self._call.cancel()

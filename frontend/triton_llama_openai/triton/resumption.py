@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from triton_llama.completion import Chunk
 from triton_llama.errors import (
@@ -25,7 +24,6 @@ from triton_llama.errors import (
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.middleware import RequestRecord
-from triton_llama_openai.triton.engine_client import EngineStream
 from triton_llama_openai.triton.load_balancer import LoadBalancer
 from triton_llama_openai.triton.replica import Replica
 
@@ -38,14 +36,8 @@ _RETRY_S = 0.5
 """Until an interrupted request that found all queues full is sent again."""
 
 
-class ChunkStream(Protocol):
-    """The responses to a request, each as a list of its chunks."""
-
-    def __aiter__(self) -> AsyncIterator[list[Chunk]]:
-        """Return what yields them."""
-
-    async def aclose(self) -> None:
-        """End the stream, and cancel what still runs."""
+ChunkStream = AsyncGenerator[list[Chunk], None]
+"""The responses to a request, each as a list of its chunks. Closing it cancels what still runs."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +89,8 @@ class Resumption:
         self._failures = 0
         self._waited = False
 
-    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
-        """Yield each response's chunks, as the `EngineStream` of an uninterrupted request does.
+    async def chunks(self) -> ChunkStream:
+        """Yield each response's chunks, as `EngineClient.stream` does for an uninterrupted request.
 
         Raises:
             TritonLlamaError: as there, if no other try may mend it, or none could in time.
@@ -118,7 +110,7 @@ class Resumption:
     def _is_finished(self) -> bool:
         return all(choice.finished for choice in self._choices.values())
 
-    async def _streams(self, replica: Replica) -> list[EngineStream]:
+    async def _streams(self, replica: Replica) -> list[ChunkStream]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
         request, stream = self._request, replica.engine.stream
         as_stream = request.streamed or await replica.engine.can_stream()
@@ -223,7 +215,7 @@ def merge(streams: Sequence[ChunkStream]) -> ChunkStream:
     return streams[0] if len(streams) == 1 else _merge(streams)
 
 
-async def _merge(streams: Sequence[ChunkStream]) -> AsyncGenerator[list[Chunk], None]:
+async def _merge(streams: Sequence[ChunkStream]) -> ChunkStream:
     queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(_QUEUED_RESPONSES)
 
     async def read(stream: ChunkStream) -> None:

@@ -86,7 +86,7 @@ class SavedTensors(Mapping[str, SavedTensor]):
             size = min(saved.end - saved.begin, _DIGEST_BYTES)
             sample = torch.empty(size, dtype=torch.uint8)
             read_bytes(saved.path, (saved.begin + saved.end - size) // 2, sample, name)
-            digest.update(f"{name} {saved.dtype} {saved.shape} ".encode() + sample.numpy().tobytes())
+            digest.update(f"{name} {saved.dtype} {saved.shape} ".encode() + bytes(sample.tolist()))
         return digest.hexdigest()
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import grimp
+import pytest
 from engine.configs import MODEL
 
 VERSION = MODEL / "1"
@@ -43,5 +44,6 @@ def test_the_engine_imports_only_the_servers_packages() -> None:
     assert outside == SERVER | OPTIONAL | {BACKEND}
 
 
+@pytest.mark.long
 def test_every_module_imports_without_optional_packages() -> None:
     subprocess.run([sys.executable, "-c", IMPORT_EVERY_MODULE], cwd=VERSION, check=True, timeout=120)

@@ -97,17 +97,6 @@ def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
     assert texts_of([second]) == ["ab"]
 
 
-def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: LoadedModel) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled):
-        scheduled.pace.run_free()
-        sequences = scheduled.add(guided("ab"), guided("cd"))
-        for sequence in sequences:
-            client_of(sequence).cancelled = True
-        scheduled.scheduler.wait_until_finished(sequences)
-        assert {type(sequence.result) for sequence in sequences} == {Cancelled}
-        assert not scheduled.engine.used_slots
-
-
 def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
     fp32: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,11 +116,14 @@ def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
     assert "compiling the guide" not in caplog.text
 
 
-def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: LoadedModel) -> None:
+def test_waiting_for_a_guide_ends_with_a_cancellation_or_a_shutdown(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
-        sequences = scheduled.add(guided("ab"), guided("cd"))
+        gone, *sequences = scheduled.add(guided("ab"), guided("cd"), guided("ef"))
+        client_of(gone).cancelled = True
+        scheduled.scheduler.wait_until_finished([gone])
+        assert isinstance(gone.result, Cancelled)
         scheduled.scheduler.stop(SECONDS)
-        sequences += scheduled.add(guided("ef"))
+        sequences += scheduled.add(guided("gh"))
         assert scheduled.dispatcher.close(SECONDS)
         assert all(isinstance(sent_result(sequence), Unavailable) for sequence in sequences)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from typing import Any, cast
 
 import pytest
 from engine.backend_utils import MetricFamilies
@@ -21,10 +22,14 @@ def triton() -> MetricFamilies:
     return MetricFamilies()
 
 
+def _metrics(triton: MetricFamilies, instance: str) -> TritonMetrics:
+    return TritonMetrics(cast("Any", triton), LABELS, instance, INFO)
+
+
 def test_an_instance_shares_all_series_but_gauges(triton: MetricFamilies) -> None:
     instances = ["llama_0_0_gpu0", "llama_0_0_gpu1"]
     for instance in instances:
-        TritonMetrics(triton, LABELS, instance, INFO)
+        _metrics(triton, instance)
     assert list(triton.families) == [metric.name for metric in METRICS]
     for metric in METRICS:
         family = triton.families[metric.name]
@@ -37,7 +42,7 @@ def test_an_instance_shares_all_series_but_gauges(triton: MetricFamilies) -> Non
 
 
 def test_series_outlive_closed_metrics(triton: MetricFamilies) -> None:
-    metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
+    metrics = _metrics(triton, "llama_0_0")
     references = [weakref.ref(series) for family in triton.families.values() for series in [family, *family.series]]
     metrics.close()
     del metrics

@@ -8,7 +8,7 @@ it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +19,9 @@ from llama_engine.kernels.memory import to_device
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of
+
+if TYPE_CHECKING:
+    from llama_engine.engine.cuda_graphs import DecodeGraphs
 
 MAX_FAILED_REPLAYS = 3
 """Consecutive failed replays after which CUDA graphs are no longer used."""
@@ -95,17 +98,6 @@ class SlotBatch:
         self.features = features_of(sequences)
 
 
-class CapturedSteps(Protocol):
-    """Decode steps that were captured as CUDA graphs."""
-
-    @property
-    def count(self) -> int:
-        """Number of captured graphs."""
-
-    def step(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Replay a step. Arguments and result are those of `DecodeStep.run`. If it raises, nothing has been stored."""
-
-
 class DecodeStep:
     """Computes the next token of every sequence of the batch, by CUDA graphs if they are captured. Not thread-safe.
 
@@ -115,7 +107,7 @@ class DecodeStep:
 
     def __init__(self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, isolation: Isolation) -> None:
         self._model, self._sampler, self._batch, self._isolation = model, sampler, batch, isolation
-        self.graphs: CapturedSteps | None = None
+        self.graphs: DecodeGraphs | None = None
         """Captured decode steps; None launches each kernel separately."""
         self._failed_replays = 0
 

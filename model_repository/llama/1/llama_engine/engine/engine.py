@@ -103,11 +103,6 @@ class Engine:
         """Number of sequences in the engine, in prefill or decoding."""
         return len(self._batch) + len(self._prefill)
 
-    @property
-    def uses_cuda_graphs(self) -> bool:
-        """Whether decode steps replay CUDA graphs."""
-        return self._decode.graphs is not None
-
     def info_labels(self) -> dict[str, str]:
         """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""
         info = self._loaded.info

@@ -40,7 +40,6 @@ from llama_engine.kernels.cpu.packing import MAX_INPUTS, linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.builder import (
-    ConvertingReader,
     ModelInfo,
     PackLinear,
     ReadWeights,
@@ -148,7 +147,8 @@ def load_model(
         model = build_compiled_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
     else:
         linears = plan.linear_layers()
-        llama = build_llama(ConvertingReader(plan.reader, linears.convert), architecture, tables, linears.pack, read)
+        read.convert = linears.convert
+        llama = build_llama(plan.reader, architecture, tables, linears.pack, read)
         model = replace(llama, rotary=plan.elementwise.rotary)
     _return_freed_memory()
     return model, plan.info(read.linears, read.bytes, model), plan.attention

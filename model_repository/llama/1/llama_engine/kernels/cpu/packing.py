@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.per_channel import requantized
-from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.checkpoint.weights import DecoderLayer, LayerWeights, LinearWeight
 from llama_engine.kernels.cpu.library import CpuKernels, Matrix, Quantized
 
 UNIT = 64
@@ -72,20 +72,8 @@ class PackedLinear:
     order: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class PackedLayer:
-    """A packed decoder layer. Padded gains; None is no norm."""
-
-    attention_norm: torch.Tensor | None
-    query_key_value: PackedLinear
-    attention_output: PackedLinear
-    mlp_norm: torch.Tensor | None
-    gate_up: PackedLinear
-    down: PackedLinear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    attention_output_norm: torch.Tensor | None
-    mlp_output_norm: torch.Tensor | None
+PackedLayer = DecoderLayer[PackedLinear]
+"""A packed decoder layer; its gains are padded."""
 
 
 @dataclass

@@ -13,9 +13,10 @@ import torch
 from llama_engine.engine.decode import SlotBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.draw import draw, step_keys
-from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor, logits_processor
+from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
@@ -47,11 +48,9 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
 def _batch(requests: list[GenerationRequest], vocabulary: int, processor: LogitsProcessor | None = None) -> SlotBatch:
     """Return a batch with a row for each request. processor: of the first row."""
     batch = SlotBatch(len(requests), vocabulary, CPU, Mock(PageManager))
-    tokens_without_text = Vocabulary([b""] * vocabulary)
+    builder = SequenceBuilder(Vocabulary([b""] * vocabulary), frozenset(ENDS), CPU, 1)
     for row, request in enumerate(requests):
-        of_row = (
-            logits_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
-        )
+        of_row = builder.processor(request) if row or not processor else processor
         sequence = Sequence(
             request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
         )

@@ -89,7 +89,7 @@ class Engine:
             self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
         )
         self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
-        self._wants_graphs = settings.cuda_graphs in (("on", "auto") if self._device.type == "cuda" else ("on",))
+        self._wants_graphs = settings.cuda_graphs in ("on", "auto" if self._device.type == "cuda" else "on")
         self._loaded = loaded
         self._result = StepResult()
 

@@ -23,7 +23,8 @@ import torch
 from llama_engine.engine.decode import SlotBatch
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
-from llama_engine.engine.sequence import PromptShare, Sequence
+from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import PromptShare
 from llama_engine.kernels.memory import to_device
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.log_probs import TokenLogProbs, token_scores

@@ -216,10 +216,8 @@ def test_sampling_that_cannot_be_captured_is_launched_alone(
 def test_the_memory_plan_includes_what_graphs_need(small: LoadedModel) -> None:
     without = plan_memory(small, Settings(cuda_graphs="off"), SLOTS)
     planned = plan_memory(small, Settings(cuda_graphs="on"), SLOTS)
-    config = small.config
-    hidden, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
-    step = activation_reserve(SLOTS, SLOTS, hidden, inner, words, 4)
-    assert planned.reserve - without.reserve == step + SLOTS * words * 4 + (32 + 4 * 24) * 2**20
+    step = activation_reserve(SLOTS, SLOTS, small.architecture, 4)
+    assert planned.reserve - without.reserve == step + SLOTS * small.architecture.vocabulary * 4 + (32 + 4 * 24) * 2**20
     cache = runner_of(engine_of(small, SLOTS, cuda_graphs="on")).kv_cache
     assert planned.cache == cache.keys.nbytes + cache.values.nbytes
     assert planned.cache == without.cache

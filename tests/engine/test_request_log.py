@@ -57,8 +57,8 @@ def test_what_an_error_quotes_is_logged_only_where_prompts_are(
     error = InvalidRequest("stop_words is ", "'a secret'", "; it must be short")
     assert str(error) == "stop_words is 'a secret'; it must be short"
     assert _logged(caplog, level, refusal=error) == {
-        "id": "job-7", "sequences": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0, "output_tokens": 0,
-        "error": logged or str(error),
+        "id": "job-7", "sequences": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0,
+        "output_tokens": 0, "error": logged or str(error),
     }  # fmt: skip
 
 

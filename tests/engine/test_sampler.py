@@ -1,4 +1,4 @@
-"""The sampler over a slot batch, without a model: all parameters together as in transformers' chain, and at their ends.
+"""The sampler over a decode batch, without a model: all parameters together as in transformers' chain, and at their ends.
 
 Nothing becomes NaN, and only a row whose logits are not finite fails.
 """
@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from llama_engine.engine.decode import SlotBatch
+from llama_engine.engine.decode import DecodeBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import SequenceBuilder
@@ -45,9 +45,9 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
     return scale * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(3))
 
 
-def _batch(requests: list[GenerationRequest], vocabulary: int, processor: LogitsProcessor | None = None) -> SlotBatch:
+def _batch(requests: list[GenerationRequest], vocabulary: int, processor: LogitsProcessor | None = None) -> DecodeBatch:
     """Return a batch with a row for each request. processor: of the first row."""
-    batch = SlotBatch(len(requests), vocabulary, CPU, Mock(PageManager))
+    batch = DecodeBatch(len(requests), vocabulary, CPU, Mock(PageManager))
     builder = SequenceBuilder(Vocabulary([b""] * vocabulary), frozenset(ENDS), CPU, 1)
     for row, request in enumerate(requests):
         of_row = builder.processor(request) if row or not processor else processor

@@ -1,6 +1,6 @@
 """Decoding: the sequences that decode, with their state in dense tensors, and the step that gives each its next token.
 
-Batch indices in use are contiguous from 0, so that a decode step reads views of the state tensors. `SlotBatch.remove`
+Batch indices in use are contiguous from 0, so that a decode step reads views of the state tensors. `DecodeBatch.remove`
 moves the last sequence to the freed index. A sequence keeps its KV slot, an entry of the page table, from prefill until
 it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
 """
@@ -29,7 +29,7 @@ MAX_FAILED_REPLAYS = 3
 _log = logging.getLogger(__name__)
 
 
-class SlotBatch:
+class DecodeBatch:
     """The decoding sequences and their state. Not thread-safe."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device, pages: PageManager) -> None:
@@ -105,7 +105,7 @@ class DecodeStep:
     are an argument.
     """
 
-    def __init__(self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, isolation: Isolation) -> None:
+    def __init__(self, model: ModelRunner, sampler: Sampler, batch: DecodeBatch, isolation: Isolation) -> None:
         self._model, self._sampler, self._batch, self._isolation = model, sampler, batch, isolation
         self.graphs: DecodeGraphs | None = None
         """Captured decode steps; None launches each kernel separately."""

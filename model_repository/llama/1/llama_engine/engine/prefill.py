@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from llama_engine.engine.decode import SlotBatch
+from llama_engine.engine.decode import DecodeBatch
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
@@ -58,7 +58,7 @@ class Prefill:
     """Queues and prefills the sequences whose prompts are not completely cached."""
 
     def __init__(
-        self, model: ModelRunner, batch: SlotBatch, pages: PageManager, budget: int, isolation: Isolation
+        self, model: ModelRunner, batch: DecodeBatch, pages: PageManager, budget: int, isolation: Isolation
     ) -> None:
         """budget: maximum tokens computed per pass."""
         self._model, self._batch, self._pages = model, batch, pages

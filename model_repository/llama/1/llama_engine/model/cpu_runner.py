@@ -82,10 +82,7 @@ class CpuRunner:
         self._forward = CpuForward(model.llama, shape)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
-
-        every: return the hidden states of all tokens instead, [tokens, hidden].
-        """
+        """Compute prompt chunks and cache them; see `ModelRunner`."""
         lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
         ends = lengths.cumsum(0)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])

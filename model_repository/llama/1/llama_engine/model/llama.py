@@ -83,7 +83,10 @@ class Llama:
     def _attend(
         self, index: int, layer: Layer, hidden: torch.Tensor, angles: Sequence[torch.Tensor] | None, attend: Attention
     ) -> torch.Tensor:
-        """Return the attention [n, heads · dim] of a layer. angles: cosine and sine, None without RoPE."""
+        """Project hidden states [n, hidden] to query, key and value; return the attention over them, [n, heads · dim].
+
+        angles: RoPE's cosine and sine at the tokens' positions, [n, 1, rotary / 2]; None in a layer without RoPE.
+        """
         queries, keys, dim = self.architecture.heads, self.architecture.kv_heads, self.architecture.head_dim
         heads = layer.query_key_value(self._normalize(hidden, layer.attention_norm)).view(len(hidden), -1, dim)
         rotated = heads[:, :-keys]

@@ -1,4 +1,4 @@
-"""The sampler over a decode batch, without a model: all parameters together as in transformers' chain, and at their ends.
+"""The sampler over a decode batch, without a model: all parameters as in transformers' chain, and at their ends.
 
 Nothing becomes NaN, and only a row whose logits are not finite fails.
 """

@@ -54,10 +54,10 @@ def _logged(
     return dict(fields_of(record))
 
 
-def test_the_rows_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sequences_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     late = finished_sequence(Completion("", "length", 3, 4), tokens=4, admitted_at=13.0, first_token_at=14.0)
     fields = _logged(caplog, "summary", _sequence(), late, _sequence())
-    assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
+    assert (fields["sequences"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
     assert fields["finish_reason"] == "stop,length"
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
 
@@ -67,7 +67,7 @@ def test_prompts_are_logged_only_on_request(caplog: pytest.LogCaptureFixture) ->
     choices = [_sequence(), _sequence(), _sequence("another")]
     choices[1].request = replace(choices[1].request, n=2, choice=1)
     fields = _logged(caplog, "prompts", *choices)
-    assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (2, 6, 6)
+    assert (fields["sequences"], fields["input_tokens"], fields["output_tokens"]) == (3, 6, 6)
     assert fields["prompts"] == [PROMPT, "another"]
     assert "completion" not in str(fields)
 
@@ -79,8 +79,8 @@ def test_what_an_error_quotes_is_logged_only_where_prompts_are(
     error = InvalidRequest("stop_words is ", "'a secret'", "; it must be short")
     assert str(error) == "stop_words is 'a secret'; it must be short"
     assert _logged(caplog, level, refusal=error) == {
-        "id": "job-7", "rows": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0, "output_tokens": 0,
-        "error": logged or str(error),
+        "id": "job-7", "sequences": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0,
+        "output_tokens": 0, "error": logged or str(error),
     }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def _run(engine: Engine, response: Response, every: int = 1) -> None:
         engine.step()
         steps += 1
         for sequence in list(inside):
-            chunk = sequence.next_chunk() if sequence.stream else None
+            chunk = sequence.next_chunk() if sequence.context.stream else None
             events += [] if chunk is None else [chunk]
             if sequence.result is not None:
                 events.append(sequence.result)

@@ -89,7 +89,7 @@ def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
         (first,) = scheduled.add(request_of(fp32, 0, 10, 40))
         scheduled.pace.let(2)
         # A deadline doesn't apply to a sequence that has a slot.
-        first.deadline = 0.0
+        first.context = replace(first.context, deadline=0.0)
         (gone,) = scheduled.add(request_of(fp32, 1, 33), deadline=time.monotonic() + seconds)
         (patient,) = scheduled.add(request_of(fp32, 2, 21, 3), deadline=time.monotonic() + 3600)
         if error is Cancelled:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from typing import Any, cast
 from unittest.mock import Mock
 
 from llama_engine.observability.log import TritonLogHandler
 from llama_engine.observability.metrics import METRICS, MODEL_INFO
-from llama_engine.triton.metrics import Series, TritonMetrics
+from llama_engine.triton.metrics import TritonMetrics
 
 
 class _Family:
@@ -21,15 +22,15 @@ class _Family:
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.made.append(weakref.ref(self))
 
-    def Metric(self, labels: object = None, buckets: object = None) -> Series:  # noqa: N802 - Triton's name
-        series = Mock(Series)
+    def Metric(self, labels: object = None, buckets: object = None) -> Mock:  # noqa: N802 - Triton's name
+        series = Mock()
         self.made.append(weakref.ref(series))
         return series
 
 
 def test_series_outlive_closed_metrics() -> None:
     _Family.made = []
-    metrics = TritonMetrics(_Family, {"model": "llama"}, "llama_0_0", dict.fromkeys(MODEL_INFO.info, ""))
+    metrics = TritonMetrics(cast("Any", _Family), {"model": "llama"}, "llama_0_0", dict.fromkeys(MODEL_INFO.info, ""))
     metrics.close()
     del metrics
     gc.collect()

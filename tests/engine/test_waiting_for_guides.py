@@ -13,10 +13,10 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
-from llama_engine.engine import scheduler
-from llama_engine.engine.responses import Completion
-from llama_engine.engine.scheduler import MAX_WAITING_GUIDES
-from llama_engine.engine.sequence import RequestContext, Sequence, Status
+from llama_engine.engine import guide_queue
+from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
+from llama_engine.engine.responses import Completion, RequestContext
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
@@ -78,7 +78,7 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: LoadedModel) -> 
 def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
     fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
+    monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
     with running(fp32, 1) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
         scheduled.pace.let(1)
@@ -186,10 +186,10 @@ def test_execute_does_not_wait_behind_a_guide_that_takes_long(
         (slow,) = scheduled.add(guided("ab"))
         scheduled.scheduler.wait_until_admitted([slow])
         (second,) = scheduled.add(guided("cd"))
-        began = scheduled.scheduler._guide_began
+        began = scheduled.scheduler._guides._began
         # As if it had begun two minutes ago, and execute would wait for one.
-        monkeypatch.setattr(scheduled.scheduler, "_guide_began", began - 2 * SECONDS)
-        monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
+        monkeypatch.setattr(scheduled.scheduler._guides, "_began", began - 2 * SECONDS)
+        monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
         waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],), daemon=True)
         waiter.start()
         waiter.join(SECONDS / 2)

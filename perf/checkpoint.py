@@ -23,7 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf.environment import ROOT
-from perf.roofline.rates import BYTES, Weights
+from perf.roofline import Weights
 
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
@@ -167,27 +167,15 @@ def fastest() -> Weights:
     return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
 
 
-def mebibytes(checkpoint: Path, weights: Weights) -> float:
-    """Return the memory of all weights of the checkpoint in that format of a baseline.
-
-    INT8 is W8A8: the layers' matrices with an FP32 scale a row; embedding, head and norms are `fastest()`.
-    """
-    size = 0
-    for name, parameter in _model(checkpoint).named_parameters():
-        matrix = weights == "int8" and name.endswith("_proj.weight")
-        floats = fastest() if weights == "int8" else weights
-        size += parameter.numel() + 4 * len(parameter) if matrix else parameter.numel() * BYTES[floats]
-    return size / 2**20
-
-
 def described(checkpoint: Path) -> str:
     """Return the checkpoint in a few words."""
     random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
-    parameters = sum(parameter.numel() for parameter in _model(checkpoint).parameters())
-    return f"Llama of {parameters / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+    return f"Llama of {parameters(checkpoint) / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
 
 
-def _model(checkpoint: Path) -> LlamaForCausalLM:
-    """Return a model of the checkpoint's config, without values."""
+def parameters(checkpoint: Path) -> int:
+    """Return the number of the checkpoint's weights."""
+    # Of the config alone, without values.
     with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
+    return sum(parameter.numel() for parameter in model.parameters())

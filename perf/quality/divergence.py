@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 POSITIONS_AT_ONCE = 256
-"""Positions per pass of the head: a whole row's logits (4,096 x 32,000) would exceed the activations of the rest."""
+"""Positions per pass of the head: a whole text's logits (4,096 x 32,000) would exceed the activations of the rest."""
 
 
 class Tokens(NamedTuple):
@@ -31,11 +31,6 @@ class Tokens(NamedTuple):
     loss: Tensor
     divergence: Tensor
     agrees: Tensor
-
-
-def joined(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate the parts."""
-    return Tokens(*map(torch.cat, zip(*parts, strict=True)))
 
 
 class Forward:
@@ -58,12 +53,12 @@ class Forward:
         return 1 + sum(count.two_terms * count.weights for count in counts) / one_term if one_term else None
 
     @torch.inference_mode()
-    def hidden(self, row: Sequence[int]) -> Tensor:
+    def hidden(self, text: Sequence[int]) -> Tensor:
         """Return [tokens, hidden] of a text, in one pass."""
         if isinstance(self._model, Llama):
-            tokens = torch.tensor(row, device=self._device)
-            return self._model.forward(tokens, torch.arange(len(row), device=self._device), _attend)
-        return self._runner.prefill([PromptChunk(0, 0, tuple(row))], every=True)
+            tokens = torch.tensor(text, device=self._device)
+            return self._model.forward(tokens, torch.arange(len(text), device=self._device), _attend)
+        return self._runner.prefill([PromptChunk(0, 0, tuple(text))], every=True)
 
 
 def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -75,23 +70,20 @@ def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def distances(references: Sequence[Forward], candidate: Forward, rows: Sequence[Sequence[int]]) -> list[Tokens]:
-    """Predict every token but each row's first; compare the candidate with each reference.
+def distances(reference: Forward, candidate: Forward, texts: Sequence[Sequence[int]]) -> Tokens:
+    """Predict every token but each text's first; compare the candidate with the reference.
 
-    Each row is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
+    Each text is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
     columns over everything in a pass, these are one text's own tokens.
     """
-    parts: list[list[Tokens]] = [[] for _ in references]
-    for row in rows:
-        got = candidate.hidden(row)
-        targets = torch.tensor(row[1:], device=got.device)
-        expected = [reference.hidden(row) for reference in references]
-        for first in range(0, len(row) - 1, POSITIONS_AT_ONCE):
-            here = slice(first, min(first + POSITIONS_AT_ONCE, len(row) - 1))
-            logits = candidate.logits(got[here])
-            for part, reference, hidden in zip(parts, references, expected, strict=True):
-                part.append(compare(reference.logits(hidden[here]), logits, targets[here]))
-    return [joined(part) for part in parts]
+    parts: list[Tokens] = []
+    for text in texts:
+        expected, got = reference.hidden(text), candidate.hidden(text)
+        targets = torch.tensor(text[1:], device=got.device)
+        for first in range(0, len(text) - 1, POSITIONS_AT_ONCE):
+            here = slice(first, min(first + POSITIONS_AT_ONCE, len(text) - 1))
+            parts.append(compare(reference.logits(expected[here]), candidate.logits(got[here]), targets[here]))
+    return Tokens(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Tokens:
@@ -116,24 +108,19 @@ def perplexity(losses: Tensor) -> float:
     return math.exp(float(losses.mean()))
 
 
-def kl_nats(tokens: Tokens) -> dict[str, float]:
-    """Return mean, 99th percentile and maximum of the divergence, for a result file."""
-    # By nearest rank, which counts from 1.
-    p99 = tokens.divergence.kthvalue(math.ceil(0.99 * len(tokens.divergence))).values
-    nats = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
-    return {name: float(f"{value:.5g}") for name, value in nats.items()}
-
-
 def summary(tokens: Tokens) -> dict[str, object]:
     """Return the candidate's perplexity and its distance from the reference in nats per token, for a result file.
 
     loss_difference: the candidate's loss minus the reference's; within two standard errors of 0 it is noise.
     """
-    difference, count = tokens.loss - tokens.reference_loss, len(tokens.loss)
+    difference, divergence, count = tokens.loss - tokens.reference_loss, tokens.divergence, len(tokens.loss)
     loss_difference = {"mean": difference.mean(), "standard_error": difference.std() / math.sqrt(count)}
+    # By nearest rank, which counts from 1.
+    p99 = divergence.kthvalue(math.ceil(0.99 * count)).values
+    nats = {"mean": divergence.mean(), "p99": p99, "max": divergence.max()}
     return {
         "perplexity": round(perplexity(tokens.loss), 4),
-        "kl_nats": kl_nats(tokens),
+        "kl_nats": {name: float(f"{value:.5g}") for name, value in nats.items()},
         "top1_agreement": round(float(tokens.agrees.double().mean()), 6),
         "loss_difference": {name: float(f"{value:.5g}") for name, value in loss_difference.items()},
     }

@@ -158,7 +158,7 @@ def test_an_unreachable_server_is_recorded() -> None:
     with socket.socket() as held:
         # Bound, so that no other process gets the port, but not listening.
         held.bind(("127.0.0.1", 0))
-        target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
+        target = Target("test", "triton_generate", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
         (refused,) = generate(target, [Request("a", 1)], 8, 30.0)
     assert refused.error == "connection failed: Connection refused"
     assert refused.sent is not None

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from llama_engine.model.llama import Llama
 from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 POSITIONS_AT_ONCE = 256
 """Positions per pass of the head: a whole text's logits (4,096 x 32,000) would exceed the activations of the rest."""
@@ -34,16 +32,13 @@ class Tokens(NamedTuple):
 
 
 class Forward:
-    """The hidden states and logits of texts, one at a time, as a loaded checkpoint computes them."""
+    """The hidden states and logits of texts, one at a time, as the engine computes a loaded checkpoint's prompts."""
 
     def __init__(self, checkpoint: LoadedModel, kv_cache_dtype: str = "auto") -> None:
-        """kv_cache_dtype: the setting; where it is the weights' dtype, PyTorch computes a text without a cache."""
+        """kv_cache_dtype: the setting."""
         shape = checkpoint.cache_shape(1, kv_cache_dtype)
         self._runner = checkpoint.runner(shape)
         self._runner.set_pages(0, 0, range(1, shape.pages + 1))
-        plain = isinstance(checkpoint.model, Llama) and shape.dtype == checkpoint.info.dtype
-        self._model = checkpoint.model if plain else None
-        self._device = checkpoint.info.device
         self.logits = self._runner.logits
 
     def relative_products(self) -> float | None:
@@ -55,18 +50,7 @@ class Forward:
     @torch.inference_mode()
     def hidden(self, text: Sequence[int]) -> Tensor:
         """Return [tokens, hidden] of a text, in one pass."""
-        if isinstance(self._model, Llama):
-            tokens = torch.tensor(text, device=self._device)
-            return self._model.forward(tokens, torch.arange(len(text), device=self._device), _attend)
         return self._runner.prefill([PromptChunk(0, 0, tuple(text))], every=True)
-
-
-def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention [tokens, heads, dim] of a text."""
-    queries, keys, values = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
-    attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-    return attended[0].transpose(0, 1)
 
 
 @torch.inference_mode()

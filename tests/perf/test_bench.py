@@ -74,6 +74,14 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
     assert 1 <= entries["article/ours"]["mean_batch"] <= 2
 
 
+def test_all_tokens_of_joined_chunks_are_counted(streaming: LocalTriton, tmp_path: Path) -> None:
+    """A stream whose tokens aren't as many as requested is an error."""
+    target = Target("ours", "triton_stream", f"http://{streaming.http_url}", "llama")
+    measurement = measured(tmp_path, server_of(target, streaming), loads=LOADS[:1])["ours/ours"]
+    assert measurement["errors"] == 0
+    assert 0 < measurement["time_to_first_token_ms"]["p50"] < measurement["latency_ms"]["p50"]
+
+
 def test_mean_length_and_limit_are_of_the_measured_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The warm-up's requests are ten times as long."""
     lengths = [100, 100, 10, 10, 10, 10]

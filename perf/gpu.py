@@ -32,11 +32,10 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaFo
 
 from perf.checkpoint import LLAMA_2_7B, SMALL, described, random_checkpoint
 from perf.command import CORES, count, make_command
+from perf.device_rates import measure_rates
 from perf.gpu_checks import MIX_TOKENS, divergence, exactness, generate, mixes, products, requests
 from perf.results_file import Results
-from perf.roofline.device import measure_rates
-from perf.roofline.physics import roofline
-from perf.roofline.rates import DeviceRates, Weights
+from perf.roofline import DeviceRates, Weights, roofline
 from perf.workload import MEAN_OUTPUT, PROMPT_TOKENS, Mix, lengths, prompts
 
 PARTS = ("checks", "fp16", "int8", "stock")

@@ -145,5 +145,5 @@ def divergence(device: torch.device, quantization: str, dtype: str) -> dict[str,
     reference = load_checkpoint(base, device)
     candidate = load_checkpoint(replace(base, quantization=quantization, dtype=dtype), device)
     rows, _ = text.held_out(reference.max_model_len)
-    (tokens,) = distances([Forward(reference)], Forward(candidate), rows[:TEXTS])
+    tokens = distances(Forward(reference), Forward(candidate), rows[:TEXTS])
     return {"loaded": candidate.info.describe(), **summary(tokens)}

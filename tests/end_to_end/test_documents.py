@@ -14,6 +14,9 @@ from deploy.code_blocks import ROOT, Block, page_blocks
 from end_to_end.openai_endpoint import in_front_of
 from triton_local.server import LocalTriton
 
+DEFAULT = "SmolLM2-135M-Instruct"
+"""The pages say the default checkpoint's name; the tests' checkpoint answers to it."""
+
 # A block that stands on two pages runs once.
 CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}.values()
 
@@ -31,7 +34,7 @@ async def test_a_code_block_runs_unmodified(server: LocalTriton, block: Block) -
     ports = {8000: server.http_url, 8001: server.grpc_url, 8002: server.metrics_url}
     async with contextlib.AsyncExitStack() as stack:
         if "localhost:9000" in block.text:
-            ports[9000] = f"127.0.0.1:{stack.enter_context(in_front_of(server)).port}"
+            ports[9000] = f"127.0.0.1:{stack.enter_context(in_front_of(server, served_name=DEFAULT)).port}"
         await stack.enter_async_context(_forwarded(ports))
         run = await asyncio.create_subprocess_exec(
             *(*command, block.text),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import completions, engine_of, load, runner_with_pages
+from engine.engines import EMBEDDED, completions, engine_of, load, runner_with_pages
 from engine.oracle import oracle
 from llama_engine.errors import MAX_LINE, CheckpointError
-from llama_engine.model.loader import EMBEDDED, LoadedModel, loading
+from llama_engine.model.loader import LoadedModel, loading
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
 from llama_engine.request.generation_request import GenerationRequest

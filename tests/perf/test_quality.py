@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
+from engine.engines import EMBEDDED
 from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.model.loader import LoadedModel
@@ -86,7 +87,7 @@ def test_int8_is_close_to_the_reference_but_not_equal(
     fp32: LoadedModel, same_weights: LoadedModel, rows: list[list[int]], candidate: Candidate
 ) -> None:
     assert not isinstance(candidate.settings, Path)
-    loaded = load(Settings(), torch.device("cpu"), candidate)
+    loaded = load(Settings(model=str(EMBEDDED)), torch.device("cpu"), candidate)
     entry = _compared(candidate, fp32, loaded, same_weights, rows)
     assert entry["threshold"] == candidate.settings.get("int8_threshold", 0.0)
     # From its own weights in floats, exact INT8 differs by much less than by its rounding, except with one term.

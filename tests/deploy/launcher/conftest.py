@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from deploy.launcher.launching import Launch, Launcher
+from end_to_end.servers import EMBEDDED
 
 CONFIG = """
 name: "llama"
@@ -66,7 +67,13 @@ def launch(repository: Path, tmp_path: Path) -> Iterator[Launch]:
         options = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={repository}")
         process = subprocess.Popen(
             [sys.executable, "-m", "triton_local", *options, f"--ready-file={ready_file}", *arguments],
-            env={**os.environ, "TELL_WHEN_RUNNING": str(running), "ANSWER_WHEN": str(answer), **environment},
+            env={
+                **os.environ,
+                "LLAMA_MODEL": str(EMBEDDED),
+                "TELL_WHEN_RUNNING": str(running),
+                "ANSWER_WHEN": str(answer),
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

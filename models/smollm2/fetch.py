@@ -88,7 +88,7 @@ def write(file: Path, folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(
         file.parent,
         gguf_file=file.name,
-        config=LlamaConfig(**CONFIG, **TOKENS),
+        config=LlamaConfig.from_dict({**CONFIG, **TOKENS}),
         dtype=torch.float16,
         quantization_config=GgufConfig(dequantize=True),
     )

@@ -46,7 +46,7 @@ class ModelSettings(BaseModel):
     """the model's name in Triton; streams need the config streaming"""
     tokenizer: Text | None = None
     """folder or hub id of the served checkpoint, for its tokenizer, chat template and context; of a GGUF file, the
-    files beside it; default: the server's LLAMA_MODEL, else the embedded checkpoint"""
+    files beside it; default: the server's LLAMA_MODEL, else the default checkpoint"""
     revision: Text | None = None
     """branch, tag or commit of a hub id; default: the server's LLAMA_REVISION where the tokenizer is its LLAMA_MODEL,
     else the default branch"""

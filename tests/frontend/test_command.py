@@ -24,7 +24,8 @@ BODY = {"model": "pydoc-llama", "prompt": "a", "stream": True}
 @contextmanager
 def _running(triton: FakeTriton, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield the process and its base URL, as it prints it."""
-    command = [*COMMAND, "--port", "0", "--triton", f"{HOST}:{triton.port}", *options]
+    source = ["--triton", f"{HOST}:{triton.port}", "--tokenizer", str(EMBEDDED)]
+    command = [*COMMAND, "--port", "0", *source, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -22,7 +22,7 @@ class OpenAIEndpoint:
     """An endpoint; its log goes to stderr. A context manager, which ends it.
 
     host, port: where it listens; port 0 is any free one. grace: seconds that accepted requests have at its end. model:
-    LLAMA_MODEL, None for the environment's, else the embedded checkpoint.
+    LLAMA_MODEL, None for the environment's, else the default checkpoint.
     """
 
     def __init__(self, host: str, port: int, grace: int, model: str | None = None) -> None:

@@ -17,8 +17,8 @@ from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import InvalidSettingsError
 
-EMBEDDED = Path(__file__).resolve().parents[3] / "models" / "pydoc-llama"
-"""The embedded checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
+DEFAULT_MODEL = Path(__file__).resolve().parents[3] / "models" / "SmolLM2-135M-Instruct"
+"""The default checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
 _DEFAULT_CLASS = "PreTrainedTokenizerFast"
@@ -71,14 +71,14 @@ class Checkpoint:
 def load_checkpoint(
     source: str | None, template_file: Path | None, max_model_len: int | None, revision: str | None = None
 ) -> Checkpoint:
-    """Load from a folder, from beside a GGUF file or from the hub; None is the embedded checkpoint. Runs no code of it.
+    """Load from a folder, from beside a GGUF file or from the hub; None is the default checkpoint. Runs no code of it.
 
     revision: branch, tag or commit of a hub id.
 
     Raises:
         InvalidSettingsError: a file is missing or unusable.
     """
-    files = _Files(str(EMBEDDED) if source is None else source, revision)
+    files = _Files(str(DEFAULT_MODEL) if source is None else source, revision)
     tokenizer_file = files.required("tokenizer.json")
     try:
         tokenizer = Tokenizer.from_str(tokenizer_file.decode())

@@ -17,15 +17,10 @@ from llama_engine.checkpoint.formats.linear_format import FLOATS
 from llama_engine.checkpoint.gguf.header import GgufFile
 from llama_engine.checkpoint.gguf.tensors import ROPE_TENSORS
 from llama_engine.checkpoint.tensors import read_bytes
+from llama_engine.text.tokenizer import END_TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-END_TOKENS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_utterance>", "<EOT>", "_<EOT>",
-)  # fmt: skip
-"""Tokens that end a text besides those that the file names, as in llama.cpp. A file can name only three."""
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3's parameters besides the factor. A file has the divisors of the frequencies that follow from them."""
@@ -100,6 +95,7 @@ def _token(file: GgufFile, kind: str) -> int | None:
 
 
 def _end_tokens(file: GgufFile) -> list[int] | int | None:
+    """Return those that the file names, which are three at most, and known ones in its vocabulary, as llama.cpp."""
     tokens = file.metadata.get("tokenizer.ggml.tokens", ())
     texts = {token: number for number, token in enumerate(tokens if isinstance(tokens, tuple) else ())}
     named = [_token(file, kind) for kind in ("eos", "eot", "eom")]

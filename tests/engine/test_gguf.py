@@ -25,6 +25,7 @@ from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.model.llama import Llama
 from llama_engine.model.loader import EMBEDDED, LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
@@ -208,6 +209,16 @@ def test_a_quantized_file_is_served(kind: str, linears: dict[str, int], tmp_path
     served = load("checkpoint", model=str(write(EMBEDDED, kind, tmp_path / "it.gguf")))
     assert served.info.linears == linears
     assert _generate(served, "import os\n")[:12] == _generate(fp32, "import os\n")[:12]
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
+def test_without_quantization_a_file_is_served_dequantized(kind: str, tmp_path: Path) -> None:
+    path = write(EMBEDDED, kind, tmp_path / "it.gguf")
+    served = load("none", model=str(path))
+    assert served.info.linears == {"float32": 43}
+    assert isinstance(served.model, Llama)
+    # Products with the identity are exact.
+    assert torch.equal(served.model.head(torch.eye(256)).T, _by_package(path, "token_embd.weight"))
 
 
 def test_nf4_of_a_file_is_refused(bf16: Path) -> None:

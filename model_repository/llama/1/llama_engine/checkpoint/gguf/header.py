@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 
 from llama_engine.bounds import show
+from llama_engine.checkpoint.files import LFS_ADVICE, is_lfs_pointer
 from llama_engine.errors import CheckpointError
 
 Value: TypeAlias = int | float | bool | str | tuple["int | float | bool | str", ...]
@@ -176,8 +177,9 @@ class _Header:
         self._end = min(self._size, _MAX_HEADER)
 
     def read(self) -> GgufFile:
-        if self._take(4) != b"GGUF":
-            raise ValueError("it doesn't begin with GGUF")
+        if (start := self._take(4)) != b"GGUF":
+            pointer = is_lfs_pointer(start + self._file.read(100))
+            raise ValueError(LFS_ADVICE if pointer else "it doesn't begin with GGUF")
         if (version := self._number("<I")) not in (2, 3):
             raise ValueError(f"it is of version {version}; this engine reads 2 and 3, little-endian")
         tensors, keys = self._number("<Q"), self._number("<Q")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,14 +169,6 @@ def test_a_tensor_of_an_unknown_name_is_refused(tmp_path: Path) -> None:
     renamed = {name.replace("ffn_gate", "ffn_gate_exps"): tensor for name, tensor in headers.gguf.tensors.items()}
     with pytest.raises(CheckpointError, match=r"'blk\.0\.ffn_gate_exps\.weight' isn't one of a qwen3"):
         GgufTensors(replace(headers.gguf, tensors=renamed), headers.architecture)
-
-
-def test_a_file_is_refused_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_model(tmp_path / "it.gguf", small_model("qwen2"))
-    # An import of it fails.
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=f"^can't load {path}: GGUF files need the package gguf"):
-        read_gguf(path)
 
 
 @pytest.fixture(scope="module")

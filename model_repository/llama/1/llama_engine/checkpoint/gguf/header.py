@@ -151,11 +151,9 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _read_file(path: Path) -> GgufFile:
-    try:
-        # Imported here because only GGUF files need it, and it is optional.
-        from gguf import GGML_QUANT_SIZES
-    except ImportError as error:
-        raise _error(path, "GGUF files need the package gguf (pip install gguf)") from error
+    # Imported here because only GGUF files need it.
+    from gguf import GGML_QUANT_SIZES
+
     types = {kind.value: BlockType(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
     try:
         with path.open("rb") as opened:

@@ -151,3 +151,15 @@ def test_a_gguf_file_that_the_hub_lacks_is_refused(hub: Hub, gguf_repository: Pa
 def test_a_missing_gguf_file_is_not_looked_for_on_the_hub(hub: Hub, name: str) -> None:
     assert resolve_folder(name, None) == Path(name)
     assert hub.requests == []
+
+
+def test_a_gguf_file_is_not_downloaded_without_weights(hub: Hub, gguf_repository: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"^the GGUF file of {MODEL} isn't downloaded; "):
+        resolve_folder(f"{MODEL}:Q4_K_M", None, with_weights=False)
+    assert not [name for name in _downloaded(hub) if name.endswith(".gguf")]
+
+
+def test_a_repository_without_a_config_is_refused_with_a_gguf_name(hub: Hub, gguf_repository: Path) -> None:
+    (gguf_repository / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=rf"it has no config\.json; if it has GGUF files, .* {MODEL}:Q4_K_M$"):
+        resolve_folder(MODEL, None)

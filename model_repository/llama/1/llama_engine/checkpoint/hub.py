@@ -8,6 +8,7 @@ without hf.co/ in front, or by its file name, `owner/repository/model.gguf`.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,13 +56,12 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False,
         disable_progress_bars()
     try:
         if gguf is not None:
-            patterns, repository = [*SMALL_FILES, *gguf.patterns()], gguf.repository
-            # Without weights there is nothing to read: such a file has the config, too.
-            cached_only = not with_weights
-            return gguf.find(Path(snapshot_download(
-                repository, revision=revision, allow_patterns=patterns, local_files_only=cached_only
-            )))  # fmt: skip
+            return _gguf_file(gguf, revision, with_weights)
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES]))
+        if not (folder / "config.json").exists():
+            raise CheckpointError(
+                f"can't load {name}: it has no config.json; if it has GGUF files, name one, such as {name}:Q4_K_M"
+            )
         read_config(folder, name)
         if with_weights and (missing := missing_weights(folder)):
             # Use the resolved commit, because a branch can move between the two downloads.
@@ -112,6 +112,23 @@ class GgufName(NamedTuple):
 
 _FIRST_SHARD = re.compile(r"-00001(-of-\d{5}\.gguf)$")
 _GGUF_NAME = re.compile(r"(?:(?:hf\.co|huggingface\.co)/)?([\w.-]+/[\w.-]+)(?::([\w.-]+)|/(.+\.gguf))", re.ASCII)
+
+
+def _gguf_file(gguf: GgufName, revision: str | None, with_weights: bool) -> Path:
+    """Return a file in the hub's cache, downloaded if necessary, but not without `with_weights`."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = [*SMALL_FILES, *gguf.patterns()]
+    download = partial(snapshot_download, gguf.repository, revision=revision, allow_patterns=patterns)
+    if with_weights:
+        return gguf.find(Path(download()))
+    try:
+        return gguf.find(Path(download(local_files_only=True)))
+    except (LocalEntryNotFoundError, CheckpointError) as error:
+        raise CheckpointError(
+            f"the GGUF file of {gguf.repository} isn't downloaded; `hf download` or a server's start does that"
+        ) from error
 
 
 def parse_gguf_name(name: str) -> GgufName | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llama_engine.bounds import show
 from llama_engine.checkpoint.gguf.header import GgufFile
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
+from llama_engine.text.tokenizer import END_TOKENS, Tokenizer, Vocabulary, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -64,6 +64,24 @@ def read_gguf_tokenizer(file: GgufFile, config: PreTrainedConfig) -> Tokenizer:
             "tokenizer_config.json beside it"
         ) from error
     return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, config.vocab_size))
+
+
+def token_id(file: GgufFile, kind: str) -> int | None:
+    """Return the number of a special token, None if the file has none."""
+    value = file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
+    if value is not None and not isinstance(value, int):
+        raise file.error(f"tokenizer.ggml.{kind}_token_id isn't an integer")
+    return value
+
+
+def end_tokens(file: GgufFile) -> list[int] | int | None:
+    """Return those that the file names, which are three at most, and known ones in its vocabulary, as llama.cpp."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    texts = {token: number for number, token in enumerate(tokens if isinstance(tokens, tuple) else ())}
+    named = [token_id(file, kind) for kind in ("eos", "eot", "eom")]
+    found = [number for number in named if number is not None] + [texts[end] for end in END_TOKENS if end in texts]
+    ends = list(dict.fromkeys(found))
+    return (ends[0] if len(ends) == 1 else ends) if ends else None
 
 
 def _converted(file: GgufFile) -> PreTrainedTokenizerBase:

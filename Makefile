@@ -206,7 +206,7 @@ $(READY_DEV): $(INSTALLED) | $(COMPILED)
 	@touch $@
 
 # A wheel for x86_64 alone.
-$(READY_ANALYZER): perf/perf_analyzer.txt $(READY_DEV)
+$(READY_ANALYZER): perf/perf_analyzer_requirements.txt $(READY_DEV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(@D) --no-deps --require-hashes \
 	  --only-binary=:all: --platform=manylinux1_x86_64 --requirement $<
 	@chmod +x $(@D)/bin/perf_analyzer

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.kernels.cpu import cpu_reference

@@ -31,7 +31,7 @@ from typing import Any
 
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
-from triton_local.installation import Interpreter, find_wheel
+from triton_local.runtime import Interpreter, find_wheel
 
 from perf.environment import ROOT
 from perf.load.protocols import Request

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from engine.configs import read_config
 from engine.scheduling import SECONDS
+from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import ResponseDispatcher
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import RequestParser

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from llama_engine.engine.dispatcher import Completion, Result
 from llama_engine.engine.engine import Engine, StepResult
-from llama_engine.engine.responses import Completion, Result
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout

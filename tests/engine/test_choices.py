@@ -7,8 +7,8 @@ import pytest
 from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of
+from llama_engine.engine.dispatcher import Completion, Result
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Completion, Result
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError

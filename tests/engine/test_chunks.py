@@ -1,10 +1,10 @@
 """A sequence's chunks: their counts add up, and the prompt comes first on request."""
 
 import pytest
-from llama_engine.engine.responses import Chunk, Completion
+from llama_engine.engine.dispatcher import Chunk, Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.detokenizer import Detokenizer
 
 PROMPT = "Return é"
 HALF, OTHER = "é".encode()[:1], "é".encode()[1:]
@@ -46,7 +46,7 @@ def test_a_chunk_has_the_text_that_is_certain_once_its_interval_is_over(
     monkeypatch.setattr("llama_engine.engine.sequence.time.monotonic", lambda: now)
     stops = tokens[-1].endswith(b"!")
     request = GenerationRequest(PROMPT, (1, 5, 6), **values)  # type: ignore[arg-type]  # values are fields
-    checker = StopChecker(min_tokens=0, max_tokens=len(tokens) + stops, stop_words=[b"!", b"?!"], end_tokens=(2,))
+    checker = Detokenizer(min_tokens=0, max_tokens=len(tokens) + stops, stop_words=[b"!", b"?!"], end_tokens=(2,))
     sequence = Sequence(request, checker, stream_interval=interval)
     assert sequence.next_chunk() is None
     made = []

@@ -24,9 +24,9 @@ from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine.engine import cuda_graphs, memory_plan
 from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, batch_buckets
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.memory_plan import activation_reserve, plan_memory
-from llama_engine.engine.responses import Completion
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling import sampler

@@ -5,8 +5,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from llama_engine.sampling import draw as cpu_sampling
-from llama_engine.sampling.draw import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
+from llama_engine.sampling import filters as cpu_sampling
+from llama_engine.sampling.filters import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
 from torch import Tensor
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 

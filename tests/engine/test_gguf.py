@@ -15,7 +15,7 @@ from engine.engines import EMBEDDED, completions, engine_of, load
 from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
 from llama_engine.checkpoint.architecture import read_architecture
-from llama_engine.checkpoint.formats.gguf_blocks import GgufBlocks
+from llama_engine.checkpoint.formats.gguf import GgufBlocks
 from llama_engine.checkpoint.gguf.config import read_gguf_config
 from llama_engine.checkpoint.gguf.header import read_gguf
 from llama_engine.checkpoint.gguf.tensors import GgufTensors

@@ -13,8 +13,8 @@ import pytest
 from engine.engines import alone
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
+from llama_engine.engine.dispatcher import Completion, Result
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Completion, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
 from llama_engine.grammar.matcher import GuideState

@@ -11,9 +11,9 @@ import torch
 from engine.engines import Run, alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.failures import Isolation
-from llama_engine.engine.responses import Completion
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
@@ -157,7 +157,7 @@ def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(fp32: Loa
         ("bad_words", "completing", 0, 2),
         ("bad_words", "completing", 0, 100),
         ("bad_words", "append", 0, 100),
-        ("stop_checker", "add", 3, 100),
+        ("detokenizer", "add", 3, 100),
     ],
 )
 @pytest.mark.parametrize("place", [0, 3])
@@ -171,7 +171,7 @@ def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
     sequences = [engine.builder.build(request) for request in requests]
     effects = [*repeat(DEFAULT, good_calls), *repeat(RuntimeError("no text"), failures), *repeat(DEFAULT, 100)]
     sequence = sequences[place]
-    broken = sequence.stop_checker if part == "stop_checker" else getattr(sequence.processor, f"_{part}")
+    broken = sequence.detokenizer if part == "detokenizer" else getattr(sequence.processor, f"_{part}")
     with patch.object(broken, method, wraps=getattr(broken, method), side_effect=effects):
         faulty = run(engine, sequences)
     expected = alone(fp32, requests)

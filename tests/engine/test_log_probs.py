@@ -8,8 +8,8 @@ import torch
 from engine.engines import completions, engine_of, run, tokens_in, with_tokens_as_text
 from engine.oracle import oracle
 from engine.prompts import request_of, requests_of
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest

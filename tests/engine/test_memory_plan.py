@@ -11,7 +11,7 @@ from engine.engines import attention_by_sequence, engine_of, runner_of
 from llama_engine.engine import memory_plan
 from llama_engine.engine.memory_plan import MemoryPlan, plan_memory
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import LoadedModel

@@ -8,18 +8,18 @@ import torch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError
-from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.detokenizer import Detokenizer
 
 PAGE = 4
 
 
 def _sequence(tokens: tuple[int, ...], salt: str = "") -> Sequence:
     request = GenerationRequest(prompt="", prompt_tokens=tokens, cache_salt=salt)
-    stop_checker = StopChecker(min_tokens=0, max_tokens=100, stop_words=(), end_tokens=())
-    return Sequence(request, stop_checker)
+    detokenizer = Detokenizer(min_tokens=0, max_tokens=100, stop_words=(), end_tokens=())
+    return Sequence(request, detokenizer)
 
 
 def _manager(pages: int) -> PageManager:

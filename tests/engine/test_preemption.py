@@ -8,8 +8,8 @@ import pytest
 from engine.engines import alone, engine_of, run
 from engine.prompts import request_of
 from engine.scheduling import client_of, running
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidSettings, Unavailable
 from llama_engine.model.loader import LoadedModel

@@ -9,8 +9,8 @@ from engine.engines import Run, alone, engine_of, run, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import request_of
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Completion
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest

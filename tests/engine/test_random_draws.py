@@ -5,7 +5,7 @@ Seeds are fixed, so the p-values are the same at every run.
 
 import numpy as np
 import torch
-from llama_engine.sampling.draw import draw, philox4x32, step_keys
+from llama_engine.sampling.filters import draw, philox4x32, step_keys
 from numpy.typing import NDArray
 from scipy import stats
 

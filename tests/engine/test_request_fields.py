@@ -7,7 +7,7 @@ import pytest
 from engine.parsing import parse, parse_rows, refusal
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest
-from llama_engine.sampling.draw import choice_seed
+from llama_engine.sampling.filters import choice_seed
 from llama_engine.text.tokenizer import Tokenizer
 
 KIND, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from engine.metrics import finished_sequence
-from llama_engine.engine.responses import Completion
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import (

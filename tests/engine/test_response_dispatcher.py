@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from llama_engine.engine.responses import FAILURE, Chunk, Completion, Event, ResponseDispatcher
+from llama_engine.engine.dispatcher import FAILURE, Chunk, Completion, Event, ResponseDispatcher
 
 SECONDS = 30.0
 """How long a test waits for another thread before it fails."""

@@ -15,8 +15,8 @@ from engine.backend_utils import Request, TritonError, decoding, text
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
+from llama_engine.engine.dispatcher import Chunk, Event, ResponseSink
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Chunk, Event, ResponseSink
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled
 from llama_engine.model.loader import LoadedModel

@@ -15,10 +15,10 @@ from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.draw import draw, step_keys
+from llama_engine.sampling.filters import draw, step_keys
 from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.tokenizer import Vocabulary
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -52,7 +52,7 @@ def _batch(requests: list[GenerationRequest], vocabulary: int, processor: Logits
     for row, request in enumerate(requests):
         of_row = builder.processor(request) if row or not processor else processor
         sequence = Sequence(
-            request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
+            request, Detokenizer(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
         )
         sequence.kv_slot = row
         batch.add([sequence])

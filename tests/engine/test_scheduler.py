@@ -9,8 +9,8 @@ from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result
 from llama_engine.engine import scheduler
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine, StepResult
-from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, Stopping, Unavailable
 from llama_engine.model.loader import LoadedModel

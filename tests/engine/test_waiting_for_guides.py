@@ -14,8 +14,8 @@ from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
 from llama_engine.engine import guide_queue
+from llama_engine.engine.dispatcher import Completion, RequestContext
 from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
-from llama_engine.engine.responses import Completion, RequestContext
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.grammar.matcher import GuideState

@@ -101,7 +101,7 @@ class Supervisor:
         except OSError as error:  # no memory or no process left
             raise RefusedError(f"tritonserver can't be started: {error}") from error
         try:
-            if not self._load():
+            if not self._wait_until_loaded():
                 # Before it listens, Triton has accepted no request.
                 return self._end(wait=END_S)
             watch = self._serve()
@@ -123,7 +123,7 @@ class Supervisor:
             self._told_to_end = True
         return exit_code(self._server)
 
-    def _load(self) -> bool:
+    def _wait_until_loaded(self) -> bool:
         """Return True once the models are loaded, False if the shutdown is requested before."""
         while True:
             earlier, self._processes = self._processes, set(model_processes(self._server.pid))

@@ -103,7 +103,7 @@ class Generation:
             raise from_engine(error, self._fields) from error
 
     async def whole(self) -> list[Chunk]:
-        """Return each choice as one chunk, in order. Raises ApiError."""
+        """Send the request and wait for its end; return each choice as one chunk, in order. Raises ApiError."""
         of_choices: dict[int, list[Chunk]] = {}
         with self.errors():
             async with aclosing(self.stream()) as responses:

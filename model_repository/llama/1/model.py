@@ -13,8 +13,8 @@ from typing import Any
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports transformers
 import triton_python_backend_utils as pb_utils
+from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import ResponseDispatcher
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import EngineError, InvalidSettings
 from llama_engine.model.loader import load_checkpoint
@@ -56,7 +56,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"llama: {error}") from error
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
-        """Decode Triton's batch and schedule its sequences; return as `Scheduler.wait_until_admitted` does.
+        """Decode Triton's batch and schedule its sequences; block as long as `Scheduler.wait_until_admitted` does.
 
         Under `scheduling: inflight` responses go out through response senders and None is returned. Under
         `scheduling: batch` the responses are returned together, when the last sequence has finished.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from triton_local.errors import MissingPartError
-from triton_local.installation import (
+from triton_local.runtime import (
     Interpreter,
     TritonWheel,
     find_wheel,

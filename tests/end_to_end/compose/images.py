@@ -16,7 +16,7 @@ from deploy.code_blocks import ROOT
 from deploy.commands import run
 from deploy.debian_packages import made_once, prometheus_or_skip
 from end_to_end.compose.engine import DockerEngine
-from triton_local.installation import find_wheel
+from triton_local.runtime import find_wheel
 
 PYTHON = "3.11"
 """Of the base image, Debian 12."""

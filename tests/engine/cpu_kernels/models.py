@@ -20,6 +20,7 @@ from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import (
     COMMON_FLAGS,
@@ -34,7 +35,6 @@ from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
-from llama_engine.kernels.memory import CPU_PAGE_SIZE, KVCacheShape
 from torch.nn import functional
 
 

@@ -6,12 +6,12 @@ triton/            adapters to Triton: config, requests and responses, metrics
 observability/     metrics, stats, log, readiness
 engine/            the loop: scheduler, step, prefill, decode, sequences, pages
 grammar/           guides: checker, translation, matcher
-sampling/          sampler, filters, log probabilities, random numbers
+sampling/          sampler, filters, bias and bad words, log probabilities
 model/             how a checkpoint is served, the forward passes, the KV cache
 kernels/           8-bit products, attention and fused elementwise operations, with their references
 checkpoint/        files, config, formats, weights
 request/           request parameters: the table, parsing, defaults
-text/              tokenizer, stop strings, bad words
+text/              tokenizer, detokenizer, stop strings
 settings, errors   configuration and exceptions
 libraries          torch and transformers, imported with short OpenMP spinning
 """

@@ -23,7 +23,7 @@ import torch
 
 from llama_engine.engine.decode import DecodeBatch
 from llama_engine.errors import one_line
-from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import Sampler

@@ -15,7 +15,7 @@ import torch
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence, names_of
-from llama_engine.kernels.memory import to_device
+from llama_engine.kernels.cache_shape import to_device
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of

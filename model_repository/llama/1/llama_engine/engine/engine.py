@@ -18,11 +18,11 @@ import torch
 
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.engine.decode import DecodeBatch, DecodeStep
+from llama_engine.engine.dispatcher import Result
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
 from llama_engine.engine.prefill import Prefill
-from llama_engine.engine.responses import Result
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.errors import GenerationError, InvalidRequest

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.responses import FAILURE
+from llama_engine.engine.dispatcher import FAILURE
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.errors import RequestError
 

@@ -16,7 +16,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import depends_on_length
 from llama_engine.engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
-from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.cpu_runner import CompiledLlama
 from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.state import SamplingState

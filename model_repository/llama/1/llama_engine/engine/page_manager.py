@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError
-from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
 
 NULL_PAGE = 0

@@ -7,7 +7,7 @@ prompt is computed in chunks, one per pass. A sequence gets its KV slot and page
 there are too few; later sequences then wait, too. Of its prompt, what the prefix cache has is not computed. A sequence
 also waits while another one computes a page that it can take over. The choices of a request share a prompt: it is
 computed for one choice, and the others take over its pages, as long as some choice still has them (`PromptShare` in
-`sequence` selects which).
+`sequence_builder` selects which).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import PromptShare
-from llama_engine.kernels.memory import to_device
+from llama_engine.kernels.cache_shape import to_device
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.log_probs import TokenLogProbs, token_scores
 

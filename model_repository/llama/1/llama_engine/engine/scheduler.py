@@ -16,10 +16,10 @@ from bisect import insort
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from llama_engine.engine.dispatcher import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
 from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.failures import EngineHealth
 from llama_engine.engine.guide_queue import GuideQueue
-from llama_engine.engine.responses import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.responses import FAILURE, Chunk, Completion, RequestContext, Result
+from llama_engine.engine.dispatcher import FAILURE, Chunk, Completion, RequestContext, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.logits_processor import LogitsProcessor
-from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence_builder import PromptShare
@@ -48,7 +48,7 @@ class Sequence:
 
     request: GenerationRequest
     """The prompt and the parameters."""
-    stop_checker: StopChecker
+    detokenizer: Detokenizer
     """The generated text, and the conditions that end it."""
     processor: LogitsProcessor | None = None
     """The sequence's logits processor: bias, masks and guide; None if its request needs none."""
@@ -108,7 +108,7 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Number of tokens generated so far."""
-        return self.stop_checker.num_tokens
+        return self.detokenizer.num_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -177,7 +177,7 @@ class Sequence:
                 bound = f"; token {count} must conform to guided_decoding_guide"
                 raise self._guide_problem or InvalidRequest("resume_ids is ", f"a list of {len(tokens)} tokens", bound)
         if tokens:
-            self.stop_checker.next_delta()
+            self.detokenizer.next_delta()
             self._num_chunked_tokens = len(tokens)
 
     def admit(self) -> None:
@@ -247,32 +247,32 @@ class Sequence:
 
         The text is final: it excludes a possible beginning of a stop string and an incomplete character.
         """
-        stop_checker = self.stop_checker
-        pending = stop_checker.num_tokens - self._num_chunked_tokens
+        detokenizer = self.detokenizer
+        pending = detokenizer.num_tokens - self._num_chunked_tokens
         # The first chunk ignores the intervals, which must not increase TTFT.
-        waits = self._num_chunked_tokens > 0 and not stop_checker.finish_reason
+        waits = self._num_chunked_tokens > 0 and not detokenizer.finish_reason
         if pending < (self.stream_interval if waits else 1) or (waits and time.monotonic() < self._next_chunk_at):
             return None
-        text = stop_checker.next_delta()
+        text = detokenizer.next_delta()
         if not self._num_chunked_tokens and not self.request.exclude_input_in_output:
             text = self.request.prompt + text
-        if not text and not stop_checker.finish_reason:
+        if not text and not detokenizer.finish_reason:
             return None
         chunk = Chunk(text, pending, self.request.choice)
-        self._num_chunked_tokens = stop_checker.num_tokens
+        self._num_chunked_tokens = detokenizer.num_tokens
         if self.request.stream_interval_ms:
             self._next_chunk_at = time.monotonic() + self.request.stream_interval_ms / 1000
         return chunk
 
     def completion(self) -> Completion:
         """Return the text so far and the token counts as a result."""
-        request, stop_checker = self.request, self.stop_checker
+        request, detokenizer = self.request, self.detokenizer
         return Completion(
-            text=stop_checker.text if request.exclude_input_in_output else request.prompt + stop_checker.text,
-            finish_reason=stop_checker.finish_reason,
+            text=detokenizer.text if request.exclude_input_in_output else request.prompt + detokenizer.text,
+            finish_reason=detokenizer.finish_reason,
             num_input_tokens=self.num_prompt_tokens,
-            num_output_tokens=stop_checker.num_tokens,
-            stop_reason=stop_checker.stop_reason,
+            num_output_tokens=detokenizer.num_tokens,
+            stop_reason=detokenizer.stop_reason,
             choice=request.choice,
         )
 
@@ -280,7 +280,7 @@ class Sequence:
         """Append a token's bytes to the text; return whether it is finished, and whether the guide allows the token."""
         processor = self.processor
         conforms = processor is None or processor.append(token, token_bytes)
-        finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
+        finished = self.detokenizer.add(token, token_bytes, processor is not None and processor.is_complete)
         return finished, conforms
 
     def _add_log_probs(self, log_probs: TokenLogProbs) -> None:

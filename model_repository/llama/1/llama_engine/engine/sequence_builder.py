@@ -1,4 +1,4 @@
-"""Builds sequences from parsed requests: with stop checker, logits processor and shared prompt."""
+"""Builds sequences from parsed requests: with detokenizer, logits processor and shared prompt."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from weakref import WeakSet
 
 import torch
 
-from llama_engine.engine.responses import RequestContext
+from llama_engine.engine.dispatcher import RequestContext
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.draw import choice_seed
+from llama_engine.sampling.filters import choice_seed
 from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
-from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.tokenizer import Vocabulary
 
 
@@ -105,7 +105,7 @@ class SequenceBuilder:
         context: RequestContext,
         share: PromptShare | None = None,
     ) -> Sequence:
-        stop_checker = StopChecker(
+        detokenizer = Detokenizer(
             min_tokens=request.min_tokens,
             max_tokens=request.max_tokens,
             stop_words=request.stop_words,
@@ -115,7 +115,7 @@ class SequenceBuilder:
         guided = bool(request.guided_decoding_guide_type)
         sequence = Sequence(
             request,
-            stop_checker,
+            detokenizer,
             processor,
             context,
             self.stream_interval,

@@ -56,7 +56,7 @@ class GuideState:
         return self._matcher.is_accepting()
 
     def fill(self, allowed: NDArray[np.int32]) -> None:
-        """Write the bit mask of allowed next tokens. Repeatable: the state doesn't change.
+        """Write the bit mask of allowed next tokens. The guide's state doesn't change; the time spent counts.
 
         allowed: [ceil(vocabulary / 32)], contiguous; token t is bit t % 32 of word t // 32. Raises InvalidRequest if no
         token is allowed or the guide exceeds its limits; the completion can't continue then.

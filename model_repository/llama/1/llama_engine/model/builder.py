@@ -125,7 +125,7 @@ class ReadWeights:
 def build_llama(
     reader: WeightReader, architecture: Architecture, tables: RopeTables, pack: PackLinear, read: ReadWeights
 ) -> Llama:
-    """Read a checkpoint into a Llama. pack: creates the linear layers. read: converts and counts the weights."""
+    """Read a checkpoint into a Llama. pack: creates a linear layer. read: converts and counts what `reader` returns."""
     embedding = read.keep(reader.embedding())
     layers = read.layers(reader, architecture.layers, lambda layer: layer.with_linears(pack))
     norm = read.tensor(reader.norm())

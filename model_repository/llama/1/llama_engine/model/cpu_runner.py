@@ -17,10 +17,10 @@ from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
-from llama_engine.kernels.memory import KVCacheShape
 from llama_engine.model.builder import ReadWeights
 from llama_engine.model.model_runner import PromptChunk
 
@@ -94,7 +94,7 @@ class CpuRunner:
         return hidden if every else hidden[ends - 1]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot in the page table from column `first` on. Page 0 is the null page."""
+        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
         self._forward.set_pages(slot, first, pages)
 
     def copy(self, source: int, target: int) -> None:

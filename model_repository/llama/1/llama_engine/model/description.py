@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_engine.kernels.memory import KVCacheShape
+from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
 

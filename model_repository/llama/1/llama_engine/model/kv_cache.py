@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from llama_engine.kernels.memory import SCALE, KVCacheShape, to_device
+from llama_engine.kernels.cache_shape import SCALE, KVCacheShape, to_device
 
 
 class KVCache:
@@ -45,7 +45,7 @@ class KVCache:
         self._copies = torch.empty(copies, dtype=shape.dtype) if device.type == "cpu" else None
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot in the page table from column `first` on."""
+        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
         table = self.page_table
         table[slot, first : first + len(pages)] = to_device(pages, table.device, torch.int32)
 

@@ -21,8 +21,8 @@ from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_h
 from llama_engine.checkpoint.hub import parse_gguf_name, resolve_folder
 from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
-from llama_engine.kernels.memory import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.model.builder import ModelInfo
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.dry_run import describe_model

@@ -31,7 +31,7 @@ class ModelRunner(Protocol):
         """
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot in the page table from column `first` on. Page 0 is the null page."""
+        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`, in every layer."""

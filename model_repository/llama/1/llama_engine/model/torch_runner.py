@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from llama_engine.kernels.activation_terms import TermCounts
+from llama_engine.kernels.cache_shape import KVCacheShape, lists_to_device
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
-from llama_engine.kernels.memory import KVCacheShape, lists_to_device
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama, softcap
 from llama_engine.model.model_runner import PromptChunk
@@ -85,7 +85,7 @@ class TorchRunner:
         return hidden if every else hidden[last]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot in the page table from column `first` on."""
+        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
         self.kv_cache.set_pages(slot, first, pages)
 
     def copy(self, source: int, target: int) -> None:

@@ -176,7 +176,7 @@ class Registry(Protocol):
         """Increase a counter. value: the value of the metric's label, which selects the series."""
 
     def set(self, metric: Metric, amount: float, value: str = "") -> None:
-        """Set a gauge. value: see `add`."""
+        """Set a gauge to `amount`. value: the value of the metric's label, which selects the series."""
 
     def observe(self, metric: Metric, amount: float) -> None:
         """Observe a value in a histogram."""

@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from functools import partial
 
+from llama_engine.engine.dispatcher import Completion, finish_reason
 from llama_engine.engine.engine import StepResult
 from llama_engine.engine.page_manager import CacheCounts
-from llama_engine.engine.responses import Completion, finish_reason
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, RequestError
 from llama_engine.observability import metrics

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llama_engine.bounds import BoundError, show
 from llama_engine.errors import CheckpointError
-from llama_engine.request.compound_bounds import TokenIds
+from llama_engine.request.collection_bounds import TokenIds
 from llama_engine.request.parameters import PARAMETERS
 
 if TYPE_CHECKING:

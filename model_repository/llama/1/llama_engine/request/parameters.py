@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from llama_engine.bounds import Bound, Choice, Flag, Integer, Real, Text
-from llama_engine.request.compound_bounds import Numbers, TokenBias, TokenIds, Words
+from llama_engine.request.collection_bounds import Numbers, TokenBias, TokenIds, Words
 
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.kernels.memory import to_device, to_host
+from llama_engine.kernels.cache_shape import to_device, to_host
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.errors import InvalidRequest
-from llama_engine.kernels.memory import to_device
-from llama_engine.text.stop_checker import PartialMatch
+from llama_engine.kernels.cache_shape import to_device
+from llama_engine.text.detokenizer import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
 
 if TYPE_CHECKING:

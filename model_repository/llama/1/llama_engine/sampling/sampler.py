@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.kernels.memory import to_device
-from llama_engine.sampling.draw import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
+from llama_engine.kernels.cache_shape import to_device
+from llama_engine.sampling.filters import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processor import LogitsProcessor, forbidden
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, penalize_output, penalize_repetition

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from llama_engine.kernels.memory import to_device
+from llama_engine.kernels.cache_shape import to_device
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence

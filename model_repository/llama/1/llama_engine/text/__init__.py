@@ -1,1 +1,1 @@
-"""Tokenizer with its vocabulary as bytes, and stop checker."""
+"""Tokenizer with its vocabulary as bytes, and the detokenizer, which cuts at stop strings."""

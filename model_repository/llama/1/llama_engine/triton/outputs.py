@@ -18,7 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from llama_engine.engine.responses import Completion
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from collections import Counter
 
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.engine.responses import Chunk, Completion, Event, ResponseDispatcher
+from llama_engine.engine.dispatcher import Chunk, Completion, Event, ResponseDispatcher
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, RequestError
 from llama_engine.observability.log import RequestLog

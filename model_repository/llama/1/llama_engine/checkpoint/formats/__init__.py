@@ -7,7 +7,7 @@
 | `gptq` | 4 and 8 bits, groups, in any order of the inputs | as saved |
 | `awq` | 4 bits, groups | as saved |
 | `fp8` | FP8 per tensor, channel or block | requantized to INT8 per channel |
-| `gguf_blocks` | 8 or 4 bits, groups of 32 | as saved; other types are rounded to 8-bit groups of 32 |
+| `gguf` | 8 or 4 bits, groups of 32 | as saved; other types are rounded to 8-bit groups of 32 |
 
 Groups that don't have a multiple of 32 columns are requantized to INT8 per channel.
 """

@@ -9,7 +9,7 @@ from llama_engine.checkpoint.formats.awq import Awq
 from llama_engine.checkpoint.formats.bitsandbytes_int8 import BitsandbytesInt8
 from llama_engine.checkpoint.formats.compressed_tensors import CompressedTensors
 from llama_engine.checkpoint.formats.fp8 import fp8
-from llama_engine.checkpoint.formats.gguf_blocks import GgufBlocks
+from llama_engine.checkpoint.formats.gguf import GgufBlocks
 from llama_engine.checkpoint.formats.gptq import Gptq
 from llama_engine.checkpoint.formats.linear_format import LinearFormat
 from llama_engine.checkpoint.tensors import SavedTensors

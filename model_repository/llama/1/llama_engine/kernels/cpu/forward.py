@@ -11,6 +11,7 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scores, use_huge_pages
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
@@ -23,7 +24,6 @@ from llama_engine.kernels.cpu.packing import (
     padded,
     padded_head_dim,
 )
-from llama_engine.kernels.memory import CPU_PAGE_SIZE, KVCacheShape
 
 ROOM = 512
 """Default maximum of tokens computed at once."""
@@ -137,7 +137,7 @@ class CpuForward:
         return padded_x if hidden == self._width else padded_x[:, :hidden]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the entries of a slot in the page table from column `first` on. Page 0 is the null page.
+        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none.
 
         Raises IndexError for entries outside the table or pages outside the pool.
         """

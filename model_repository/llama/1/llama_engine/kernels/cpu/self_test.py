@@ -10,11 +10,11 @@ import torch
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.forward import CACHE_TYPES, CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, padded
-from llama_engine.kernels.memory import CPU_PAGE_SIZE, KVCacheShape
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 """Tolerated error of the attention by cache dtype, relative to the reference's largest value. A float32 halfway between

@@ -1,4 +1,4 @@
-"""Memory of kernels and runners: the dimensions of a KV cache of pages, and copies to and from a GPU."""
+"""The dimensions of a KV cache of pages, and copies to and from a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random draw of a batch's next tokens: temperature, min-p, top-k, top-p and a draw, each sequence with its own.
+"""Filters of a batch's next tokens and the draw: temperature, min-p, top-k, top-p, each sequence with its own.
 
 Order and formulas are those of transformers' logits processors and, for min-p, of vLLM. A draw depends on the logits
 and on (seed, step, token) alone: its random words are Philox4x32-10's, a stateless function of key and counter (Salmon

@@ -7,14 +7,14 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.detokenizer import Detokenizer
 
 END = 99
 EMOJI = "🙂".encode()
 
 
-def _checker(stop_words: Sequence[bytes] = (), min_tokens: int = 0, max_tokens: int = 1000) -> StopChecker:
-    return StopChecker(min_tokens=min_tokens, max_tokens=max_tokens, stop_words=stop_words, end_tokens={END})
+def _detokenizer(stop_words: Sequence[bytes] = (), min_tokens: int = 0, max_tokens: int = 1000) -> Detokenizer:
+    return Detokenizer(min_tokens=min_tokens, max_tokens=max_tokens, stop_words=stop_words, end_tokens={END})
 
 
 def _tokenizations(text: str) -> Iterator[list[bytes]]:
@@ -25,12 +25,12 @@ def _tokenizations(text: str) -> Iterator[list[bytes]]:
             yield [content[start:end] for start, end in zip((0, *cuts), (*cuts, len(content)), strict=True)]
 
 
-def _add(stop_checker: StopChecker, tokens: Sequence[bytes | None]) -> list[str]:
+def _add(detokenizer: Detokenizer, tokens: Sequence[bytes | None]) -> list[str]:
     """Add tokens until the completion finishes; None is the end token. Return the deltas."""
     deltas = []
     for token in tokens:
-        finished = stop_checker.add(END if token is None else 1, token or b"")
-        deltas.append(stop_checker.next_delta())
+        finished = detokenizer.add(END if token is None else 1, token or b"")
+        deltas.append(detokenizer.next_delta())
         if finished:
             break
     return deltas
@@ -59,12 +59,12 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
     """And characters are whole, however they are split over tokens."""
     words = [word.encode() for word in stop_words]
     for tokens in _tokenizations(text):
-        stop_checker = _checker(words)
-        deltas = "".join(_add(stop_checker, tokens))
+        detokenizer = _detokenizer(words)
+        deltas = "".join(_add(detokenizer, tokens))
         reason = "" if text == expected else "stop"
-        assert (stop_checker.text, deltas, stop_checker.finish_reason) == (expected, expected, reason), tokens
+        assert (detokenizer.text, deltas, detokenizer.finish_reason) == (expected, expected, reason), tokens
         # It finished with the token that completed the stop string: without that token there is none.
-        before = b"".join(tokens[: stop_checker.num_tokens - 1])
+        before = b"".join(tokens[: detokenizer.num_tokens - 1])
         assert not any(word in before for word in words), tokens
 
 
@@ -90,10 +90,10 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
 def test_a_delta_holds_back_what_may_not_be_text(
     stop_words: list[bytes], min_tokens: int, max_tokens: int, tokens: list[bytes | None], deltas: list[str], end: str
 ) -> None:
-    stop_checker = _checker(stop_words, min_tokens, max_tokens)
-    assert _add(stop_checker, tokens) == deltas
-    assert (stop_checker.text, stop_checker.finish_reason) == ("".join(deltas), end)
-    assert stop_checker.num_tokens == len(tokens)
+    detokenizer = _detokenizer(stop_words, min_tokens, max_tokens)
+    assert _add(detokenizer, tokens) == deltas
+    assert (detokenizer.text, detokenizer.finish_reason) == ("".join(deltas), end)
+    assert detokenizer.num_tokens == len(tokens)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_stop_reason_is_the_stop_string_or_the_id_of_the_stop_token(
     stop_words: list[bytes], tokens: list[tuple[int, bytes]], text: str, reason: str | None
 ) -> None:
     # END is a stop token, too: an end token all the same.
-    checker = StopChecker(
+    checker = Detokenizer(
         min_tokens=0, max_tokens=3, stop_words=stop_words, end_tokens={END}, stop_tokens=frozenset({5, END})
     )
     finished = [checker.add(token, token_bytes) for token, token_bytes in tokens]
@@ -142,7 +142,7 @@ def test_deltas_join_to_the_text(
     tokens: list[tuple[bytes, bool]], stop_words: list[bytes], min_tokens: int, ends: bool
 ) -> None:
     """Tokens are cut anywhere, inside characters, too. A delta is taken after some of them, and at the end."""
-    whole, streamed = (_checker(stop_words, min(min_tokens, len(tokens)), len(tokens)) for _ in range(2))
+    whole, streamed = (_detokenizer(stop_words, min(min_tokens, len(tokens)), len(tokens)) for _ in range(2))
     content, deltas = b"", ""
     for number, (token, takes_delta) in enumerate(tokens, 1):
         token_id = END if ends and number == len(tokens) else 1
@@ -162,6 +162,6 @@ def test_deltas_join_to_the_text(
 
 
 def test_an_end_token_that_is_no_special_token_has_no_text() -> None:
-    checker = _checker()
+    checker = _detokenizer()
     assert checker.add(END, b"<end_of_turn>")
     assert (checker.text, checker.next_delta()) == ("", "")

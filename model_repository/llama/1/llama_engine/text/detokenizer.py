@@ -1,4 +1,4 @@
-"""Stop conditions: decides when a completion is finished and where its text ends.
+"""A completion's text: incremental detokenization, and the stop conditions that end it.
 
 Stop strings are matched in bytes, because tokens can split characters. In valid UTF-8, a match of whole characters
 starts and ends at character boundaries.
@@ -48,7 +48,7 @@ class PartialMatch:
         return matched + 1 if self._word[matched] == byte else 0
 
 
-class StopChecker:
+class Detokenizer:
     """Collects one completion token by token until an end token, stop token, stop string or max_tokens finishes it.
 
     end_tokens, stop_tokens: ids that end the completion; their bytes are excluded from the text. stop_words: stop

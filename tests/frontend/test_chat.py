@@ -173,10 +173,18 @@ def test_no_alternatives_need_no_logprobs(served: Endpoint, fields: Json) -> Non
     assert choice["logprobs"] is None
 
 
-def test_a_part_of_a_character_has_no_bytes(served: Endpoint, triton: FakeTriton) -> None:
+def test_a_part_of_a_character_has_its_bytes(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["\ufffd", "ü"]
     (choice,) = served.chat(logprobs=True).json()["choices"]
-    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [None, [0xC3, 0xBC]]
+    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [[0xC3], [0xC3, 0xBC]]
+
+
+def test_tokens_are_named_by_id_on_request(served: Endpoint) -> None:
+    fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+    (choice,) = served.chat(**fields).json()["choices"]
+    first = choice["logprobs"]["content"][0]
+    assert (first["token"], first["bytes"]) == ("token_id:0", list(b" Hello"))
+    assert [entry["token"] for entry in first["top_logprobs"]] == ["token_id:0", "token_id:1"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from frontend.endpoints import Endpoint
+from frontend.endpoints import Endpoint, events_of
 from frontend.fake_triton import FakeTriton
 
 
@@ -58,23 +60,21 @@ def test_echo_with_logprobs_has_the_prompts_too(served: Endpoint, triton: FakeTr
     (choice,) = served.complete(echo=True, logprobs=1, max_tokens=1).json()["choices"]
     assert choice["prompt_logprobs"] is None
     logprobs = choice["logprobs"]
-    assert logprobs["tokens"] == ["", " a", " list", " Hello"]
+    assert logprobs["tokens"] == ["Return", " a", " list", " Hello"]
+    assert logprobs["text_offset"] == [0, 6, 8, 13]
     assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["top_logprobs"][1] == {" a": -0.5}
     assert triton.last.value("prompt_logprobs") == 1
 
 
-def test_echoed_tokens_are_their_text(served: Endpoint) -> None:
-    body = {"prompt": "Return a list", "add_special_tokens": False}
-    tokens = served.http.post("/tokenize", json=body).json()["tokens"]
-    first = served.http.post("/detokenize", json={"tokens": tokens[:1]}).json()["prompt"]
-    (choice,) = served.complete(prompt=tokens, echo=True, logprobs=0).json()["choices"]
-    assert first
-    assert choice["text"] == "Return a list Hello, world."
-    assert choice["logprobs"]["tokens"][0] == first
-    assert choice["logprobs"]["token_logprobs"][0] is None
-    assert choice["logprobs"]["text_offset"][:2] == [0, len(first)]
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completions_tokens_are_named_by_id_on_request(served: Endpoint, stream: bool) -> None:
+    fields = {"prompt": [5, 9, 7], "echo": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stream": stream}
+    response = served.complete(**fields)
+    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
+    named = [name for body in bodies for choice in body["choices"] for name in choice["logprobs"]["tokens"]]
+    assert named == ["token_id:5", *["token_id:0"] * 6]
 
 
 def test_logprobs_have_the_offsets_of_their_tokens(served: Endpoint) -> None:

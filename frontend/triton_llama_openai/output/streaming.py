@@ -139,7 +139,7 @@ class ChoiceEvents(Events):
         self,
         index: int,
         content: Json,
-        logprobs: Json | None,
+        logprobs: Mapping[str, object] | None,
         finish_reason: str | None = None,
         additions: Json | None = None,
         head: Json | None = None,

@@ -156,6 +156,8 @@ class SamplingRequest(SamplingFields):
     return_token_ids: bool | None = None
     """vLLM's; true: `token_ids` in each choice, in a stream in each event, and `prompt_token_ids`, in a stream in the
     first event"""
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's; true: log probabilities name tokens `token_id:123`"""
     guided_json: GuidedJson | None = None
     """vLLM's structured output, a JSON schema; one of these four, `structured_outputs` or `response_format`; ignored
     beside a forced tool"""

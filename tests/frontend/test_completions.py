@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from frontend.endpoints import Endpoint, events_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import CONTEXT, FakeTriton
 
 
 def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton) -> None:
@@ -66,6 +66,26 @@ def test_echo_with_logprobs_has_the_prompts_too(served: Endpoint, triton: FakeTr
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["top_logprobs"][1] == {" a": -0.5}
     assert triton.last.value("prompt_logprobs") == 1
+
+
+def test_a_completion_has_at_most_16_tokens_unless_it_sets_a_maximum(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["a"] * 20
+    usage = [served.complete(max_tokens=maximum).json()["usage"] for maximum in (None, 18)]
+    assert [counts["completion_tokens"] for counts in usage] == [16, 18]
+    assert served.complete(prompt=[1] * (CONTEXT - 3)).json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_max_tokens_0_with_echo_scores_the_prompt(served: Endpoint, stream: bool) -> None:
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 0, "n": 2, "return_token_ids": True}
+    response = served.complete(**fields, stream=stream, stream_options={"include_usage": True} if stream else None)
+    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
+    choices = [choice for body in bodies for choice in body["choices"] if choice["index"] == 1]
+    assert "".join(choice["text"] for choice in choices) == "Return a list"
+    tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+    assert tokens == ["Return", " a", " list"]
+    assert (choices[-1]["finish_reason"], choices[-1]["token_ids"]) == ("length", [])
+    assert bodies[-1]["usage"]["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

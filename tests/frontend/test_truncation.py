@@ -41,7 +41,14 @@ def test_an_echo_is_what_is_left_of_the_prompt(served: Endpoint) -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "left"),
-    [(None, CONTEXT - 1), (12, CONTEXT - 12), (CONTEXT - 1, 1), (CONTEXT, CONTEXT - 1), (5000, CONTEXT - 1)],
+    [
+        (None, CONTEXT - 16),
+        (0, CONTEXT - 1),
+        (12, CONTEXT - 12),
+        (CONTEXT - 1, 1),
+        (CONTEXT, CONTEXT - 1),
+        (5000, CONTEXT - 1),
+    ],
 )
 def test_minus_one_leaves_room_for_the_completion(
     served: Endpoint, triton: FakeTriton, max_tokens: int | None, left: int

@@ -135,6 +135,9 @@ class SamplingRequest(SamplingFields):
     CLIENT_FIELDS: ClassVar[Mapping[str, str]] = {}
     """The client's name of each field that its path names otherwise."""
 
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+    """Maximum tokens of a request that sets none, cut to what the context leaves; None is all that it leaves."""
+
     stream_options: StreamOptions | None = None
     """with `stream`: `include_usage`; vLLM's `continuous_usage_stats`, without effect where `include_usage` is false;
     `include_obfuscation` is ignored"""
@@ -221,7 +224,7 @@ class SamplingRequest(SamplingFields):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The bound on the completion's tokens; None is the end of the context."""
+        """The bound on the completion's tokens; None is the default."""
         return self.max_tokens
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triton_llama_openai.routes.models import ServedModel
 
 _UP_TO_THE_CONTEXT = 1 << 20
-"""max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
+"""max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
 
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""
@@ -84,7 +84,8 @@ class Generation:
 
     def stream(self) -> ChunkStream:
         """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
-        return merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
+        responses = merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
+        return _without_output(responses) if self.request.max_new_tokens == 0 else responses
 
     def count(self, chunks: Sequence[Chunk]) -> None:
         """Count the tokens of a response."""
@@ -112,6 +113,19 @@ class Generation:
                     for chunk in response:
                         of_choices.setdefault(chunk.index, []).append(chunk)
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
+
+
+async def _without_output(responses: ChunkStream) -> ChunkStream:
+    """Yield the chunks, each a choice's only one, without the token that the model has generated."""
+    async with aclosing(responses):
+        async for chunks in responses:
+            yield [_without_token(chunk) for chunk in chunks]
+
+
+def _without_token(chunk: Chunk) -> Chunk:
+    return replace(
+        chunk, text="", num_output_tokens=0, logprobs=[], output_ids=(), finish_reason="length", stop_reason=""
+    )
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
@@ -201,9 +215,10 @@ def _inputs(
         "cache_salt": cache_salt,
     }
     if request.max_new_tokens is None:
-        values |= {"max_tokens": _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}
+        values |= {"max_tokens": request.DEFAULT_MAX_TOKENS or _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}
     else:
-        values["max_tokens"] = request.max_new_tokens
+        # The model generates at least one token; `Generation.stream` leaves out one that isn't wanted.
+        values["max_tokens"] = max(request.max_new_tokens, 1)
     if request.top_k is not None:
         values["top_k"] = max(request.top_k, 0)
     if request.seed is not None:
@@ -259,7 +274,8 @@ def truncate(request: SamplingRequest, prompts: Sequence[Prompt], checkpoint: Ch
     if count > room:
         raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
     if count < 0:
-        new_tokens = request.max_new_tokens or 1
+        maximum = request.DEFAULT_MAX_TOKENS if request.max_new_tokens is None else request.max_new_tokens
+        new_tokens = maximum or 1
         # With more new tokens than the context has, max_tokens is refused or reduced.
         count = checkpoint.context - new_tokens if new_tokens < checkpoint.context else room
     return [_last_tokens(prompt, count, checkpoint) for prompt in prompts]

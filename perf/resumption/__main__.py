@@ -80,7 +80,7 @@ def main() -> int:
         disturb: Disturbance = restart_all if name == "rolling" else kills
         with (
             Tritons(PARTS[name], options.model) as tritons,
-            OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
+            OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
         ):
             endpoint.start(tritons.addresses)
             for run, action in (("quiet", _quiet), ("disturbed", disturb)):

@@ -32,7 +32,7 @@ def tritons() -> Iterator[Tritons]:
 
 @pytest.fixture(scope="module")
 def endpoint(tritons: Tritons) -> Iterator[OpenAIEndpoint]:
-    with OpenAIEndpoint("127.0.0.1", 0, 30, str(EMBEDDED)) as endpoint:
+    with OpenAIEndpoint("127.0.0.1", 0, 30) as endpoint:
         endpoint.start(tritons.addresses)
         yield endpoint
 

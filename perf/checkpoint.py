@@ -16,14 +16,14 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf.environment import ROOT
-from perf.roofline.rates import BYTES, Weights
+from perf.roofline import Weights
 
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
@@ -32,7 +32,6 @@ DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "bf16": "
 """PyTorch's names of the formats."""
 SPECIAL_TOKENS = 4
 """Of the embedded checkpoint's tokenizer: the first ids."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def _shape(
@@ -68,7 +67,7 @@ def default_checkpoint() -> Path:
 
 def random_checkpoint(config: LlamaConfig) -> Path:
     """Return a checkpoint of that config; created unless it exists: a small one in FP32, a larger one in BF16."""
-    return _created(config, FOLDER / f"llama-{config.hidden_size}x{config.num_hidden_layers}", _save_tokenizer)
+    return _created(config, FOLDER / f"llama-{config.hidden_size}x{config.num_hidden_layers}", words=False)
 
 
 def words_checkpoint(config: LlamaConfig, positions: int, folder: Path = FOLDER) -> Path:
@@ -78,7 +77,8 @@ def words_checkpoint(config: LlamaConfig, positions: int, folder: Path = FOLDER)
     """
     longer = copy.deepcopy(config)
     longer.max_position_embeddings = positions
-    return _created(longer, folder / f"words-{config.hidden_size}x{config.num_hidden_layers}-{positions}", _save_words)
+    name = f"words-{config.hidden_size}x{config.num_hidden_layers}-{positions}"
+    return _created(longer, folder / name, words=True)
 
 
 def word(token: int) -> str:
@@ -86,7 +86,7 @@ def word(token: int) -> str:
     return " " + "".join(chr(ord("a") + token // 26**place % 26) for place in (3, 2, 1, 0))
 
 
-def _created(config: LlamaConfig, target: Path, save_tokenizer: Callable[[Path, int], None]) -> Path:
+def _created(config: LlamaConfig, target: Path, words: bool) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,35 +97,29 @@ def _created(config: LlamaConfig, target: Path, save_tokenizer: Callable[[Path, 
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             small = config.hidden_size == SMALL.hidden_size
             model = LlamaForCausalLM(config).to(getattr(torch, "float32" if small else "bfloat16"))
-        if save_tokenizer is _save_words:
+        if words:
             # Of thousands of random logits the largest is above 0.
             model.lm_head.weight.data[:SPECIAL_TOKENS] = 0
         model.generation_config.eos_token_id = None
         model.save_pretrained(building)
-        save_tokenizer(building, config.vocab_size)
+        _save_tokenizer(building, config.vocab_size, words)
         building.rename(target)
     return target
 
 
-def _save_tokenizer(folder: Path, vocabulary_size: int) -> None:
-    for name in _TOKENIZER_FILES:
+def _save_tokenizer(folder: Path, vocabulary_size: int, words: bool) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(EMBEDDED / name, folder / name)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    for token in range(len(vocabulary), vocabulary_size):
+    if words:
+        vocabulary = {special["content"]: special["id"] for special in tokenizer["added_tokens"]}
+        # Byte-level tokenizers write the space as Ġ.
+        vocabulary |= {word(token).replace(" ", "Ġ"): token for token in range(SPECIAL_TOKENS, vocabulary_size)}
+        tokenizer["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    else:
+        vocabulary = tokenizer["model"]["vocab"]
         # No merge leads to them, so no text is ever split into them.
-        vocabulary[f"<unused{token}>"] = token
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
-
-
-def _save_words(folder: Path, vocabulary_size: int) -> None:
-    for name in _TOKENIZER_FILES:
-        shutil.copyfile(EMBEDDED / name, folder / name)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = {special["content"]: special["id"] for special in tokenizer["added_tokens"]}
-    # Byte-level tokenizers write the space as Ġ.
-    words = {word(token).replace(" ", "Ġ"): token for token in range(SPECIAL_TOKENS, vocabulary_size)}
-    tokenizer["model"] = {"type": "WordLevel", "vocab": vocabulary | words, "unk_token": "<unk>"}
+        vocabulary |= {f"<unused{token}>": token for token in range(len(vocabulary), vocabulary_size)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
@@ -167,27 +161,15 @@ def fastest() -> Weights:
     return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
 
 
-def mebibytes(checkpoint: Path, weights: Weights) -> float:
-    """Return the memory of all weights of the checkpoint in that format of a baseline.
-
-    INT8 is W8A8: the layers' matrices with an FP32 scale a row; embedding, head and norms are `fastest()`.
-    """
-    size = 0
-    for name, parameter in _model(checkpoint).named_parameters():
-        matrix = weights == "int8" and name.endswith("_proj.weight")
-        floats = fastest() if weights == "int8" else weights
-        size += parameter.numel() + 4 * len(parameter) if matrix else parameter.numel() * BYTES[floats]
-    return size / 2**20
-
-
 def described(checkpoint: Path) -> str:
     """Return the checkpoint in a few words."""
     random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
-    parameters = sum(parameter.numel() for parameter in _model(checkpoint).parameters())
-    return f"Llama of {parameters / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+    return f"Llama of {parameters(checkpoint) / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
 
 
-def _model(checkpoint: Path) -> LlamaForCausalLM:
-    """Return a model of the checkpoint's config, without values."""
+def parameters(checkpoint: Path) -> int:
+    """Return the number of the checkpoint's weights."""
+    # Of the config alone, without values.
     with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
+    return sum(parameter.numel() for parameter in model.parameters())

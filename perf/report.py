@@ -1,4 +1,4 @@
-"""Fill the tables of docs/benchmarks.md from perf/results/*.json, or check that they are current (`make report`).
+"""Fill the tables of docs/benchmarks.md from perf/results/*.json (`make report`).
 
 A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of the page stays as it is. Figures have
 three significant digits: more would claim a precision that no run has.
@@ -6,13 +6,8 @@ three significant digits: more would claim a precision that no run has.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +19,7 @@ MIN_STEAL = 0.005
 """The smallest share of steal time that is mentioned."""
 
 Row = Mapping[str, Any]
-"""A measurement."""
-
-
-class NotMeasuredError(Exception):
-    """A result has nothing for a table."""
+"""A measurement, or several in a line of a table."""
 
 
 class Result(NamedTuple):
@@ -37,59 +28,54 @@ class Result(NamedTuple):
     file: str
     content: Row
 
+    def entries(self, prefix: str) -> list[Row]:
+        """Return what stands under the keys that begin so, measured or not."""
+        return [row for key, row in self.content["measurements"].items() if key.startswith(prefix)]
+
     def measured(self, prefix: str) -> list[Row]:
-        """Return the measurements whose keys begin so. Raises NotMeasuredError if there is none."""
-        rows = [row for row in self._entries(prefix) if _reason(row) is None]
-        if not rows:
-            raise NotMeasuredError(f"{self.file} has no measurement of {prefix}")
-        return rows
+        """Return the measurements whose keys begin so."""
+        return [row for row in self.entries(prefix) if "not_run" not in row]
 
     def conditions(self, prefix: str) -> list[str]:
-        """Return the notes beneath a table: steps, steal time, what did not run, machine, versions and command."""
-        rows, notes = self.measured(prefix), list[str]()
-        steps = {row["title"]: at(row, "settings/decode_steps") for row in rows if row["weights"] == "INT8"}
-        if ours := [f"{title}: {how}" for title, how in sorted(steps.items()) if how is not None]:
-            notes.append(f"Decode steps, {'; '.join(ours)}.")
+        """Return the notes beneath a table: steps, errors, what did not run, steal time, machine and command."""
+        rows, settings = self.measured(prefix), self.content["settings"]
+        steps = [(row["title"], at(row, "settings/decode_steps")) for row in rows if row["weights"] == "INT8"]
+        notes = [
+            _by_server("Decode steps", steps),
+            _by_server("Failed requests", [(row["title"], row.get("errors") or None) for row in rows]),
+            _by_server("Not run", [(row["title"], row.get("not_run")) for row in self.entries(prefix)]),
+        ]
         steal, title = max((row.get("stolen_share", 0.0), row["title"]) for row in rows)
         if steal >= MIN_STEAL:
             notes.append(f"Steal time: at most {percent(steal)} of the processors' time, with {title}.")
-        reasons = {row["title"]: why for row in self._entries(prefix) if (why := _reason(row)) is not None}
-        if reasons:
-            notes.append(f"Not run: {'; '.join(f'{title} ({why})' for title, why in reasons.items())}.")
-        return [*notes, self.origin()]
-
-    def origin(self) -> str:
-        """Return machine, model, date, commit, versions and command; one line of Markdown."""
-        machine, settings = self.content["machine"], self.content["settings"]
+        if "text" in settings:
+            notes.append(
+                f"On {settings['text']}: {settings['tokens']:,} predicted tokens in texts of at most "
+                f"{settings['context']}; ± is one standard error."
+            )
+        machine = self.content["machine"]
         cores = f", {machine['cores']} cores (no GPU)" if machine["device"].startswith("CPU") else ""
         uncommitted = " with uncommitted changes" if machine["uncommitted_changes"] else ""
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        return (
+        notes.append(
             f"{machine['device']}{cores}; {settings['model']}; {self.content['date'].split('T')[0]}; "
             f"commit `{machine['commit'][:7]}`{uncommitted}; Python {machine['python']}, {versions}. "
             f"`{self.content['command']}` writes `{self.file}`."
         )
-
-    def _entries(self, prefix: str) -> list[Row]:
-        return [row for key, row in self.content["measurements"].items() if key.startswith(prefix)]
+        return [*filter(None, notes)]
 
 
 def read(file: Path) -> Result:
-    """Read a result file. Raises NotMeasuredError if there is none, OSError or ValueError."""
+    """Read a result file. Raises OSError or ValueError."""
     path = file.resolve()
-    # Pages contain no folders of a machine.
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
-    if not path.exists():
-        raise NotMeasuredError(f"{path.stem} is not measured yet")
     return Result(name, json.loads(path.read_text()))
 
 
-def _reason(row: Row) -> str | None:
-    """Return why there is no measurement; None if there is one."""
-    # A load without a single answer has no latencies.
-    if row.get("errors") and "latency_ms" not in row:
-        return f"all {row['errors']} requests failed"
-    return row.get("not_run")
+def _by_server(name: str, values: Sequence[tuple[str, object]]) -> str:
+    """Return the values as a note, each server's once; "" if all are None."""
+    texts = dict.fromkeys(f"{title}: {value}" for title, value in values if value is not None)
+    return f"{name}, {'; '.join(texts)}." if texts else ""
 
 
 def figure(value: float) -> str:
@@ -120,299 +106,195 @@ def at(row: Any, path: str) -> Any:  # noqa: ANN401 - JSON
 
 
 class Column(NamedTuple):
-    """cell: the path of a row's value, or a function of the row; None where it doesn't apply. shown: a number as text.
-
-    A column that applies to no row is left out.
-    """
+    """path: of a row's value. shown: the value as text. A column without a value in any row is left out."""
 
     title: str
-    cell: str | Callable[[Any], str | float | None]
-    right: bool = True
+    path: str
     shown: Callable[[Any], str] = figure
 
-    def text(self, row: object) -> str | None:
-        """Return a row's cell."""
-        value = at(row, self.cell) if isinstance(self.cell, str) else self.cell(row)
-        return value if value is None or isinstance(value, str) else self.shown(value)
+    def cell(self, row: Row) -> str | None:
+        """Return the value's text; None where there is no value."""
+        value = at(row, self.path)
+        return None if value is None else self.shown(value)
 
 
-def table(columns: Sequence[Column], rows: Sequence[object], notes: Sequence[str]) -> str:
-    """Return a table in Markdown and the notes beneath it, without a final newline."""
-    cells = [(column, [column.text(row) for row in rows]) for column in columns]
-    used = [(column, texts) for column, texts in cells if any(text is not None for text in texts)]
-    lines: list[Sequence[str | None]] = [
-        [column.title for column, _ in used],
-        ["---:" if column.right else "---" for column, _ in used],
-        *zip(*(texts for _, texts in used), strict=True),
-    ]
-    text = "\n".join("| " + " | ".join("–" if cell is None else cell for cell in line) + " |" for line in lines)
-    return "\n\n".join([text, "\n".join(f"- {note}" for note in notes)])
+class Table(NamedTuple):
+    """note: of the load, beneath it, before the conditions; "" for none."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    note: str = ""
 
 
-def _server(row: Row) -> str:
-    title, errors = row["title"], row["errors"]
-    return f"{title} ({errors} error{'s' if errors > 1 else ''})" if errors else f"{title}"
+def pivot(rows: Sequence[Row], line: Sequence[str], column: str) -> list[Row]:
+    """Join the rows with the same values at the paths `line`.
 
-
-def _weights(row: Row) -> str:
-    size = at(row, "memory/weights_mib")
-    return f"{row['weights']}" if size is None else f"{row['weights']}, {figure(size)}"
+    A line has the fields of its first row, and every whole row by its value at the path `column`.
+    """
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        values = tuple(at(row, path) for path in line)
+        lines.setdefault(values, {**row})[str(at(row, column))] = row
+    return [*lines.values()]
 
 
 def _p50_p95(percentiles: Row) -> str:
     return several(percentiles["p50"], percentiles["p95"])
 
 
-def _latency(row: Row) -> str:
+def _latency(percentiles: Row) -> str:
     # Of so few requests the 99th percentile would be the maximum.
-    return several(*(row["latency_ms"][name] / 1e3 for name in ("p50", "p95", "max")))
+    return several(*(percentiles[name] / 1e3 for name in ("p50", "p95", "max")))
 
 
 def _lengths(row: Row) -> str:
-    load = row["load"]
-    mean = f"{load['mean_output_tokens']:.0f}"
-    return f"new tokens: {f'all {mean}' if load['mix'] == 'equal' else load['mix'] + ', mean ' + mean}"
+    mix, mean = row["load"]["mix"], row["load"]["mean_output_tokens"]
+    return f"new tokens: {'all' if mix == 'equal' else f'{mix}, mean'} {mean:.0f}."
 
 
-SERVER = Column("server", _server, right=False)
-USERS = Column("users", "load/concurrency", shown=str)
-WEIGHTS = Column("weights, MiB", _weights, right=False)
-MEMORY = Column("memory of the processes, MiB", "memory/process_mib", shown="{:,.0f}".format)
-REQUESTS = Column("requests", "requests", shown="{:,}".format)
-LATENCY = Column("latency p50 / p95 / max, s", _latency)
+INTEGER = "{:,.0f}".format
+SERVER = Column("server", "title", str)
+USERS = Column("users", "load/concurrency", INTEGER)
+MEMORY = (
+    Column("weights", "weights", str),
+    Column("MiB", "memory/weights_mib"),
+    Column("memory of the processes, MiB", "memory/process_mib", INTEGER),
+)
+REQUESTS = Column("requests", "requests", INTEGER)
+LATENCY = Column("latency p50 / p95 / max, s", "latency_ms", _latency)
 TOKENS = Column("tokens/s", "tokens_per_second")
-LIMIT = Column("limit, tokens/s", "limit/tokens_per_second")
-OF_LIMIT = Column("of the limit", "limit/fraction", shown=percent)
-BOUND = Column("set by", "limit/bound_by", right=False)
-TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", shown=_p50_p95)
-ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", shown=_p50_p95)
+LIMIT = (
+    Column("limit, tokens/s", "limit/tokens_per_second"),
+    Column("of the limit", "limit/fraction", percent),
+    Column("set by", "limit/bound_by", str),
+)
+TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", _p50_p95)
+ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", _p50_p95)
 
 
-def article(result: Result) -> str:
+def article(rows: Sequence[Row]) -> Table:
     """The article's setting, a row for each server."""
-    rows = result.measured("article/equal/")
-    naive = {row["server"]: row["tokens_per_second"] for row in rows}.get("naive_fp32")
-
-    def over_naive(row: Row) -> str | None:
-        return None if naive is None else f"{figure(row['tokens_per_second'] / naive)} ×"
-
-    return table(
-        [
-            *(SERVER, WEIGHTS, MEMORY, REQUESTS, LATENCY),
-            Column("requests/s", "requests_per_second"),
-            TOKENS,
-            # FP16 would compare number formats on a CPU.
-            Column("over naive FP32", over_naive),
-            Column("Triton's batch", "mean_batch"),
-            Column("rows per step", "mean_rows"),
-            *(LIMIT, OF_LIMIT, BOUND),
-        ],
-        rows,
-        [
-            f"{rows[0]['load']['concurrency']} requests at a time; {_lengths(rows[0])}.",
-            *result.conditions("article/equal/"),
-        ],
-    )
+    # FP16 would compare number formats on a CPU.
+    if naive := {row["server"]: row["tokens_per_second"] for row in rows}.get("naive_fp32"):
+        rows = [{**row, "over_naive": row["tokens_per_second"] / naive} for row in rows]
+    columns = [
+        *(SERVER, *MEMORY, REQUESTS, LATENCY),
+        Column("requests/s", "requests_per_second"),
+        TOKENS,
+        Column("over naive FP32", "over_naive", lambda ratio: f"{figure(ratio)} ×"),
+        Column("Triton's batch", "mean_batch"),
+        Column("sequences per step", "mean_sequences"),
+        *LIMIT,
+    ]
+    return Table(columns, rows, f"{rows[0]['load']['concurrency']} requests at a time; {_lengths(rows[0])}")
 
 
-def users(result: Result) -> str:
-    """Tokens/s of every server at each number of users, the fastest first, at uniform and geometric lengths."""
-    rows = result.measured("users/")
-    rates = {(row["server"], row["load"]["mix"], row["load"]["concurrency"]): row["tokens_per_second"] for row in rows}
-    loads = sorted({(mix, count) for _, mix, count in rates}, key=lambda load: (load[0] != "uniform", load[1]))
-
-    def column(mix: str, count: int) -> Column:
-        return Column(
-            f"{count} user{'' if count == 1 else 's'}, {mix}", lambda row: rates.get((row["server"], mix, count))
-        )
-
-    def title(row: Row) -> str:
-        return f"{row['title']}" if row["weights"] in row["title"] else f"{row['title']}, {row['weights']}"
-
-    servers = {row["server"]: row for row in rows}.values()
-    fastest_first = sorted(servers, key=lambda row: -rates.get((row["server"], "uniform", 32), 0.0))
-    return table(
-        [Column("tokens/s", title, right=False), *(column(*load) for load in loads)],
-        fastest_first,
-        [
-            f"New tokens: {' and '.join(dict.fromkeys(mix for mix, _ in loads))}, mean "
-            f"{rows[0]['load']['mean_output_tokens']:.0f}. Every server decodes at most 32 requests at a time.",
-            *result.conditions("users/"),
-        ],
-    )
+def users(rows: Sequence[Row]) -> Table:
+    """Tokens/s of every server at each number of users, the fastest at 32 first."""
+    counts = sorted({row["load"]["concurrency"] for row in rows})
+    rate = "32/tokens_per_second"
+    lines = sorted(pivot(rows, ["server"], "load/concurrency"), key=lambda line: -(at(line, rate) or 0.0))
+    columns = [
+        Column("tokens/s", "title", str),
+        *(Column(f"{count} user{'' if count == 1 else 's'}", f"{count}/tokens_per_second") for count in counts),
+    ]
+    return Table(columns, lines, f"At most 32 requests are decoded at a time; {_lengths(rows[0])}")
 
 
-def large(result: Result) -> str:
-    """Our server and vLLM with a larger model."""
-    rows = result.measured("large/")
-    columns = [USERS, SERVER, WEIGHTS, MEMORY, REQUESTS, LATENCY, TTFT, ITL, TOKENS, LIMIT, OF_LIMIT, BOUND]
-    return table(columns, rows, [f"{rows[0]['model']}; {_lengths(rows[0])}.", *result.conditions("large/")])
+def large(rows: Sequence[Row]) -> Table:
+    """Our server and others with a larger model."""
+    rows = sorted(rows, key=lambda row: int(row["load"]["concurrency"]))
+    columns = [USERS, SERVER, *MEMORY, REQUESTS, TTFT, ITL, TOKENS, *LIMIT]
+    return Table(columns, rows, f"{rows[0]['model']}; {_lengths(rows[0])}")
 
 
-def formats(result: Result) -> str:
-    """One model's weights in the formats of checkpoints, by server."""
-    rows = sorted(result.measured("formats/"), key=lambda row: int(row["load"]["concurrency"]))
-    notes = [f"{rows[0]['model']}; {_lengths(rows[0])}.", *result.conditions("formats/")]
-    return table([USERS, SERVER, WEIGHTS, MEMORY, REQUESTS, TTFT, ITL, TOKENS], rows, notes)
-
-
-CACHES = {
-    "triton_llama_int8_prefix_cache_on": "cache on",
-    "triton_llama_int8_prefix_cache_off": "cache off",
-    "vllm_int8_prefix_cache": "vLLM INT8",
-    "vllm_prefix_cache": "vLLM floats",
-}
-"""Servers of the loads with prefixes, and their names in the heads of columns."""
-
-
-class _PrefixLine(NamedTuple):
-    """A load at a number of users. ttft: the percentiles' name in its measurements. rounds: these, by server."""
-
-    load: str
-    ttft: str
-    model: str
-    users: int
-    rounds: Mapping[str, Sequence[Row]]
-
-    def median(self, server: str, path: str) -> float | None:
-        """Return the median over a server's rounds; None if nothing was measured there."""
-        values = [value for row in self.rounds.get(server, ()) if (value := at(row, path)) is not None]
-        return statistics.median(values) if values else None
-
-
-def prefixes(result: Result) -> str:
+def prefixes(rows: Sequence[Row]) -> Table:
     """Chats, retrieval and prompts without a common prefix: our cache on and off, and vLLM's."""
-    rows = result.measured("prefixes/")
-    grouped: dict[tuple[str, str, int], dict[str, list[Row]]] = {}
-    for row in rows:
-        load = row["load"]
-        rounds = grouped.setdefault((row["model"], load["kind"], load["concurrency"]), {})
-        rounds.setdefault(row["server"], []).append(row)
-    lines: list[_PrefixLine] = []
-    for (model, kind, count), rounds in grouped.items():
-        size = model.split(" parameters")[0].removeprefix("Llama of ")
-        first = "first turns of a chat" if kind == "chat" else kind
-        lines.append(_PrefixLine(first, "first_turn_ttft_ms", size, count, rounds))
-        if kind == "chat":
-            lines.append(_PrefixLine("later turns", "later_turns_ttft_ms", size, count, rounds))
-
-    def ttft(server: str) -> Callable[[_PrefixLine], str | None]:
-        def cell(line: _PrefixLine) -> str | None:
-            p50, p95 = (line.median(server, f"{line.ttft}/{name}") for name in ("p50", "p95"))
-            return None if p50 is None or p95 is None else several(p50, p95)
-
-        return cell
-
-    def rate(server: str, path: str) -> Callable[[_PrefixLine], float | None]:
-        # A chat's are of all its turns.
-        return lambda line: None if line.load.startswith("first turns") else line.median(server, path)
-
-    return table(
-        [
-            Column("model", lambda line: line.model, right=False),
-            Column("load", lambda line: line.load, right=False),
-            Column("users", lambda line: str(line.users)),
-            *(Column(f"TTFT p50 / p95, ms: {name}", ttft(server)) for server, name in CACHES.items()),
-            *(Column(f"tokens/s: {name}", rate(server, "tokens_per_second")) for server, name in CACHES.items()),
-            *(
-                Column(f"hit rate: {name}", rate(server, "hit_rate"), shown=percent)
-                for server, name in CACHES.items()
-                if name != "cache off"
-            ),
-        ],
-        lines,
-        [
-            "Hit rate: cached tokens of prompts over all tokens of prompts. Tokens/s and hit rate are of all turns. "
-            "Where a load has several rounds, with our cache on and off in turn, figures are the medians.",
-            *result.conditions("prefixes/"),
-        ],
-    )
+    caches = {
+        "triton_llama_int8_prefix_cache_on": "cache on",
+        "triton_llama_int8_prefix_cache_off": "cache off",
+        "vllm_int8_prefix_cache": "vLLM INT8",
+        "vllm_prefix_cache": "vLLM floats",
+    }
+    columns = [
+        Column("model", "model", lambda model: str(model).split(" parameters")[0].removeprefix("Llama of ")),
+        Column("load", "load/mix", str),
+        USERS,
+    ]
+    for title, path, shown in (
+        ("TTFT p50 / p95, ms", "time_to_first_token_ms", _p50_p95),
+        ("tokens/s", "tokens_per_second", figure),
+        ("hit rate", "hit_rate", percent),
+    ):
+        columns += [Column(f"{title}: {name}", f"{server}/{path}", shown) for server, name in caches.items()]
+    return Table(columns, pivot(rows, ["model", "load/mix", "load/concurrency"], "server"))
 
 
-def quality(result: Result) -> str:
+def quality(rows: Sequence[Row]) -> Table:
     """The unquantized weights and each quantization's distance from them."""
-
-    def loss(difference: Row) -> str:
-        return f"{difference['mean']:+.5f} ± {difference['standard_error']:.5f}"
-
-    def divergence(nats: Row) -> str:
-        return several(nats["mean"], nats["p99"])
-
-    settings = result.content["settings"]
-    text = f"{settings['text']} {settings.get('python') or ''}".strip()
-    return table(
-        [
-            Column("weights", "title", right=False),
-            Column("MiB", "weights_mib"),
-            Column("perplexity", "perplexity", shown="{:.3f}".format),
-            Column("loss over the first row's, nats per token", "loss_difference", shown=loss),
-            Column("KL divergence mean / p99, nats", "kl_nats", shown=divergence),
-            Column("KL from weights only, head too", "kl_from_weights_only_nats", shown=divergence),
-            Column("products, one term = 1", "products", shown="{:.2f}".format),
-            Column("same best token", "top1_agreement", shown=percent),
-        ],
-        result.measured(""),
-        [
-            f"On {text}: {settings['tokens']:,} predicted tokens in rows of at most {settings['context']}; ± is one "
-            "standard error.",
-            result.origin(),
-        ],
-    )
+    columns = [
+        Column("weights", "title", str),
+        Column("MiB", "weights_mib"),
+        Column("perplexity", "perplexity", "{:.3f}".format),
+        Column(
+            "loss over the first row's, nats per token",
+            "loss_difference",
+            lambda loss: f"{loss['mean']:+.5f} ± {loss['standard_error']:.5f}",
+        ),
+        Column("KL divergence mean / p99, nats", "kl_nats", lambda nats: several(nats["mean"], nats["p99"])),
+        Column("products, one term = 1", "products", "{:.2f}".format),
+        Column("same best token", "top1_agreement", percent),
+    ]
+    return Table(columns, rows)
 
 
-BENCH = (article, users, large, prefixes, formats)
-TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
-    "article": ("bench", article),
-    "users": ("bench", users),
-    "users-avx2": ("bench-avx2", users),
-    "large": ("bench", large),
-    "prefixes": ("bench-prefixes", prefixes),
-    "formats": ("bench-formats", formats),
-    "formats-gguf": ("bench-formats-gguf", formats),
-    "quality": ("quality", quality),
-    "quality-formats": ("quality-formats", quality),
+TABLES = {
+    "article": ("bench", "article", article),
+    "users": ("bench", "users", users),
+    "users-avx2": ("bench-avx2", "users", users),
+    "large": ("bench", "large", large),
+    "prefixes": ("bench-prefixes", "prefixes", prefixes),
+    "formats": ("bench-formats", "formats", large),
+    "formats-gguf": ("bench-formats-gguf", "formats", large),
+    "quality": ("quality", "", quality),
+    "quality-formats": ("quality-formats", "", quality),
 }
-"""For each table's name in the page: its results file, and the function that makes the table."""
+"""For each table's name in the page: its results file, the beginning of its measurements' keys, and what makes it."""
+
+
+def markdown(result: Result, prefix: str, make: Callable[[Sequence[Row]], Table]) -> str:
+    """Return a table and the notes beneath it, without a final newline; "" if nothing was measured."""
+    measured = result.measured(prefix)
+    if not measured:
+        return ""
+    columns, rows, note = make(measured)
+    used = [column for column in columns if any(column.cell(row) is not None for row in rows)]
+    lines = [
+        [column.title for column in used],
+        ["---" if column.shown is str else "---:" for column in used],
+        *([column.cell(row) or "–" for column in used] for row in rows),
+    ]
+    notes = [*filter(None, [note]), *result.conditions(prefix)]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in notes)])
 
 
 def summary(result: Result) -> str:
     """Return the tables that a run of `make bench` ends with."""
-    made: list[str] = []
-    for make in BENCH:
-        with suppress(NotMeasuredError):
-            made.append(make(result))
-    return "\n\n".join(made)
+    bench = ("article", "users", "large", "prefixes", "formats")
+    return "\n\n".join(filter(None, (markdown(result, *TABLES[name][1:]) for name in bench)))
 
 
 def filled(page: str) -> str:
     """Return a page with every table's content. Raises ValueError unless it has each exactly once."""
-    for name, (file, make) in TABLES.items():
-        block = f"<!-- table: {name} -->\n\n{make(read(RESULTS / f'{file}.json'))}\n\n<!-- end: {name} -->"
-        pattern = rf"^<!-- table: {name} -->$.*?^<!-- end: {name} -->$"
-        page, count = re.subn(pattern, lambda _, block=block: block, page, flags=re.MULTILINE | re.DOTALL)  # type: ignore[misc]
-        if count != 1:
-            raise ValueError(f"the page has {count} tables {name}, not one")
+    for name, (file, prefix, make) in TABLES.items():
+        begin, end = f"<!-- table: {name} -->\n", f"<!-- end: {name} -->\n"
+        if (page.count(begin), page.count(end)) != (1, 1):
+            raise ValueError(f"the page has not one table {name}, but {page.count(begin)}")
+        before, rest = page.split(begin)
+        content = markdown(read(RESULTS / f"{file}.json"), prefix, make)
+        page = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
     return page
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.report", description=__doc__, epilog="Exit code: 1 if --check found a difference, else 0."
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; say whether the page differs")
-    check = parser.parse_args(arguments).check
-    before = PAGE.read_text()
-    page = filled(before)
-    if page == before:
-        return 0
-    if check:
-        print(f"{PAGE} differs from the results: run make report", file=sys.stderr)
-        return 1
-    PAGE.write_text(page)
-    print(f"{PAGE} written")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(filled(PAGE.read_text()))

@@ -10,33 +10,30 @@ import argparse
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
-from triton_local.server import LocalTriton
 from triton_supervisor.triton import MODEL
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from perf.bench.measure import Bench
 from perf.checkpoint import default_checkpoint, described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
+from perf.device_rates import measure_rates
 from perf.environment import ROOT
-from perf.load.generator import drive
-from perf.load.protocols import Target
-from perf.load.summary import percentiles, summarize
 from perf.results_file import Results
-from perf.servers.triton import READY_TIMEOUT_S, UNDISTURBED
-from perf.workload import warm_and_measured
+from perf.servers.triton import our_server
+from perf.workload import PROMPT_TOKENS, Load
 
 SLOTS = (32, 16, 64, 8)
 DELAYS_US = (10_000, 0)
 PREFERRED: tuple[tuple[int, ...], ...] = ((4, 8, 16, 32), ())
 REPOSITORY = ROOT / "model_repository"
-_LOAD_S = 900.0
 
 
 class Point(NamedTuple):
@@ -46,19 +43,16 @@ class Point(NamedTuple):
     delay_us: int
     preferred: tuple[int, ...]
 
-
-class Figures(NamedTuple):
-    """The measurement of a point: tokens/s in steady state, p95 latency in ms, failed requests."""
-
-    tokens_per_second: float
-    p95_ms: float
-    errors: int
+    @property
+    def key(self) -> str:
+        """Of its server: slots/delay/sizes, such as 32/10000/4-8-16-32."""
+        return f"{self.slots}/{self.delay_us}/{'-'.join(map(str, self.preferred))}"
 
 
 def grid() -> list[Point]:
     """Return all points, with preferred sizes up to the slots, the most important first."""
     points = (
-        Point(slots, delay, tuple(size for size in preferred if size <= slots))
+        Point(slots, delay, tuple(size for size in preferred if size <= slots) or (slots,))
         for delay, preferred, slots in product(DELAYS_US, PREFERRED, SLOTS)
     )
     return list(dict.fromkeys(points))
@@ -69,16 +63,16 @@ def configured(config: str, point: Point) -> str:
     message = text_format.Parse(config, ModelConfig())
     message.max_batch_size = point.slots
     message.dynamic_batching.max_queue_delay_microseconds = point.delay_us
-    message.dynamic_batching.preferred_batch_size[:] = point.preferred or (point.slots,)
+    message.dynamic_batching.preferred_batch_size[:] = point.preferred
     return str(text_format.MessageToString(message))
 
 
-def best(measured: Sequence[tuple[Point, Figures]], slo_p95_ms: float) -> Point | None:
-    """Return the point with the highest throughput of those without errors that meet the SLO; None if none does."""
+def best(measurements: Mapping[str, Mapping[str, Any]], slo_p95_ms: float) -> str | None:
+    """Return the key with the highest throughput of those without errors that meet the SLO; None if none does."""
     met = [
-        (figures.tokens_per_second, point)
-        for point, figures in measured
-        if figures.errors == 0 and figures.p95_ms <= slo_p95_ms
+        (measurement["tokens_per_second"], key)
+        for key, measurement in measurements.items()
+        if measurement.get("errors") == 0 and measurement["latency_ms"]["p95"] <= slo_p95_ms
     ]
     return max(met, default=(0.0, None))[1]
 
@@ -92,29 +86,6 @@ def repository(point: Point) -> Iterator[Path]:
         config = copy / MODEL / "config.pbtxt"
         config.write_text(configured(config.read_text(), point))
         yield copy
-
-
-def measure(point: Point, options: argparse.Namespace, checkpoint: Path) -> Figures:
-    """Put the load on a server of the point."""
-    requests = warm_and_measured(checkpoint, "uniform", options.users, options.requests, options.output_tokens)
-    with (
-        repository(point) as folder,
-        LocalTriton(
-            variant="default",
-            model=str(checkpoint),
-            model_repository=folder,
-            environment={"OMP_NUM_THREADS": str(CORES), "LLAMA_PREFIX_CACHE": "off", **UNDISTURBED},
-            ready_timeout=READY_TIMEOUT_S,
-        ) as triton,
-    ):
-        target = Target("tuned", "triton_generate", f"http://{triton.http_url}", MODEL)
-        run = drive(target, requests, options.users, options.users, _LOAD_S)
-    summary = summarize(run)
-    rate, errors = summary.get("tokens_per_second"), summary["errors"]
-    latencies = [record.latency for record in run.measured if not record.error]
-    p95 = percentiles(latencies)["p95"] if latencies else float("inf")
-    assert isinstance(errors, int)
-    return Figures(rate if isinstance(rate, float) else 0.0, p95, errors)
 
 
 def main() -> None:
@@ -132,27 +103,23 @@ def main() -> None:
     checkpoint = options.model or default_checkpoint()
     settings = {name: value for name, value in vars(options).items() if isinstance(value, int | float)}
     results = Results(options.output, "tune", {"model": described(checkpoint), **settings}, make_command("tune"))
-    budget, measured, longest = Budget(options.budget), list[tuple[Point, Figures]](), 0.0
-    for point in grid():
-        if measured and longest > budget.left:
-            budget.say(f"{point}: not measured: a point takes {longest:.0f} s, {budget.left:.0f} s are left")
-            continue
-        began = time.monotonic()
-        figures = measure(point, options, checkpoint)
-        longest = max(longest, time.monotonic() - began)
-        measured.append((point, figures))
-        results.add(f"point/{len(measured)}", {**point._asdict(), **figures._asdict()})
-        budget.say(f"{point}: {figures}")
-    choice = best(measured, options.slo_p95_ms)
-    results.section("best", None if choice is None else choice._asdict())
+    bench = Bench(results, Budget(options.budget), measure_rates(CORES))
+    load = Load("tune", "uniform", options.users, options.requests, options.output_tokens)
+    environment = {"LLAMA_MAX_MODEL_LEN": str(PROMPT_TOKENS + 2 * options.output_tokens)}
+    points = {f"{load.key}/{point.key}": point for point in grid()}
+    for point in points.values():
+        server = our_server(point.key, point.key, "default", "int8", environment, repository=partial(repository, point))
+        bench.measure(server, checkpoint, [load])
+    key = best(results.measurements, options.slo_p95_ms)
+    results.section("best", key)
     results.finish()
     print(f"written to {options.output}")
-    if choice is None:
+    if key is None:
         sys.exit(f"tune: no point has a p95 of at most {options.slo_p95_ms:g} ms; fewer users, or a higher SLO")
     print(f"\nthe best within {options.slo_p95_ms:g} ms, for config.pbtxt:\n")
-    print(f"max_batch_size: {choice.slots}")
-    print(f"preferred_batch_size: {list(choice.preferred or (choice.slots,))}")
-    print(f"max_queue_delay_microseconds: {choice.delay_us}")
+    print(f"max_batch_size: {points[key].slots}")
+    print(f"preferred_batch_size: {list(points[key].preferred)}")
+    print(f"max_queue_delay_microseconds: {points[key].delay_us}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 - **chat**: eight turns, all chats with the same system prompt. A turn's prompt is the whole chat so far. The warm-up's
   chats have one to eight turns, lest all users be at the same turn.
 - **retrieval**: a long document, the same for all, and a question.
-- **unshared**: no prefix in common; what the cache costs where it never helps. In rounds, in which servers alternate.
+- **unshared**: no prefix in common; what the cache costs where it never helps.
 
-Every load and round has words of its own, so that the cache has nothing of the loads before.
+Every load has words of its own, so that the cache has nothing of the loads before.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from transformers import LlamaConfig
 from perf.checkpoint import SPECIAL_TOKENS, word
 from perf.load.protocols import Request
 
-Kind = Literal["chat", "retrieval", "unshared"]
-
 POSITIONS = 4096
 """Of the checkpoints."""
 SYSTEM_TOKENS, TURNS, MESSAGE_TOKENS, ANSWER_TOKENS = 600, 8, (20, 60), (30, 90)
@@ -34,15 +32,15 @@ class PrefixLoad(NamedTuple):
     """A closed loop. model: of its measurements' keys. measured: chats or requests after a warm-up of one per user."""
 
     model: str
-    kind: Kind
+    mix: Literal["chat", "retrieval", "unshared"]
     users: int
     measured: int
-    round: int = 1
+    perf_analyzer: bool = False
 
     @property
     def key(self) -> str:
         """Of its measurements, before the server's."""
-        return f"prefixes/{self.model}/{self.kind}/{self.users}/{self.round}"
+        return f"prefixes/{self.model}/{self.mix}/{self.users}"
 
     def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
         """Return the requests, the same for every server, and how many of them are the warm-up.
@@ -50,21 +48,17 @@ class PrefixLoad(NamedTuple):
         checkpoint: of words.
         """
         words = _Words(self.key, LlamaConfig.from_pretrained(checkpoint).vocab_size)
-        if self.kind == "chat":
+        if self.mix == "chat":
             system = words.text(SYSTEM_TOKENS)
             warmup = [turn for user in range(self.users) for turn in words.chat(system, 1 + user % TURNS)]
             return [*warmup, *(turn for _ in range(self.measured) for turn in words.chat(system, TURNS))], len(warmup)
         count = self.users + self.measured
-        if self.kind == "unshared":
+        if self.mix == "unshared":
             return [
                 Request(words.some(UNSHARED_TOKENS), words.number(UNSHARED_ANSWER)) for _ in range(count)
             ], self.users
         document = words.text(DOCUMENT_TOKENS)
         return [Request(document + words.some(QUESTION_TOKENS), FINDING_TOKENS) for _ in range(count)], self.users
-
-    def facts(self) -> dict[str, object]:
-        """Return what a measurement says about it."""
-        return {"kind": self.kind, "round": self.round}
 
 
 class _Words:
@@ -89,21 +83,14 @@ class _Words:
             yield Request(system + message if turn == 1 else message, self.number(ANSWER_TOKENS), turn)
 
 
-def _rounds(model: str, users: int, measured: int, rounds: int) -> list[PrefixLoad]:
-    return [PrefixLoad(model, "unshared", users, measured, number + 1) for number in range(rounds)]
-
-
 SMALL_LOADS = [
     *(PrefixLoad("small", "chat", users, measured) for users, measured in ((1, 6), (8, 24), (32, 64))),
     *(PrefixLoad("small", "retrieval", users, measured) for users, measured in ((1, 16), (8, 32), (32, 96))),
-    *_rounds("small", 1, 24, 3),
-    *_rounds("small", 8, 64, 3),
-    *_rounds("small", 32, 128, 3),
+    *(PrefixLoad("small", "unshared", users, measured) for users, measured in ((1, 24), (8, 64), (32, 128))),
 ]
 # Without a cache, 32 users of the larger model would take half an hour of prefill on two cores.
 LARGE_LOADS = [
     *(PrefixLoad("large", "chat", users, measured) for users, measured in ((1, 2), (8, 8))),
     *(PrefixLoad("large", "retrieval", users, measured) for users, measured in ((1, 4), (8, 12))),
-    *_rounds("large", 1, 4, 2),
-    *_rounds("large", 8, 16, 2),
+    *(PrefixLoad("large", "unshared", users, measured) for users, measured in ((1, 4), (8, 16))),
 ]

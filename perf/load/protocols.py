@@ -16,17 +16,15 @@ from typing import Any, Literal
 
 from perf.load.records import Record
 
-Protocol = Literal["triton_generate", "triton_stream", "openai_completions", "openai_chat", "fastapi"]
+Protocol = Literal["triton_generate", "triton_stream", "openai_completions", "openai_chat"]
 """triton_generate: /v2/models/MODEL/generate, one response. triton_stream: .../generate_stream, server-sent events.
-openai_completions: /v1/completions, openai_chat: /v1/chat/completions, both server-sent events. fastapi: /generate, one
-response: the article's servers."""
+openai_completions: /v1/completions, openai_chat: /v1/chat/completions, both server-sent events."""
 
 _PATHS: Mapping[Protocol, str] = {
     "triton_generate": "/v2/models/{}/generate",
     "triton_stream": "/v2/models/{}/generate_stream",
     "openai_completions": "/v1/completions",
     "openai_chat": "/v1/chat/completions",
-    "fastapi": "/generate",
 }
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
@@ -77,14 +75,14 @@ def streams(target: Target, request: Request) -> bool:
 def body(target: Target, request: Request) -> bytes:
     """Return the request's JSON; the target's fields override the protocol's, and the request's both."""
     prompt, tokens = request.prompt, request.output_tokens
-    fields: dict[str, object] = {"prompt": prompt, "max_tokens": tokens}
+    fields: dict[str, object]
     if target.protocol in _OPENAI:
-        if target.protocol == "openai_chat":
-            fields = {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
-        fields |= {"model": target.model, "temperature": 0.0, "stream": True}
+        chat = target.protocol == "openai_chat"
+        fields = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        fields |= {"model": target.model, "max_tokens": tokens, "temperature": 0.0, "stream": True}
         if streams(target, request):
             fields["stream_options"] = {"include_usage": True}
-    elif target.protocol != "fastapi":
+    else:
         fields = {"text_input": prompt, "max_tokens": tokens, "min_tokens": tokens, "temperature": 0.0}
         # Overrides the checkpoint's generation config.
         fields |= {"repetition_penalty": 1.0, "stream": target.protocol == "triton_stream"}
@@ -113,8 +111,6 @@ def read_answer(
 def _read_unary(protocol: Protocol, fields: Mapping[str, Any], record: Record) -> None:
     if protocol in _OPENAI:
         _read_usage(record, fields)
-    elif protocol == "fastapi":
-        record.output_tokens = _count(fields, "tokens")
     else:
         record.output_tokens = _count(fields, "num_output_tokens")
         record.prompt_tokens = _count(fields, "num_input_tokens")

@@ -9,6 +9,7 @@
   longest. They start when the request's user was free.
 - **TTFT** likewise, to the first event with a token in it. **ITL** is a request's own mean: first to last token, over
   its tokens less one, which holds also where one event joins several tokens.
+- **Hit rate** is the share of prompt tokens that the server's prefix cache had, where the server counts them.
 
 Failed requests are counted, the warm-up's too, because they change the load of all others; no other figure includes
 them.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from perf.load.records import Record, Run
 
@@ -32,10 +34,10 @@ def inter_token_latency(record: Record) -> float | None:
     return (record.last_token - record.first_token) / (record.output_tokens - 1)
 
 
-def summarize(run: Run) -> dict[str, object]:
+def summarize(run: Run) -> dict[str, Any]:
     """Return counts, rates and percentiles in milliseconds; only counts if no measured request was answered."""
     failed = Counter(record.error for record in run.records if record.error)
-    summary: dict[str, object] = {"requests": len(run.measured), "errors": failed.total()}
+    summary: dict[str, Any] = {"requests": len(run.measured), "errors": failed.total()}
     if failed:
         summary["error_messages"] = dict(failed.most_common(5))
     answered = [record for record in run.measured if not record.error]
@@ -59,26 +61,11 @@ def summarize(run: Run) -> dict[str, object]:
         "time_to_first_token_ms": ttfts,
         "inter_token_latency_ms": itls,
     }
-    return summary | {name: percentiles(values) for name, values in named.items() if values}
-
-
-def summarize_prefixes(run: Run) -> dict[str, object]:
-    """Return TTFT of first and of later turns in milliseconds, and the share of prompt tokens that the cache had.
-
-    hit_rate: None where the server does not say.
-    """
-    answered = [record for record in run.measured if not record.error and record.first_token is not None]
-    ttfts: dict[str, list[float]] = {}
-    for record in answered:
-        assert record.first_token is not None
-        name = "first_turn_ttft_ms" if record.turn == 1 else "later_turns_ttft_ms"
-        ttfts.setdefault(name, []).append(record.first_token - record.scheduled)
-    prompt = sum(record.prompt_tokens or 0 for record in answered)
-    counted = [record.cached_tokens for record in answered if record.cached_tokens is not None]
-    return {
-        **{name: percentiles(values) for name, values in ttfts.items()},
-        "hit_rate": round(sum(counted) / prompt, 4) if counted and prompt else None,
-    }
+    summary |= {name: percentiles(values) for name, values in named.items() if values}
+    cached = [record.cached_tokens for record in answered if record.cached_tokens is not None]
+    if cached:
+        summary["hit_rate"] = round(sum(cached) / sum(record.prompt_tokens or 0 for record in answered), 4)
+    return summary
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

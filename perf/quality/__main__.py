@@ -3,8 +3,7 @@
 Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
 KL divergence 0. Candidates are loaded by the server's loader:
 
-- exact INT8, what a CPU serves: activations in 8-bit terms, two, one, or by row, and the KV cache in each dtype; beside
-  the same INT8 weights in products of floats, too.
+- exact INT8, what a CPU serves: activations in 8-bit terms, two, one, or by row, and the KV cache in each dtype.
 - LLM.int8() (bitsandbytes) with its outlier threshold of 6.
 - or quantized checkpoints of the model.
 
@@ -18,37 +17,31 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from llama_engine.checkpoint.hub import resolve_folder
-from llama_engine.checkpoint.rope import rope_tables
-from llama_engine.checkpoint.tensors import SavedTensors
-from llama_engine.checkpoint.weight_reader import WeightReader
-from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import EngineError
-from llama_engine.model.builder import ModelInfo, ReadWeights, build_llama
-from llama_engine.model.llama import Linear
+from llama_engine.model.builder import ModelInfo
 from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
-from torch.nn.functional import linear
 
 from perf import report
+from perf.checkpoint import EMBEDDED
 from perf.command import make_command
 from perf.quality import text
-from perf.quality.divergence import Forward, distances, kl_nats, perplexity, summary
+from perf.quality.divergence import Forward, distances, perplexity, summary
 from perf.results_file import RESULTS, Results
 
 _FLOATS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 
 
 class Candidate(NamedTuple):
-    """A form of the model to compare. settings: the engine's that select it, or the path of a quantized checkpoint."""
+    """A form of the model to compare. settings: the engine's that select it, over the defaults."""
 
     key: str
     title: str
-    settings: Mapping[str, str | float] | Path
+    settings: Mapping[str, Any]
 
 
 BY_ROW = (
@@ -62,7 +55,6 @@ CANDIDATES = (
     Candidate("int8_1_terms", "exact INT8, one term", {"int8_terms": "1"}),
     Candidate("int8_threshold_6", "INT8, threshold 6, activations rounded too", {"int8_threshold": 6.0}),
 )
-WEIGHTS_ONLY = "INT8, weights only, head too"
 
 
 def main() -> None:
@@ -85,7 +77,7 @@ def main() -> None:
         _measure(options)
     except (EngineError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
-    print(report.quality(report.read(options.output)))
+    print(report.markdown(report.read(options.output), "", report.quality))
     print(f"written to {options.output}")
 
 
@@ -98,79 +90,45 @@ def _measure(options: argparse.Namespace) -> None:
     # Read first: the checkpoint may take minutes to load.
     content = None if options.text is None else options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
-    base = Settings(model=options.model)
+    base = Settings(model=options.model or str(EMBEDDED))
     reference = load_checkpoint(replace(base, quantization="none"), device)
     if content is None:
-        rows, origin = text.held_out(reference.max_model_len)
+        texts, origin = text.held_out(reference.max_model_len)
     else:
-        rows = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
-        origin = {"text": options.text.name}
+        texts = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
+        origin = options.text.name
     settings = {
         "model": options.model or "models/pydoc-llama",
         "context": reference.max_model_len,
-        **origin,
-        "rows": len(rows),
-        "tokens": sum(len(row) - 1 for row in rows),
+        "text": origin,
+        "texts": len(texts),
+        "tokens": sum(len(tokens) - 1 for tokens in texts),
     }
     results = Results(options.output, "quality", settings, make_command("quality"))
     candidates = [*BY_ROW, *CANDIDATES] if device.type == "cpu" else [*CANDIDATES]
-    same_weights = None
     if options.quantized:
-        candidates = [Candidate(path.name, path.name, path) for path in options.quantized]
-    elif device.type == "cpu":
-        print(f"{WEIGHTS_ONLY} …", flush=True)
-        same_weights = weights_only(reference)
-        measured = compared(Candidate("int8_head", WEIGHTS_ONLY, {}), reference, same_weights, same_weights, rows)
-        for key, measurement in measured.items():
-            results.add(key, measurement)
+        candidates = [
+            Candidate(path.name, path.name, {"model": str(path), "quantization": "checkpoint"})
+            for path in options.quantized
+        ]
     for candidate in candidates:
         print(f"{candidate.title} …", flush=True)
-        loaded = load(base, device, candidate)
-        for key, measurement in compared(candidate, reference, loaded, same_weights, rows).items():
+        for key, measurement in compared(candidate, reference, load(base, device, candidate), texts).items():
             results.add(key, measurement)
-        # Freed before the next one is loaded.
-        del loaded
     results.finish()
 
 
 def load(base: Settings, device: torch.device, candidate: Candidate) -> LoadedModel:
     """Load what the engine serves."""
-    if isinstance(candidate.settings, Path):
-        return load_checkpoint(replace(base, model=str(candidate.settings), quantization="checkpoint"), device)
-    return load_checkpoint(replace(base, quantization="int8", **candidate.settings), device)  # type: ignore[arg-type]
-
-
-def weights_only(reference: LoadedModel) -> LoadedModel:
-    """Return the checkpoint with INT8 weights, one matrix at a time widened for its product of floats."""
-    architecture, read = reference.architecture, ReadWeights()
-    reader = WeightReader(SavedTensors(resolve_folder(reference.name, None)), architecture, torch.float32, int8=True)
-    tables = rope_tables(reference.config, architecture, reference.max_model_len)
-    model = build_llama(reader, architecture, tables, _widened, read)
-    info = replace(reference.info, linears=dict(read.linears), weight_bytes=read.bytes, threshold=0.0)
-    return replace(reference, model=model, info=info)
-
-
-def _widened(weight: LinearWeight) -> Linear:
-    assert weight.scales is not None, "the reader quantizes every linear layer"
-    scales = weight.scales[:, None]
-    return lambda activations: linear(activations, weight.weight * scales, weight.bias)
+    return load_checkpoint(replace(base, **{"quantization": "int8", **candidate.settings}), device)
 
 
 def compared(
-    candidate: Candidate,
-    reference: LoadedModel,
-    loaded: LoadedModel,
-    same_weights: LoadedModel | None,
-    rows: Sequence[Sequence[int]],
+    candidate: Candidate, reference: LoadedModel, loaded: LoadedModel, texts: Sequence[Sequence[int]]
 ) -> dict[str, dict[str, object]]:
-    """Compare the loaded candidate with the reference; return measurements by key, the reference's first.
-
-    same_weights: INT8's weights alone, to compare with, too.
-    """
-    references = [Forward(checkpoint) for checkpoint in (reference, same_weights) if checkpoint is not None]
-    settings = {} if isinstance(candidate.settings, Path) else candidate.settings
-    forward = Forward(loaded, str(settings.get("kv_cache_dtype", "auto")))
-    tokens, *others = distances(references, forward, rows)
+    """Compare the loaded candidate with the reference; return measurements by key, the reference's first."""
+    forward = Forward(loaded, str(candidate.settings.get("kv_cache_dtype", "auto")))
+    tokens = distances(Forward(reference), forward, texts)
     products = forward.relative_products()
     name = _FLOATS[reference.info.dtype]
     return {
@@ -186,7 +144,6 @@ def compared(
             "weights": " and ".join(sorted(loaded.info.linears)).upper(),
             "threshold": loaded.info.threshold,
             **summary(tokens),
-            **({"kl_from_weights_only_nats": kl_nats(others[0])} if others else {}),
             **({} if products is None else {"products": round(products, 4)}),
         },
     }

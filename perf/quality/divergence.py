@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from llama_engine.model.llama import Llama
 from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import PromptChunk
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 POSITIONS_AT_ONCE = 256
-"""Positions per pass of the head: a whole row's logits (4,096 x 32,000) would exceed the activations of the rest."""
+"""Positions per pass of the head: a whole text's logits (4,096 x 32,000) would exceed the activations of the rest."""
 
 
 class Tokens(NamedTuple):
@@ -33,22 +31,14 @@ class Tokens(NamedTuple):
     agrees: Tensor
 
 
-def joined(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate the parts."""
-    return Tokens(*map(torch.cat, zip(*parts, strict=True)))
-
-
 class Forward:
-    """The hidden states and logits of texts, one at a time, as a loaded checkpoint computes them."""
+    """The hidden states and logits of texts, one at a time, as the engine computes a loaded checkpoint's prompts."""
 
     def __init__(self, checkpoint: LoadedModel, kv_cache_dtype: str = "auto") -> None:
-        """kv_cache_dtype: the setting; where it is the weights' dtype, PyTorch computes a text without a cache."""
+        """kv_cache_dtype: the setting."""
         shape = checkpoint.cache_shape(1, kv_cache_dtype)
         self._runner = checkpoint.runner(shape)
         self._runner.set_pages(0, 0, range(1, shape.pages + 1))
-        plain = isinstance(checkpoint.model, Llama) and shape.dtype == checkpoint.info.dtype
-        self._model = checkpoint.model if plain else None
-        self._device = checkpoint.info.device
         self.logits = self._runner.logits
 
     def relative_products(self) -> float | None:
@@ -58,40 +48,26 @@ class Forward:
         return 1 + sum(count.two_terms * count.weights for count in counts) / one_term if one_term else None
 
     @torch.inference_mode()
-    def hidden(self, row: Sequence[int]) -> Tensor:
+    def hidden(self, text: Sequence[int]) -> Tensor:
         """Return [tokens, hidden] of a text, in one pass."""
-        if isinstance(self._model, Llama):
-            tokens = torch.tensor(row, device=self._device)
-            return self._model.forward(tokens, torch.arange(len(row), device=self._device), _attend)
-        return self._runner.prefill([PromptChunk(0, 0, tuple(row))], every=True)
-
-
-def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention [tokens, heads, dim] of a text."""
-    queries, keys, values = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
-    attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-    return attended[0].transpose(0, 1)
+        return self._runner.prefill([PromptChunk(0, 0, tuple(text))], every=True)
 
 
 @torch.inference_mode()
-def distances(references: Sequence[Forward], candidate: Forward, rows: Sequence[Sequence[int]]) -> list[Tokens]:
-    """Predict every token but each row's first; compare the candidate with each reference.
+def distances(reference: Forward, candidate: Forward, texts: Sequence[Sequence[int]]) -> Tokens:
+    """Predict every token but each text's first; compare the candidate with the reference.
 
-    Each row is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
+    Each text is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
     columns over everything in a pass, these are one text's own tokens.
     """
-    parts: list[list[Tokens]] = [[] for _ in references]
-    for row in rows:
-        got = candidate.hidden(row)
-        targets = torch.tensor(row[1:], device=got.device)
-        expected = [reference.hidden(row) for reference in references]
-        for first in range(0, len(row) - 1, POSITIONS_AT_ONCE):
-            here = slice(first, min(first + POSITIONS_AT_ONCE, len(row) - 1))
-            logits = candidate.logits(got[here])
-            for part, reference, hidden in zip(parts, references, expected, strict=True):
-                part.append(compare(reference.logits(hidden[here]), logits, targets[here]))
-    return [joined(part) for part in parts]
+    parts: list[Tokens] = []
+    for text in texts:
+        expected, got = reference.hidden(text), candidate.hidden(text)
+        targets = torch.tensor(text[1:], device=got.device)
+        for first in range(0, len(text) - 1, POSITIONS_AT_ONCE):
+            here = slice(first, min(first + POSITIONS_AT_ONCE, len(text) - 1))
+            parts.append(compare(reference.logits(expected[here]), candidate.logits(got[here]), targets[here]))
+    return Tokens(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Tokens:
@@ -116,24 +92,19 @@ def perplexity(losses: Tensor) -> float:
     return math.exp(float(losses.mean()))
 
 
-def kl_nats(tokens: Tokens) -> dict[str, float]:
-    """Return mean, 99th percentile and maximum of the divergence, for a result file."""
-    # By nearest rank, which counts from 1.
-    p99 = tokens.divergence.kthvalue(math.ceil(0.99 * len(tokens.divergence))).values
-    nats = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
-    return {name: float(f"{value:.5g}") for name, value in nats.items()}
-
-
 def summary(tokens: Tokens) -> dict[str, object]:
     """Return the candidate's perplexity and its distance from the reference in nats per token, for a result file.
 
     loss_difference: the candidate's loss minus the reference's; within two standard errors of 0 it is noise.
     """
-    difference, count = tokens.loss - tokens.reference_loss, len(tokens.loss)
+    difference, divergence, count = tokens.loss - tokens.reference_loss, tokens.divergence, len(tokens.loss)
     loss_difference = {"mean": difference.mean(), "standard_error": difference.std() / math.sqrt(count)}
+    # By nearest rank, which counts from 1.
+    p99 = divergence.kthvalue(math.ceil(0.99 * count)).values
+    nats = {"mean": divergence.mean(), "p99": p99, "max": divergence.max()}
     return {
         "perplexity": round(perplexity(tokens.loss), 4),
-        "kl_nats": kl_nats(tokens),
+        "kl_nats": {name: float(f"{value:.5g}") for name, value in nats.items()},
         "top1_agreement": round(float(tokens.agrees.double().mean()), 6),
         "loss_difference": {name: float(f"{value:.5g}") for name, value in loss_difference.items()},
     }

@@ -36,8 +36,8 @@ from perf.load.generator import generate
 from perf.load.protocols import Protocol, Request, Target
 from perf.load.records import Record
 from perf.results_file import Results
-from perf.resumption.answers import MAX_EXAMPLES, compare
-from perf.resumption.tritons import ENVIRONMENT, Tritons, kill_at_random, restart_all
+from perf.resumption.answers import Answers, compare
+from perf.resumption.tritons import ENVIRONMENT, kill_at_random, restart_all, running_tritons
 from perf.resumption.workload import mixed
 
 USERS = 16
@@ -46,14 +46,15 @@ GRACE_S = 30
 """Seconds that accepted requests have at the end of the endpoint."""
 ROUND_S = 900.0
 """Seconds for all requests once; what has no whole answer then is an error."""
+MAX_EXAMPLES = 10
+"""Errors, and differences, that a result shows."""
 _RESUMPTIONS = re.compile(r'^llama_openai_resumptions_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
 PARTS = {"two": 2, "one": 1, "rolling": 2}
 """Tritons of each."""
 
 Requests = Mapping[Protocol, Sequence[Request]]
-Answers = Mapping[Protocol, Sequence[Record]]
-Disturbance = Callable[[Tritons, threading.Event], Counter[str]]
+Disturbance = Callable[[threading.Event], Counter[str]]
 """Counts what it did. The event ends kills early."""
 
 
@@ -76,20 +77,24 @@ def main() -> int:
     reference: Answers = {}
     failed = False
     for name in options.only:
-        kills = partial(kill_at_random, pause=options.pause, seconds=60 * options.minutes)
-        disturb: Disturbance = restart_all if name == "rolling" else kills
         with (
-            Tritons(PARTS[name], options.model) as tritons,
+            running_tritons(PARTS[name], options.model) as servers,
             OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
         ):
-            endpoint.start(tritons.addresses)
+            endpoint.start(",".join(server.local.grpc_url for server in servers))
+            kill = partial(kill_at_random, servers, pause=options.pause, seconds=60 * options.minutes)
+            disturb: Disturbance = partial(restart_all, servers) if name == "rolling" else kill
             for run, action in (("quiet", _quiet), ("disturbed", disturb)):
-                answers, measured = measure(tritons, endpoint, requests, action)
+                answers, measured = measure(endpoint, requests, action)
                 reference = reference or answers
-                errors, different = compared(reference, answers)
-                examples = [*errors[:MAX_EXAMPLES], *different[:MAX_EXAMPLES]]
-                measured |= {"errors": len(errors), "different": len(different), "examples": examples}
+                errors, different = compare(reference, answers)
                 failed |= bool(errors or different)
+                measured |= {
+                    "server_pauses_s": [round(pause, 1) for server in servers for pause in server.pauses],
+                    "errors": len(errors),
+                    "different": len(different),
+                    "examples": [*errors[:MAX_EXAMPLES], *different[:MAX_EXAMPLES]],
+                }
                 results.add(f"{name}/{run}", measured)
                 print(f"{name}/{run}: {measured}", flush=True)
     results.finish()
@@ -97,16 +102,13 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def measure(
-    tritons: Tritons, endpoint: OpenAIEndpoint, requests: Requests, disturb: Disturbance
-) -> tuple[Answers, dict[str, object]]:
+def measure(endpoint: OpenAIEndpoint, requests: Requests, disturb: Disturbance) -> tuple[Answers, dict[str, object]]:
     """Put the load on an endpoint, and disturb its Tritons meanwhile; return the answers and the run's figures."""
     url = f"http://{endpoint.address}"
     before, steal, began = resumptions(url), StealTime(), time.monotonic()
-    pauses = [len(server.pauses) for server in tritons.servers]
     over = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        disturbing = thread.submit(disturb, tritons, over)
+        disturbing = thread.submit(disturb, over)
         try:
             answers = load(url, endpoint.served_name, requests, lambda: not disturbing.done())
         finally:
@@ -114,13 +116,11 @@ def measure(
         disturbances = disturbing.result()
     seconds = time.monotonic() - began
     records = [record for each in answers.values() for record in each]
-    new = [pause for server, count in zip(tritons.servers, pauses, strict=True) for pause in server.pauses[count:]]
     return answers, {
         "requests": len(records),
         "seconds": round(seconds, 1),
         "tokens_per_second": round(sum(record.output_tokens for record in records) / seconds, 1),
         "longest_pause_s": round(max(map(longest_pause, records)), 2),
-        "server_pauses_s": [round(pause, 1) for pause in new],
         "disturbances": dict(disturbances),
         "resumptions": dict(resumptions(url) - before),
         "steal": round(steal.share(), 3),
@@ -141,13 +141,6 @@ def load(url: str, model: str, requests: Requests, goes_on: Callable[[], bool]) 
         return dict(zip(requests, threads.map(send, requests), strict=True))
 
 
-def compared(reference: Answers, answers: Answers) -> tuple[list[str], list[str]]:
-    """Return the errors and the differences of both protocols."""
-    found = {protocol: compare(reference[protocol], records) for protocol, records in answers.items()}
-    errors = [f"{protocol} {line}" for protocol, (lines, _) in found.items() for line in lines]
-    return errors, [f"{protocol} {line}" for protocol, (_, lines) in found.items() for line in lines]
-
-
 def longest_pause(record: Record) -> float:
     """Return the longest time in seconds that a stream stood still; 0 of an answer that is no stream."""
     if record.sent is None or not record.token_times:
@@ -162,7 +155,7 @@ def resumptions(url: str) -> Counter[str]:
     return Counter({outcome: int(float(value)) for outcome, value in found})
 
 
-def _quiet(tritons: Tritons, over: threading.Event) -> Counter[str]:
+def _quiet(_: threading.Event) -> Counter[str]:
     return Counter()
 
 

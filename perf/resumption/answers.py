@@ -10,16 +10,33 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perf.load.protocols import Protocol
 from perf.load.records import Record
 
-MAX_EXAMPLES = 10
-"""Errors, and differences, that a result shows."""
+Answers = Mapping[Protocol, Sequence[Record]]
+
 _CONTEXT = 60
 """Characters shown on either side of a difference."""
 _INDEXED = ("choices", "tool_calls")
 """Lists of objects that an `index` names; the events of a stream continue each of them."""
 _JOINED = ("text", "content", "reasoning_content", "reasoning", "arguments")
 """Strings whose deltas follow each other; others replace what came before."""
+
+
+def compare(reference: Answers, answers: Answers) -> tuple[list[str], list[str]]:
+    """Return the errors, and where answers differ from the reference's to the same requests.
+
+    answers: to the same requests in the same order, more than once, too.
+    """
+    errors, different = [], []
+    for protocol, records in answers.items():
+        for number, record in enumerate(records):
+            expected = reference[protocol][number % len(reference[protocol])]
+            if record.error:
+                errors.append(f"{protocol} {number}: {record.error}")
+            elif not expected.error and (difference := _difference(content(expected), content(record))):
+                different.append(f"{protocol} {number}: {difference}")
+    return errors, different
 
 
 def content(record: Record) -> str:
@@ -34,21 +51,6 @@ def content(record: Record) -> str:
         for call in (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or ():
             call.pop("id", None)
     return json.dumps(whole, sort_keys=True)
-
-
-def compare(reference: Sequence[Record], records: Sequence[Record]) -> tuple[list[str], list[str]]:
-    """Return the errors, and where answers differ from the reference's to the same requests.
-
-    records: of the same requests in the same order, more than once, too.
-    """
-    errors, different = [], []
-    for number, record in enumerate(records):
-        expected = reference[number % len(reference)]
-        if record.error:
-            errors.append(f"{number}: {record.error}")
-        elif not expected.error and (difference := _difference(content(expected), content(record))):
-            different.append(f"{number}: {difference}")
-    return errors, different
 
 
 def _difference(expected: str, answer: str) -> str:

@@ -1,10 +1,9 @@
-"""All servers under one load: ours in INT8 (with one term, too), FP32 and BF16, and the baselines, each in its best
-honest settings.
+"""Baselines, each in its best honest settings: the article's FastAPI servers, vLLM and llama.cpp.
 
-The article's FastAPI servers run in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM in
-BF16 on a CPU whose flags have a product of it; all in FP16 on a GPU. On a CPU vLLM also runs in its INT8, W8A8: weights
-per channel, activations per token, head and KV cache in its floats. Its cache holds as many tokens as ours: 32
-sequences, each as long as the model allows.
+FastAPI runs in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM in BF16 on a CPU whose
+flags have a product of it; all in FP16 on a GPU. vLLM's INT8 is W8A8: weights per channel, activations per token, head
+and KV cache in its floats. Its cache holds as many tokens as ours: 32 sequences, each as long as the model allows.
+llama.cpp has a slot for each of 8 users. `make bench-vllm bench-llama-cpp` installs the last two.
 """
 
 from __future__ import annotations
@@ -13,144 +12,105 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig
 
-from perf.checkpoint import DTYPES, fastest, mebibytes, quantized, unquantized
+from perf.checkpoint import DTYPES, fastest, parameters, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
-from perf.roofline.rates import BYTES, Weights
-from perf.servers import vllm_environment
-from perf.servers.running import HOST, Running, Server, held_port, running, shown
-from perf.servers.triton import our_server
+from perf.roofline import BYTES, Weights
+from perf.servers.running import HOST, NotRunError, Running, Server, held_port, running, shown
+from perf.workload import SLOTS
 
-SLOTS = 32
-
-
-def servers() -> list[Server]:
-    """Return all, in the order of the tables; the formats depend on whether there is a GPU."""
-    plain, best = unquantized(), fastest()
-    on_cpu = not torch.cuda.is_available()
-    floats: list[Weights] = [plain, "bf16"] if on_cpu else [plain]
-    # The article's own: eight at most, ten milliseconds.
-    batching = partial(_fastapi, batch=["--batch", "8", "--delay-ms", "10"])
-    baselines: list[tuple[str, str, Weights, Callable[[Path, int, int], Launch]]] = [
-        ("naive_fastapi", "naive FastAPI", plain, partial(_fastapi, batch=[])),
-        ("batching_fastapi", "batching FastAPI", plain, batching),
-        ("vllm", "vLLM", best, launch_vllm),
-    ]
-    if on_cpu:
-        baselines.append(("vllm_int8", "vLLM INT8 W8A8", "int8", _vllm_int8))
-    return [
-        *map(_ours, ("int8", *floats)),
-        *([_ours("int8", one_term=True)] if on_cpu else []),
-        *(
-            Server(key, title, kind, partial(_baseline, key, kind, launch), best if kind == "int8" else None)
-            for key, title, kind, launch in baselines
-        ),
-    ]
+VLLM, LLAMA_CPP = ROOT / ".work" / "vllm", ROOT / ".work" / "llama.cpp"
+LLAMA_CPP_SLOTS = 8
 
 
-def prefix_cache_servers() -> tuple[list[Server], list[Server]]:
-    """Return ours in INT8 with its prefix cache on and off, and vLLM with its own, on a CPU.
-
-    All of them say how many tokens of a prompt the cache had.
-    """
-    best = fastest()
-    ours = [
-        our_server(
-            f"triton_llama_int8_prefix_cache_{state}",
-            f"triton-llama INT8, prefix cache {state}",
-            "streaming",
-            "int8",
-            {"LLAMA_QUANTIZATION": "int8", "LLAMA_PREFIX_CACHE": state},
-            {"return_perf_metrics": True},
-        )
-        for state in ("on", "off")
-    ]
-    launches: list[tuple[str, str, Weights, Callable[..., Launch]]] = [
-        ("vllm_int8_prefix_cache", "vLLM INT8 W8A8, prefix cache on", "int8", _vllm_int8),
-        ("vllm_prefix_cache", f"vLLM {best.upper()}, prefix cache on", best, launch_vllm),
-    ]
-    vllm = [
-        Server(key, title, kind, partial(_baseline, key, kind, partial(launch, prefix_cache=True)))
-        for key, title, kind, launch in launches
-    ]
-    return ours, vllm
-
-
-def _ours(weights: Weights, one_term: bool = False) -> Server:
-    """one_term: INT8 with one 8-bit term per activation, which multiplies as often as W8A8."""
-    key, title = f"triton_llama_{weights}", f"triton-llama {weights.upper()}"
-    environment = {"LLAMA_QUANTIZATION": "int8"}
-    if weights != "int8":
-        environment = {"LLAMA_QUANTIZATION": "none", "LLAMA_DTYPE": DTYPES[weights]}
-    elif one_term:
-        key, title = f"{key}_one_term", f"{title}, one term"
-        environment["LLAMA_INT8_TERMS"] = "1"
-    return our_server(key, title, "streaming", weights, environment)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a baseline is started. ready_s: until it answers. fields: of every request. settings: for the results."""
+class Launch(NamedTuple):
+    """How a baseline is started. fields: of every request. ready_s: until it answers."""
 
     protocol: Protocol
-    model: str
     command: list[str]
     environment: Mapping[str, str]
-    ready_s: float
-    settings: Mapping[str, object]
-    fields: Mapping[str, object] = field(default_factory=dict)
+    versions: Mapping[str, str]
+    fields: Mapping[str, object]
+    ready_s: float = 120.0
 
 
-@contextmanager
-def _baseline(
-    key: str, weights: Weights, launch: Callable[[Path, int, int], Launch], checkpoint: Path, threads: int
-) -> Iterator[Running]:
-    dtype = DTYPES[fastest() if weights == "int8" else weights]
-    with launched(key, launch, dtype, mebibytes(checkpoint, weights), checkpoint, threads) as started:
-        yield started
+def fastapi(key: str, title: str, batch: int) -> Server:
+    """Return the article's server, with its delay of 10 ms; batch: the largest."""
+    weights = unquantized()
+    return _baseline(key, f"{title} {weights.upper()}", weights, partial(_fastapi, batch=batch))
 
 
-@contextmanager
-def launched(
+def vllm(
     key: str,
+    title: str,
+    weights: Weights,
+    converted: str | None = None,
+    stored: str | None = None,
+    prefix_cache: bool = False,
+) -> Server:
+    """Return vLLM's server of OpenAI's protocol. converted, stored: as of a Server."""
+    return _baseline(key, title, weights, partial(_vllm, prefix_cache=prefix_cache), converted, stored)
+
+
+def llama_cpp(key: str, title: str, converted: str, stored: str) -> Server:
+    """Return llama.cpp's server of a GGUF file. converted, stored: as of a Server."""
+    return _baseline(key, title, "int8", _llama_cpp, converted, stored)
+
+
+def _baseline(
+    key: str,
+    title: str,
+    weights: Weights,
     launch: Callable[[Path, int, int], Launch],
-    dtype: str,
-    weights_mib: float,
-    checkpoint: Path,
-    threads: int,
-) -> Iterator[Running]:
-    """Run a baseline during the block. dtype: of its floats, for the results."""
-    with held_port() as port:
-        plan = launch(checkpoint, threads, port)
-        target = Target(key, plan.protocol, f"http://{HOST}:{port}", plan.model, plan.fields)
-        with running(target, plan.command, {"HF_HUB_OFFLINE": "1", **plan.environment}, plan.ready_s) as pid:
-            settings = {"threads": threads, "dtype": dtype, **plan.settings}
-            yield Running(target, shown(plan.command, checkpoint), settings, pid, weights_mib)
+    converted: str | None = None,
+    stored: str | None = None,
+) -> Server:
+    @contextmanager
+    def start(checkpoint: Path, threads: int) -> Iterator[Running]:
+        if converted is None:
+            size = parameters(checkpoint) * BYTES[weights]
+        else:
+            files = [*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.gguf")]
+            size = sum(file.stat().st_size for file in files)
+        with held_port() as port:
+            plan = launch(checkpoint, threads, port)
+            target = Target(key, plan.protocol, f"http://{HOST}:{port}", "llama", plan.fields)
+            environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), **plan.environment}
+            with running(target, plan.command, environment, plan.ready_s) as pid:
+                settings = {
+                    "threads": threads,
+                    "environment": environment,
+                    "every request": plan.fields,
+                    "versions": plan.versions,
+                }
+                yield Running(target, shown(plan.command, checkpoint), settings, pid, size / 2**20)
+
+    return Server(key, title, weights, start, converted, stored)
 
 
-def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> Launch:
+def _fastapi(checkpoint: Path, threads: int, port: int, batch: int) -> Launch:
     command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
-    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port), *batch]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
-    versions = _versions("fastapi", "uvicorn", "transformers", "torch")
-    return Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})
+    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port)]
+    command += ["--batch", str(batch)]
+    versions = {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")}
+    return Launch("triton_generate", command, {"PYTHONPATH": str(ROOT)}, versions, {})
 
 
-def launch_vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> Launch:
-    """Return vLLM's server of OpenAI's protocol."""
-    versions = vllm_environment.installed()
+def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Launch:
+    # The marker is created last.
+    if not (VLLM / ".ready").exists():
+        raise NotRunError("vLLM isn't installed: make bench-vllm does it, into .work/vllm")
     config = AutoConfig.from_pretrained(checkpoint)
-    fields = {"ignore_eos": True, "repetition_penalty": 1.0}
     # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
-    command = [str(vllm_environment.interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [str(VLLM / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
     command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(SLOTS)]
     # Other loads repeat their prompts: with prefix caching the comparison would measure that.
@@ -158,26 +118,37 @@ def launch_vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool = 
     command += caching if prefix_cache else ["--no-enable-prefix-caching"]
     command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--host", HOST, "--port", str(port)]
-    resources: dict[str, str] = {}
+    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if not torch.cuda.is_available():
         # Bytes of a position's keys and values.
         position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * BYTES[fastest()]
         gibibytes = -(-SLOTS * config.max_position_embeddings * position // 2**30)
         cores = sorted(os.sched_getaffinity(0))[:threads]
-        resources = {
-            "OMP_NUM_THREADS": str(threads),
+        environment |= {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_CPU_KVCACHE_SPACE": str(gibibytes),
         }
-    settings = {"environment": resources, "every request": fields, "versions": versions}
-    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **resources}
+    packages = distributions(path=[str(folder) for folder in VLLM.glob("lib/python*/site-packages")])
+    versions = {each.name: each.version for each in packages if each.name in ("vllm", "vllm-cpu", "torch")}
+    fields = {"ignore_eos": True, "repetition_penalty": 1.0}
     # It compiles itself before it listens.
-    return Launch("openai_completions", "llama", command, environment, 400.0, settings, fields)
+    return Launch("openai_completions", command, environment, versions, fields, ready_s=400.0)
 
 
-def _vllm_int8(checkpoint: Path, threads: int, port: int, prefix_cache: bool = False) -> Launch:
-    return launch_vllm(quantized(checkpoint, "w8a8"), threads, port, prefix_cache)
+def _llama_cpp(checkpoint: Path, threads: int, port: int) -> Launch:
+    # Imported here: only these files need it.
+    from gguf import GGUFReader
 
-
-def _versions(*packages: str) -> dict[str, str]:
-    return {name: version(name) for name in packages}
+    program = LLAMA_CPP / "build" / "bin" / "llama-server"
+    if not program.exists():
+        raise NotRunError("llama.cpp isn't built: make bench-llama-cpp does it, in .work/llama.cpp")
+    (file,) = checkpoint.glob("*.gguf")
+    positions = GGUFReader(file).fields["llama.context_length"].contents()
+    command = [str(program), "--model", str(file), "--host", HOST, "--port", str(port), "--threads", str(threads)]
+    command += ["--parallel", str(LLAMA_CPP_SLOTS), "--ctx-size", str(LLAMA_CPP_SLOTS * positions)]
+    # Its cache in main memory keeps prompts of earlier requests. A mapped file stays in memory beside the weights in
+    # the kernels' order.
+    command += ["--cache-ram", "0", "--load-mode", "none", "--no-ui"]
+    fields = {"ignore_eos": True, "repeat_penalty": 1.0, "cache_prompt": False}
+    versions = {"llama.cpp": (LLAMA_CPP / ".version").read_text().strip()}
+    return Launch("openai_completions", command, {}, versions, fields)

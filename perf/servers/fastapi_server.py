@@ -1,15 +1,17 @@
 """The article's two servers: FastAPI around transformers' `generate()`.
 
-    POST /generate {"prompt": "...", "max_tokens": 40} -> {"text": "...", "tokens": 40}
+They speak as Triton's generate extension does, so that one load generator serves all:
 
-Greedy, and exactly `max_tokens` tokens: end tokens are disabled, so that every server does the same work. Both are
-faithful to the article, faults included: there is no queue limit, and a client that disconnects is served all the same.
+    POST /v2/models/llama/generate {"text_input": "...", "max_tokens": 40}
+      -> {"text_output": "...", "num_input_tokens": 12, "num_output_tokens": 40}
 
-- **Naive** (no `--batch`): one request at a time, computed on the event loop. Meanwhile there is no second request, no
-  health check, no shutdown. Every request reads all weights for itself.
-- **Batching** (`--batch`, `--delay-ms`): an asyncio queue collects requests for at most the delay, pads their prompts
-  on the left and generates as many tokens as the longest needs. Every request waits for the longest of its batch, later
-  arrivals wait for the whole batch, finished rows are still computed, and one failing request fails its batch.
+Greedy, and exactly `max_tokens` tokens: end tokens are disabled, so that every server does the same work. Requests are
+collected for at most the delay, their prompts are padded on the left, and as many tokens are generated as the longest
+needs. Naive is a batch of one: every request reads all weights for itself.
+
+Faithful to the article, faults included: there is no queue limit, and a client that disconnects is served all the same.
+Every request waits for the longest of its batch, later arrivals wait for the whole batch, finished sequences are still
+computed, and one failing request fails its batch.
 """
 
 from __future__ import annotations
@@ -26,19 +28,22 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+PATH = "/v2/models/llama/generate"
+
 
 class Question(BaseModel):
     """A request. max_tokens: the exact number to generate."""
 
-    prompt: str = Field(min_length=1)
+    text_input: str = Field(min_length=1)
     max_tokens: int = Field(ge=1)
 
 
 class Completion(BaseModel):
-    """An answer. text: without the prompt. tokens: their number."""
+    """An answer, without the prompt."""
 
-    text: str
-    tokens: int
+    text_output: str
+    num_input_tokens: int
+    num_output_tokens: int
 
 
 class Pretrained:
@@ -55,7 +60,7 @@ class Pretrained:
 
     def tokens(self, question: Question) -> list[int]:
         """Return the prompt's tokens. Raises HTTPException 400 for a request that exceeds the context."""
-        prompt: list[int] = self.tokenizer(question.prompt)["input_ids"]
+        prompt: list[int] = self.tokenizer(question.text_input)["input_ids"]
         needed, context = len(prompt) + question.max_tokens, self.model.config.max_position_embeddings
         if needed > context:
             raise HTTPException(400, f"prompt and max_tokens are {needed} tokens, must be at most {context}")
@@ -66,27 +71,19 @@ class Pretrained:
         # Padding while tokenizing would be state of the tokenizer, which another thread uses meanwhile.
         inputs = self.tokenizer.pad({"input_ids": list(prompts)}, return_tensors="pt").to(self.model.device)
         generated = self.model.generate(**inputs, max_new_tokens=max(lengths))  # type: ignore[misc]  # self is a protocol
-        rows = generated[:, inputs["input_ids"].shape[1] :]
+        completions = generated[:, inputs["input_ids"].shape[1] :]
         return [
-            Completion(text=str(self.tokenizer.decode(row[:length], skip_special_tokens=True)), tokens=length)
-            for row, length in zip(rows, lengths, strict=True)
+            Completion(
+                text_output=str(self.tokenizer.decode(tokens[:length], skip_special_tokens=True)),
+                num_input_tokens=len(prompt),
+                num_output_tokens=length,
+            )
+            for tokens, prompt, length in zip(completions, prompts, lengths, strict=True)
         ]
 
 
-def naive(pretrained: Pretrained) -> FastAPI:
-    """Return the naive server of this model."""
-    server = FastAPI()
-
-    @server.post("/generate")
-    async def generate(question: Question) -> Completion:
-        (completion,) = pretrained.complete([pretrained.tokens(question)], [question.max_tokens])
-        return completion
-
-    return server
-
-
 def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
-    """Return the batching server of this model."""
+    """Return the server of this model with batches of at most `largest` requests."""
     queue: asyncio.Queue[tuple[list[int], int, asyncio.Future[Completion]]] = asyncio.Queue()
 
     async def run() -> None:
@@ -114,7 +111,7 @@ def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
 
     server = FastAPI(lifespan=lifespan)
 
-    @server.post("/generate")
+    @server.post(PATH)
     async def generate(question: Question) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         await queue.put((pretrained.tokens(question), question.max_tokens, answer))
@@ -130,12 +127,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), required=True)
     parser.add_argument("--threads", type=int, required=True, help="of torch")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--batch", type=int, help="largest batch; without it, one request at a time")
+    parser.add_argument("--batch", type=int, required=True, help="largest batch")
     parser.add_argument("--delay-ms", type=float, default=10.0, help="longest wait for a batch to fill")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pretrained = Pretrained(options.model, options.dtype)
-    server = naive(pretrained) if options.batch is None else batching(pretrained, options.batch, options.delay_ms / 1e3)
+    server = batching(pretrained, options.batch, options.delay_ms / 1e3)
     print(f"dtype {options.dtype}, {torch.get_num_threads()} threads, model {options.model}", flush=True)
     uvicorn.run(server, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
 

@@ -21,7 +21,7 @@ from triton_local.server import LocalTriton
 from perf.environment import ROOT
 from perf.load.generator import generate
 from perf.load.protocols import Request, Target
-from perf.roofline.rates import Weights
+from perf.roofline import Weights
 
 HOST = "127.0.0.1"
 LOGS = ROOT / ".work" / "baselines"
@@ -60,15 +60,15 @@ stopped on leaving."""
 class Server:
     """key: in results. weights: their format.
 
-    floats: of head and KV cache around INT8 weights, if they aren't the engine's (see `Costs`). stored: the format of
-    a quantized checkpoint, for results; its measurements have no limit.
+    converted: the format of `quantized` in which it gets a checkpoint. stored: that format's title, for results, where
+    they compare formats; its measurements have no limit.
     """
 
     key: str
     title: str
     weights: Weights
     start: Start
-    floats: Weights | None = None
+    converted: str | None = None
     stored: str | None = None
 
     def to_json(self) -> dict[str, object]:

@@ -37,7 +37,7 @@ def test_with_json_logging_a_request_is_one_object(batched_int8: LocalTriton) ->
     until(lambda: bool(own()), lambda: "the request is in the log")
     (line,) = own()
     assert line["prompts"] == [PROMPT]
-    assert (line["message"], line["level"], line["rows"], line["stream"]) == ("request answered", "INFO", 1, False)
+    assert (line["message"], line["level"], line["sequences"], line["stream"]) == ("request answered", "INFO", 1, False)
     assert (line["output_tokens"], line["finish_reason"]) == (5, "length")
     assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
     assert "loaded " in " ".join(line["message"] for line in _json_lines(batched_int8))
@@ -52,7 +52,7 @@ def _ask_stream(server: LocalTriton, request_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "send", "rows", "stream"),
+    ("server", "send", "sequences", "stream"),
     [
         ("triton", lambda server, request_id: generate(server, REQUEST | {"id": request_id}), 1, "false"),
         ("triton", lambda server, request_id: infer(server, REQUEST, request_id=request_id), 1, "false"),
@@ -64,14 +64,14 @@ def _ask_stream(server: LocalTriton, request_id: str) -> None:
     ids=["generate", "infer", "two rows over gRPC", "llama_unary", "stream"],
 )
 def test_a_request_is_one_line_with_its_id_without_its_prompt(
-    server: LocalTriton, send: Callable[[LocalTriton, str], object], rows: int, stream: str
+    server: LocalTriton, send: Callable[[LocalTriton, str], object], sequences: int, stream: str
 ) -> None:
     """Neither that of this request nor of those that other tests sent before."""
     request_id = uuid.uuid4().hex
     send(server, request_id)
     line = line_of(server, request_id)
-    logged = tuple(line[name] for name in ("rows", "stream", "finish_reason", "output_tokens"))
-    assert logged == (str(rows), stream, "length", str(3 * rows))
+    logged = tuple(line[name] for name in ("sequences", "stream", "finish_reason", "output_tokens"))
+    assert logged == (str(sequences), stream, "length", str(3 * sequences))
     assert int(line["input_tokens"]) > 1
     queued, first, whole = (float(line[name]) for name in ("queue_seconds", "first_token_seconds", "seconds"))
     assert 0 <= queued <= first <= whole

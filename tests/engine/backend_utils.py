@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 from engine.configs import read_config
@@ -106,31 +105,6 @@ class Request:
         assert not any(final for _, final in self.sent), "a response follows the final one"
         assert {tensor.given_name for tensor in response.output_tensors} <= {*self.requested}, "Triton would drop some"
         self.sent.append((response, bool(flags & FINAL)))
-
-
-class MetricFamily:
-    """A metric family and its series."""
-
-    def __init__(self, kind: int) -> None:
-        self.kind = ("counter", "gauge", "histogram")[kind]
-        self.series: list[Mock] = []
-
-    def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Mock:  # noqa: N802 - Triton's name
-        self.series.append(Mock(["increment", "set", "observe"], labels=labels, buckets=buckets))
-        return self.series[-1]
-
-
-class MetricFamilies:
-    """Stands for pb_utils.MetricFamily; a family of the same name is the same one."""
-
-    COUNTER, GAUGE, HISTOGRAM = range(3)
-
-    def __init__(self) -> None:
-        self.families: dict[str, MetricFamily] = {}
-
-    def __call__(self, name: str, description: str, kind: int) -> MetricFamily:
-        assert description
-        return self.families.setdefault(name, MetricFamily(kind))
 
 
 def text(*rows: str) -> NDArray[Any]:

@@ -25,6 +25,18 @@ ENDLESS = json.dumps(
 )
 
 
+FUNCTION_CALL = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<function=f>", "schema": {"type": "object"}, "end": "</function>"}],
+    "triggers": ["<function="],
+}
+
+
+def tag(form: object) -> str:
+    """A structural tag of XGrammar's format."""
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
 @pytest.fixture(scope="module", params=["byte-level", "SentencePiece"])
 def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Tokenizer:
     if request.param == "byte-level":

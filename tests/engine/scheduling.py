@@ -11,9 +11,9 @@ from engine.engines import engine_of
 from engine.forward_passes import ForwardPass, watching
 from engine.metrics import RecordingRegistry
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Chunk, Event, ResponseDispatcher, Result
+from llama_engine.engine.responses import Chunk, Event, RequestContext, ResponseDispatcher, Result
 from llama_engine.engine.scheduler import Scheduler
-from llama_engine.engine.sequence import RequestContext, Sequence
+from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import GenerationRequest
@@ -119,8 +119,8 @@ class Running:
 
 
 def client_of(sequence: Sequence) -> Client:
-    assert isinstance(sequence.sink, Client)
-    return sequence.sink
+    assert isinstance(sequence.context.sink, Client)
+    return sequence.context.sink
 
 
 def sent_result(sequence: Sequence) -> Result:

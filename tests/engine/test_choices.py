@@ -43,35 +43,35 @@ def test_the_prompt_of_choices_is_computed_once(checkpoint: LoadedModel, budget:
     assert [result.choice for result in results if isinstance(result, Completion)] == [0, 1, 2, 3]
 
 
-def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: LoadedModel) -> None:
-    request = _request(checkpoint, 5)
-    engine = engine_of(checkpoint, 2)
+def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(int8: LoadedModel) -> None:
+    request = _request(int8, 5)
+    engine = engine_of(int8, 2)
     first, *others = engine.builder.choices(request)
     # The first one lasts, and each other one ends sooner.
     others = [engine.builder.build(replace(choice.request, max_tokens=2, min_tokens=2)) for choice in others]
     for choice in others:
         choice.share = first.share
     results, prefilled = _prefilled(engine, [first, *others])
-    assert results == alone(checkpoint, [choice.request for choice in (first, *others)])
+    assert results == alone(int8, [choice.request for choice in (first, *others)])
     assert prefilled == 40
 
 
 @pytest.mark.parametrize(("prefix_cache", "computed"), [("off", 3 * 40), ("on", 40 + 2 * (40 % 16))])
 def test_a_choice_without_a_source_of_its_prompt_computes_what_is_not_cached(
-    checkpoint: LoadedModel, prefix_cache: str, computed: int
+    int8: LoadedModel, prefix_cache: str, computed: int
 ) -> None:
-    request = _request(checkpoint, 3)
-    engine = engine_of(checkpoint, 1, prefix_cache=prefix_cache)
+    request = _request(int8, 3)
+    engine = engine_of(int8, 1, prefix_cache=prefix_cache)
     results, prefilled = _prefilled(engine, engine.builder.choices(request))
-    assert results == _expected(checkpoint, request)
+    assert results == _expected(int8, request)
     assert prefilled == computed
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
-def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: LoadedModel, fails: int) -> None:
-    request = _request(checkpoint, 4)
-    expected = _expected(checkpoint, request)
-    engine = engine_of(checkpoint, 4)
+def test_a_copy_that_fails_costs_its_choice_alone(int8: LoadedModel, fails: int) -> None:
+    request = _request(int8, 4)
+    expected = _expected(int8, request)
+    engine = engine_of(int8, 4)
     real, copies = engine._model.copy, iter(range(1, 100))
 
     def copy(source: int, target: int) -> None:

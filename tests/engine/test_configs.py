@@ -67,11 +67,6 @@ def test_every_input_that_clients_know_has_its_type() -> None:
     assert wire <= {_line(item) for item in read_config("config").input}
 
 
-def test_every_input_is_optional() -> None:
-    """The prompt may come as text or as tokens, so that neither can be required."""
-    assert all(item.optional for item in read_config("config").input)
-
-
 def _line(item: ModelInput) -> str:
     # Without allow_ragged_batch, inputs of unequal length split a batch.
     is_list = (list(item.dims), item.allow_ragged_batch) == ([-1], True)

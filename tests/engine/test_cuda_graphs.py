@@ -146,7 +146,7 @@ def test_graphs_are_not_used_after_three_failures_in_a_row(small: LoadedModel, f
     replayed = run(engine, [engine.builder.build(request) for request in requests])
     assert replayed.results == alone(small, requests)
     assert replayed.errors == min(len(failing), 3)
-    assert engine.uses_cuda_graphs is (len(failing) == 1)
+    assert ("CUDA graphs" in engine.describe_decode()) is (len(failing) == 1)
 
 
 def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: LoadedModel) -> None:
@@ -216,10 +216,8 @@ def test_sampling_that_cannot_be_captured_is_launched_alone(
 def test_the_memory_plan_includes_what_graphs_need(small: LoadedModel) -> None:
     without = plan_memory(small, Settings(cuda_graphs="off"), SLOTS)
     planned = plan_memory(small, Settings(cuda_graphs="on"), SLOTS)
-    config = small.config
-    hidden, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
-    step = activation_reserve(SLOTS, SLOTS, hidden, inner, words, 4)
-    assert planned.reserve - without.reserve == step + SLOTS * words * 4 + (32 + 4 * 24) * 2**20
+    step = activation_reserve(SLOTS, SLOTS, small.architecture, 4)
+    assert planned.reserve - without.reserve == step + SLOTS * small.architecture.vocabulary * 4 + (32 + 4 * 24) * 2**20
     cache = runner_of(engine_of(small, SLOTS, cuda_graphs="on")).kv_cache
     assert planned.cache == cache.keys.nbytes + cache.values.nbytes
     assert planned.cache == without.cache

@@ -15,8 +15,9 @@ from engine.logits import logits_of
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.activation_terms import MAX_INPUTS
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
-from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, exact_int8_linear
+from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 from llama_engine.model.load_plan import LinearLayers, LoadPlan
 
 

@@ -157,5 +157,5 @@ def test_a_captured_step_never_waits_and_a_replayed_one_waits_once(gpu: Gpu, mon
     assert len(actions) == graph_count(gpu.engine.plan.shape)
     sequences = add_all(gpu.engine, _requests())
     _finish(gpu)
-    assert gpu.engine.uses_cuda_graphs
+    assert "CUDA graphs" in gpu.engine.describe_decode()
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from engine.guided_texts import END, ENDLESS
+from engine.guided_texts import END, ENDLESS, FUNCTION_CALL, tag
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.grammar import checker as guide_checker
 from llama_engine.grammar import guides
@@ -19,11 +19,6 @@ from llama_engine.grammar.checker import GuideChecker
 from llama_engine.grammar.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
-FUNCTION_CALL = {
-    "type": "structural_tag",
-    "structures": [{"begin": "<function=f>", "schema": {"type": "object"}, "end": "</function>"}],
-    "triggers": ["<function="],
-}
 NO_TEXT = r"allows no text|is refused: .*[Uu]nsatisfiable"
 BACKSLASH = "has a regular expression that ends in a backslash"
 TOO_DEEP = "is nested too deeply$"
@@ -47,10 +42,6 @@ def process_of(guides: Guides) -> int:
     return guides._checker._pool.submit(os.getpid).result()
 
 
-def tag_of(form: object) -> str:
-    return json.dumps({"type": "structural_tag", "format": form})
-
-
 def nested_tags(levels: int) -> object:
     form: object = {"type": "any_text"}
     for _ in range(levels):
@@ -69,20 +60,20 @@ REFUSED = {
     "no JSON": ("json_schema", '{"type": "strin', "is not JSON"),
     "not": ("json_schema", '{"not": {"type": "string"}}', '"not"'),
     "no tag": ("structural_tag", "{}", "no structural tag"),
-    "no format": ("structural_tag", tag_of({"type": "qwen"}), "'qwen', which is not supported"),
+    "no format": ("structural_tag", tag({"type": "qwen"}), "'qwen', which is not supported"),
     "other trigger": ("structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<tool"]}), "none of the triggers"),
     "a backslash": ("regex", "a\\", BACKSLASH),
     "a grammar that closes its braces": (
-        "structural_tag", tag_of({"type": "grammar", "grammar": 'start: "a"\n} "b"\nr: %lark {\nstart: "c"'}),
+        "structural_tag", tag({"type": "grammar", "grammar": 'start: "a"\n} "b"\nr: %lark {\nstart: "c"'}),
         "has a malformed grammar",
     ),
-    "a tag's backslash": ("structural_tag", tag_of({"type": "regex", "pattern": "\\"}), "ends in a backslash"),
+    "a tag's backslash": ("structural_tag", tag({"type": "regex", "pattern": "\\"}), "ends in a backslash"),
     "a trigger that is a number": (
         "structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<", 1]}),
         r"has triggers \['<', 1\]; they must be strings",
     ),
-    "nested tags": ("structural_tag", tag_of(nested_tags(400)), TOO_DEEP),
-    "surrogate": ("structural_tag", tag_of({"type": "const_string", "value": "\ud800"}), "has a lone surrogate"),
+    "nested tags": ("structural_tag", tag(nested_tags(400)), TOO_DEEP),
+    "surrogate": ("structural_tag", tag({"type": "const_string", "value": "\ud800"}), "has a lone surrogate"),
     "nested groups": ("regex", "(" * 30_000 + "a" + ")" * 30_000, "nested parentheses"),
 }  # fmt: skip
 

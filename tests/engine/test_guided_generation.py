@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
+import jsonschema
 import numpy as np
 import pytest
-from engine.engines import alone, engine_of
+from engine.engines import alone
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
@@ -29,10 +29,8 @@ NOT_FOLLOWED = "guided_decoding_guide can't be followed to its end: it "
 
 
 @pytest.fixture(scope="module")
-def engine(fp32: LoadedModel) -> Iterator[Engine]:
-    engine = engine_of(fp32, 4)
-    yield engine
-    engine.guides.close()
+def engine(engine_with_guides: EngineOf, fp32: LoadedModel) -> Engine:
+    return engine_with_guides(fp32, 4)
 
 
 def request(kind: str, guide: str, **values: object) -> GenerationRequest:
@@ -64,6 +62,32 @@ def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf
     guided = request("json_schema", json.dumps(schema), **values)
     results = engine.generate(replace(guided, seed=seed) for seed in range(60))
     assert [json.loads(text_of(result)).keys() for result in results] == [bounded.keys()] * 60
+
+
+SCHEMAS: dict[str, dict[str, object]] = {
+    "integers": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 300}, "maxItems": 3},
+    "null or boolean": {"type": "array", "items": {"type": ["null", "boolean"]}, "minItems": 2, "maxItems": 2},
+    "any of": {"anyOf": [{"type": "string", "maxLength": 6}, {"type": "number", "exclusiveMaximum": 7, "minimum": 5}]},
+    "object": {
+        "type": "object", "additionalProperties": False, "required": ["d", 'é"\\ /'],
+        "properties": {
+            'é"\\ /': {"enum": [None, True, -99, 'b"\\ é']}, "d": {"type": "string", "maxLength": 3},
+            "c": {"const": "ä"}, "p": {"type": "string", "pattern": "^[a-c]{1,3}$"},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_text_that_ends_conforms_to_its_schema(engine: Engine, schema: dict[str, object]) -> None:
+    guided = request("json_schema", json.dumps(schema), max_tokens=100, frequency_penalty=0.5)
+    results = engine.generate(
+        replace(guided, temperature=temperature, seed=seed) for temperature in (0.0, 0.7, 2.0) for seed in range(2)
+    )
+    texts = [result.text for result in results if isinstance(result, Completion) and result.finish_reason == "stop"]
+    assert len(texts) > 3
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
 
 
 def failure_alone(engine: Engine, fp32: LoadedModel, failing: GenerationRequest) -> RequestError:

@@ -27,11 +27,6 @@ LONG = 100
 Fails = Callable[[ForwardPass], bool]
 
 
-@pytest.fixture
-def engine(checkpoint: LoadedModel) -> Engine:
-    return engine_of(checkpoint, 4)
-
-
 def _with_a_long_one(checkpoint: LoadedModel, place: int) -> list[GenerationRequest]:
     requests = requests_of(checkpoint, 4)
     requests[place] = request_of(checkpoint, place, LONG)
@@ -79,10 +74,9 @@ def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], mess
     ],
 )
 def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
-    checkpoint: LoadedModel, engine: Engine, error: type[Exception], fails: Fails, errors: int,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    faulty, expected = _run(checkpoint, engine, requests_of(checkpoint, 6), _failing(fails, error))
+    checkpoint: LoadedModel, error: type[Exception], fails: Fails, errors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty, expected = _run(checkpoint, engine_of(checkpoint, 4), requests_of(checkpoint, 6), _failing(fails, error))
     assert faulty.results == expected
     assert faulty.errors == errors
     assert "a secret of the machine" in caplog.text
@@ -99,9 +93,9 @@ def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
     ids=["prefill", "prefill exhausts the memory", "first decode step", "later decode step"],
 )
 def test_a_sequence_that_always_fails_costs_no_other_its_result(
-    checkpoint: LoadedModel, engine: Engine, error: type[Exception], fails: Fails, place: int, message: str
+    int8: LoadedModel, error: type[Exception], fails: Fails, place: int, message: str
 ) -> None:
-    faulty, expected = _run(checkpoint, engine, _with_a_long_one(checkpoint, place), _failing(fails, error))
+    faulty, expected = _run(int8, engine_of(int8, 4), _with_a_long_one(int8, place), _failing(fails, error))
     _assert_only_fails(faulty, place, expected, message)
     # Passes over four sequences, two and one.
     assert faulty.errors == 3
@@ -128,12 +122,10 @@ def test_the_engine_recovers_from_passes_that_all_fail(fp32: LoadedModel) -> Non
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
-def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(
-    checkpoint: LoadedModel, start: int, width: int
-) -> None:
-    requests = _with_a_long_one(checkpoint, 1)
+def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(int8: LoadedModel, start: int, width: int) -> None:
+    requests = _with_a_long_one(int8, 1)
     chunk = _failing(lambda forward: (forward.chunks[0].start, forward.tokens) == (start, width), EXHAUSTED)
-    faulty, expected = _run(checkpoint, engine_of(checkpoint, 4, prefill_tokens="48"), requests, chunk)
+    faulty, expected = _run(int8, engine_of(int8, 4, prefill_tokens="48"), requests, chunk)
     failed = [index for index, result in enumerate(faulty.results) if result != expected[index]]
     assert 1 in failed
     # Prompts of 49 tokens and more have a first chunk of 48, too.

@@ -82,33 +82,27 @@ def test_a_guide_masks_what_it_rules_out_beside_all_other_masks() -> None:
     assert str(processor.problem) == "guided_decoding_guide can't be followed"
 
 
-@pytest.mark.parametrize("too_early", [False, True])
-def test_a_guided_row_without_a_token_left_ends_only_where_its_guide_lets_it(too_early: bool) -> None:
-    guide = _Alternating()
-    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[1], ends=[END]), guide)
-    assert _left(processor, too_early) == set()
+@pytest.mark.parametrize(
+    ("options", "at_first", "at_its_end", "too_early"),
+    [
+        # Without a token left, a text ends only where its guide lets it.
+        ({"allowed": [1], "ends": [END]}, set(), {END}, {END}),
+        # Stop tokens come only where the text may end.
+        ({"allowed": [2, 4, 5, END], "ends": [END, 4, 5], "stops": [4, 5]}, {2}, {2, 4, 5, END}, {2}),
+        # An ignored end token is an ordinary one, which the guide itself asks for.
+        ({"allowed": [0, 2, 5], "ends": [5], "ignored": [2]}, {0, 2}, {0, 5}, {0}),
+    ],
+    ids=["end tokens", "stop tokens", "ignored end tokens"],
+)
+def test_tokens_that_end_a_text_come_only_where_its_guide_may_end(
+    options: dict[str, list[int]], at_first: set[int], at_its_end: set[int], too_early: set[int]
+) -> None:
+    processor = _guided(LogitsProcessor(SIZE, CPU, **options), _Alternating())  # type: ignore[arg-type]
+    assert _left(processor) == _left(processor, too_early=True) == at_first
     processor.append(0, b"a")
     processor.append(1, b"b")
-    assert _left(processor, too_early) == {END}
-
-
-def test_stop_tokens_come_only_where_the_guided_text_may_end() -> None:
-    guide = _Alternating()
-    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[2, 4, 5, END], ends=[END, 4, 5], stops=[4, 5]), guide)
-    assert _left(processor) == {2}
-    processor.append(0, b"a")
-    processor.append(1, b"b")
-    assert _left(processor) == {2, 4, 5, END}
-    assert _left(processor, too_early=True) == {2}
-
-
-def test_ignored_end_tokens_do_not_end_a_guided_text() -> None:
-    processor = _guided(LogitsProcessor(SIZE, CPU, allowed=[0, 2, 5], ends=[5], ignored=[2]), _Alternating())
-    # Where the text may not end, the guide itself asks for this token.
-    assert _left(processor) == {0, 2}
-    processor.append(0, b"a")
-    processor.append(1, b"b")
-    assert _left(processor) == {0, 5}
+    assert _left(processor) == at_its_end
+    assert _left(processor, too_early=True) == too_early
 
 
 def test_a_row_is_complete_when_its_guide_is_finished() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
@@ -12,6 +12,7 @@ from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from llama_engine.triton.outputs import LogProbsWriter, Span, optional_outputs
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 
@@ -45,9 +46,16 @@ def _whole(sequence: Sequence) -> Span:
     return Span(sequence, 0, sequence.num_output_tokens)
 
 
+def _outputs(*spans: Span) -> dict[str, NDArray[Any]]:
+    """Return the optional outputs of the last response by name."""
+    return {
+        tensor.name(): tensor.as_numpy() for tensor in optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
+    }
+
+
 def test_log_probabilities_are_padded_with_zeros() -> None:
     spans = [_whole(_sequence(tokens, return_log_probs=tokens != 4)) for tokens in (3, 1, 4)]
-    outputs = optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
+    outputs = _outputs(*spans)
     assert set(outputs) == {"output_log_probs", "cum_log_probs"}
     assert outputs["output_log_probs"].tolist() == [[-1, -2, -3, 0], [-1, 0, 0, 0], [0, 0, 0, 0]]
     assert outputs["cum_log_probs"].tolist() == [-6, -1, 0]
@@ -56,7 +64,7 @@ def test_log_probabilities_are_padded_with_zeros() -> None:
 
 def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
     spans = [_whole(_sequence(3, num_logprobs=2)), _whole(_sequence(1))]
-    outputs = optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
+    outputs = _outputs(*spans)
     assert set(outputs) == {"logprobs"}
     first, second = (json.loads(text) for text in outputs["logprobs"])
     assert second is None
@@ -71,9 +79,7 @@ def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
 
 
 def test_the_json_of_a_prompts_log_probabilities() -> None:
-    outputs = optional_outputs(
-        [_whole(_sequence(1, prompt_logprobs=2)), _whole(_sequence(1))], LogProbsWriter(TOKENIZER), final=True
-    )
+    outputs = _outputs(_whole(_sequence(1, prompt_logprobs=2)), _whole(_sequence(1)))
     assert set(outputs) == {"prompt_logprobs"}
     first, second = outputs["prompt_logprobs"]
     assert second == b"null"

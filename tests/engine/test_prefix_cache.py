@@ -38,60 +38,49 @@ def test_a_prompt_is_computed_once(checkpoint: LoadedModel) -> None:
     assert (computed, tail) == (100, 2 * (100 % PAGE))
 
 
-def test_prompts_that_arrive_together_share_what_one_of_them_computes(checkpoint: LoadedModel) -> None:
-    common = request_of(checkpoint, 1, 70)
+def test_prompts_that_arrive_together_share_what_one_of_them_computes(int8: LoadedModel) -> None:
+    common = request_of(int8, 1, 70)
     requests = [_followed(common, (300 + number,)) for number in range(6)]
     for budget in (512, 20):
-        engine = engine_of(checkpoint, 6, prefill_tokens=str(budget))
+        engine = engine_of(int8, 6, prefill_tokens=str(budget))
         outcome, computed = _computed(engine, requests)
-        assert outcome.results == alone(checkpoint, requests)
+        assert outcome.results == alone(int8, requests)
         assert computed == 71 + 5 * (71 - 64)
 
 
-def test_the_next_turn_of_a_chat_computes_what_is_new(checkpoint: LoadedModel) -> None:
-    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 2, 30, max_tokens=40)
+def test_the_next_turn_of_a_chat_computes_what_is_new(int8: LoadedModel) -> None:
+    engine, request = engine_of(int8, 2), request_of(int8, 2, 30, max_tokens=40)
     sequence = engine.builder.build(request)
     run(engine, [sequence])
     answer = tuple(sequence.output_tokens)
     turn = _followed(request, (*answer, 400, 401, 402))
     outcome, computed = _computed(engine, [turn])
-    assert outcome.results == alone(checkpoint, [turn])
+    assert outcome.results == alone(int8, [turn])
     # The last token of the answer isn't in the cache, and full pages are.
     assert computed == 30 + 40 + 3 - 64
 
 
-def test_a_salt_finds_what_it_would_find_without_the_others(checkpoint: LoadedModel) -> None:
-    """Exact counts: hits and misses of another salt's prompts can't be told apart."""
-    requests = [request_of(checkpoint, seed, 100) for seed in range(3)]
-    ours = [replace(request, cache_salt="ours") for request in requests]
-    guesses = [replace(request, cache_salt="theirs") for request in [*requests, request_of(checkpoint, 9, 100)]]
-    quiet, busy = engine_of(checkpoint, 2), engine_of(checkpoint, 2)
-    _computed(busy, ours)
-    counts = [[_computed(engine, [guess])[1] for guess in guesses * 2] for engine in (quiet, busy)]
-    assert counts[0] == counts[1] == [100] * 4 + [100 % PAGE] * 4
-
-
-def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(checkpoint: LoadedModel) -> None:
-    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
+def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(int8: LoadedModel) -> None:
+    engine, request = engine_of(int8, 2), request_of(int8, 1, 100)
     _computed(engine, [request])
     sequence = engine.builder.build(replace(request, prompt_logprobs=2))
-    fresh = engine_of(checkpoint, 2).builder.build(sequence.request)
+    fresh = engine_of(int8, 2).builder.build(sequence.request)
     assert sum(step.prefill_tokens for step in run(engine, [sequence]).steps) == 100
-    run(engine_of(checkpoint, 2), [fresh])
+    run(engine_of(int8, 2), [fresh])
     assert len(sequence.prompt_log_probs) == 99
     seen, expected = (torch.tensor([token.log_prob for token in of.prompt_log_probs]) for of in (sequence, fresh))
     assert torch.allclose(seen, expected, atol=1e-5)
 
 
-def test_prompts_whose_log_probs_are_requested_do_not_wait_for_each_other(checkpoint: LoadedModel) -> None:
-    requests = [replace(request_of(checkpoint, 1, 40), prompt_logprobs=0, seed=seed) for seed in range(4)]
-    engine = engine_of(checkpoint, 4)
+def test_prompts_whose_log_probs_are_requested_do_not_wait_for_each_other(int8: LoadedModel) -> None:
+    requests = [replace(request_of(int8, 1, 40), prompt_logprobs=0, seed=seed) for seed in range(4)]
+    engine = engine_of(int8, 4)
     outcome, computed = _computed(engine, requests)
     assert computed == outcome.steps[0].prefill_tokens == 4 * 40
 
 
-def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoint: LoadedModel) -> None:
-    engine, requests = engine_of(checkpoint, 4), [request_of(checkpoint, seed, 20) for seed in range(3)]
+def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(int8: LoadedModel) -> None:
+    engine, requests = engine_of(int8, 4), [request_of(int8, seed, 20) for seed in range(3)]
     sequences = [engine.builder.build(request) for request in requests]
     real, calls = engine._model.set_pages, iter(range(10))
 
@@ -105,33 +94,33 @@ def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(checkpoin
     assert all(isinstance(result, GenerationError) for result in outcome.results)
     assert_consistent(engine)
     assert engine._pages.num_available == engine.plan.shape.pages
-    assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
+    assert _computed(engine, requests)[0].results == alone(int8, requests)
 
 
-def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_prefix(checkpoint: LoadedModel) -> None:
-    engine = engine_of(replace(checkpoint, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
-    long = request_of(checkpoint, 1, 208, max_tokens=8)
+def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_prefix(int8: LoadedModel) -> None:
+    engine = engine_of(replace(int8, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
+    long = request_of(int8, 1, 208, max_tokens=8)
     _computed(engine, [long])
-    holder = engine.builder.build(request_of(checkpoint, 2, 30, max_tokens=40))
+    holder = engine.builder.build(request_of(int8, 2, 30, max_tokens=40))
     engine.add(holder)
     engine.step()
     # All of its prefix is cached, but nothing is left for its last page and the other's growth.
     follower = engine.builder.build(_followed(long, tuple(range(300, 330))))
     assert not engine.can_admit(follower)
-    engine.add(engine.builder.build(request_of(checkpoint, 3, 5)))
+    engine.add(engine.builder.build(request_of(int8, 3, 5)))
     assert not engine.can_admit(follower)
 
 
-def test_off_finds_nothing_and_keeps_nothing(checkpoint: LoadedModel) -> None:
-    engine, request = engine_of(checkpoint, 2, prefix_cache="off"), request_of(checkpoint, 1, 100)
+def test_off_finds_nothing_and_keeps_nothing(int8: LoadedModel) -> None:
+    engine, request = engine_of(int8, 2, prefix_cache="off"), request_of(int8, 1, 100)
     assert [_computed(engine, [request])[1] for _ in range(2)] == [100, 100]
     assert len(free_pages(engine)) == engine.plan.shape.pages
 
 
-def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(checkpoint: LoadedModel) -> None:
-    common = request_of(checkpoint, 1, 70)
+def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(int8: LoadedModel) -> None:
+    common = request_of(int8, 1, 70)
     requests = [_followed(common, (300 + number,)) for number in range(3)]
-    engine = engine_of(checkpoint, 3, prefill_tokens="20")
+    engine = engine_of(int8, 3, prefill_tokens="20")
 
     def fail(forward: ForwardPass) -> None:
         if forward.number == 2:
@@ -140,8 +129,8 @@ def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(checkpoint: Lo
     with watching(fail):
         outcome, _ = _computed(engine, requests)
     assert isinstance(outcome.results[0], GenerationError)
-    assert outcome.results[1:] == alone(checkpoint, requests[1:])
-    assert _computed(engine, requests)[0].results == alone(checkpoint, requests)
+    assert outcome.results[1:] == alone(int8, requests[1:])
+    assert _computed(engine, requests)[0].results == alone(int8, requests)
 
 
 @pytest.mark.parametrize("prefix", ["own", "found"])
@@ -161,17 +150,8 @@ def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: Loaded
     assert computed == 100
 
 
-def test_what_free_pages_hold_is_never_read(checkpoint: LoadedModel) -> None:
-    engine = engine_of(checkpoint, 3, kv_cache_tokens="512")
-    requests = [request_of(checkpoint, seed, 90) for seed in range(8)]
-    for request in requests:
-        for page in free_pages(engine):
-            spoil_cache(engine, page)
-        assert _computed(engine, [request, requests[0]])[0].results == alone(checkpoint, [request, requests[0]])
-
-
-def test_a_cancelled_sequence_leaves_what_it_has_computed(checkpoint: LoadedModel) -> None:
-    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
+def test_a_cancelled_sequence_leaves_what_it_has_computed(int8: LoadedModel) -> None:
+    engine, request = engine_of(int8, 2), request_of(int8, 1, 100)
     sequence = engine.builder.build(request)
     engine.add(sequence)
     engine.step()

@@ -13,17 +13,15 @@ from llama_engine.text.tokenizer import Tokenizer
 KIND, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 WORDS, WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 ONE_VALUE = "the field must have one value"
+TOO_LONG = "is a value of 1025 bytes in a word; it must be at most 1024"
+LONGEST_WORD, LONGEST_SALT = "é" * 512, "é" * 128
 
 
-def test_a_prompt_of_tokens_is_taken_as_it_is(tokenizer: Tokenizer) -> None:
-    tokens = list(tokenizer.encode("def f")[1:])
-    request = parse(tokenizer, input_ids=tokens)
-    assert (request.prompt_tokens, request.prompt) == (tuple(tokens), "def f")
-
-
-def test_the_padding_of_prompts_of_tokens_is_ignored(tokenizer: Tokenizer) -> None:
-    rows = parse_rows(tokenizer, input_ids=[[5, 6, 7], [8, -1, -1]])
-    assert [row.prompt_tokens for row in rows] == [(5, 6, 7), (8,)]
+def test_prompts_of_tokens_are_taken_as_they_are_without_padding(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("def f")[1:]
+    rows = parse_rows(tokenizer, input_ids=[[*tokens], [8, *[-1] * (len(tokens) - 1)]])
+    assert [row.prompt_tokens for row in rows] == [tokens, (8,)]
+    assert rows[0].prompt == "def f"
 
 
 @pytest.mark.parametrize("name", ["n", "num_return_sequences"])
@@ -35,6 +33,14 @@ def test_the_completions_of_a_request_are_bounded_in_all_its_rows(tokenizer: Tok
         parse_rows(tokenizer, text_input=["def f"] * 5, **{name: [*counts, 2]})
     # Rows of one completion are bounded by Triton's config alone.
     assert len(parse_rows(tokenizer, text_input=["def f"] * 65)) == 65
+
+
+@pytest.mark.parametrize(("name", "count"), [("stop_words", 16), ("bad_words", 64)])
+def test_words_on_their_bounds_are_accepted_without_empty_ones(tokenizer: Tokenizer, name: str, count: int) -> None:
+    words = [*(f"w{index}" for index in range(count - 1)), LONGEST_WORD]
+    request = parse(tokenizer, cache_salt=LONGEST_SALT, **{name: ["", *words, ""]})
+    assert (getattr(request, name), request.cache_salt) == (tuple(word.encode() for word in words), LONGEST_SALT)
+    assert getattr(parse(tokenizer, **{name: []}), name) == getattr(parse(tokenizer, **{name: [""]}), name) == ()
 
 
 def test_a_top_p_of_zero_is_greedy(tokenizer: Tokenizer) -> None:
@@ -102,6 +108,12 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
         ({"input_ids": [5] * 64}, "input_ids is 64 tokens; it must be at most 63 tokens (max_model_len - 1)"),
         ({"text_input": "d", "input_ids": [5]},
          "text_input and input_ids are both given; a request must have one of them"),
+        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens is 6; it must be a whole number, at least 0 and at most 5"),
+        ({"stop_words": ["w"] * 17}, "stop_words is a value of 17 words; it must be at most 16"),
+        ({"bad_words": ["w"] * 65}, "bad_words is a value of 65 words; it must be at most 64"),
+        ({"stop_words": ["a", LONGEST_WORD + "."]}, f"stop_words {TOO_LONG}"),
+        ({"bad_words": ["a", LONGEST_WORD + "."]}, f"bad_words {TOO_LONG}"),
+        ({"cache_salt": LONGEST_SALT + "."}, "cache_salt is a text of 257 bytes; it must be at most 256 bytes"),
         ({"min_length": -1}, "min_length is -1; it must be a whole number, at least 0"),
         ({"beam_width": 2}, "beam_width is 2; it must be a whole number, at least 1 and at most 1"),
         ({"length_penalty": float("nan")}, "length_penalty is nan; it must be a finite number"),

@@ -82,6 +82,7 @@ def _check(tokenizer: Tokenizer, inputs: dict[str, NDArray[Any]], parameters: di
 def _assert_within_bounds(request: GenerationRequest) -> None:
     assert 1 <= request.max_tokens <= MAX_MODEL_LEN - len(request.prompt_tokens)
     assert 0 <= request.min_tokens <= request.max_tokens
+    assert len(request.resume_ids) < request.max_tokens
     assert 0 <= request.temperature <= 2
     assert 0 < request.top_p <= 1
     assert 0 <= request.min_p <= 1

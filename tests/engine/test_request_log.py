@@ -1,18 +1,40 @@
-"""The request log: what a line holds, what is never logged, and how a client's id is escaped."""
+"""The request log: what a line holds, what is never logged, and that nothing a client wrote leaves its field."""
 
+import json
 import logging
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from engine.metrics import finished_sequence
 from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
-from llama_engine.observability.log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog, fields_of
+from llama_engine.observability.log import (
+    ERROR_CHARACTERS,
+    ID_CHARACTERS,
+    PROMPT_CHARACTERS,
+    Fields,
+    JsonFormatter,
+    RequestLog,
+    TextFormatter,
+    fields_of,
+)
 
 PROMPT = "a secret prompt"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
+HOSTILE = [
+    "two\nlines",
+    "tab\tand\x1b[31mcolour",
+    'a" id=other finish_reason="stop',
+    "a rows=99",
+    "paragraph\u2029separator\u2028and\x85next line",
+    "right-to-left \u202eoverride",
+    "\udce4 lone surrogate",
+    "del\x7f",
+    "",
+]
 
 
 def _sequence(prompt: str = PROMPT) -> Sequence:
@@ -32,10 +54,10 @@ def _logged(
     return dict(fields_of(record))
 
 
-def test_the_rows_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sequences_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     late = finished_sequence(Completion("", "length", 3, 4), tokens=4, admitted_at=13.0, first_token_at=14.0)
     fields = _logged(caplog, "summary", _sequence(), late, _sequence())
-    assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
+    assert (fields["sequences"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
     assert fields["finish_reason"] == "stop,length"
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
 
@@ -45,7 +67,7 @@ def test_prompts_are_logged_only_on_request(caplog: pytest.LogCaptureFixture) ->
     choices = [_sequence(), _sequence(), _sequence("another")]
     choices[1].request = replace(choices[1].request, n=2, choice=1)
     fields = _logged(caplog, "prompts", *choices)
-    assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (2, 6, 6)
+    assert (fields["sequences"], fields["input_tokens"], fields["output_tokens"]) == (3, 6, 6)
     assert fields["prompts"] == [PROMPT, "another"]
     assert "completion" not in str(fields)
 
@@ -57,8 +79,8 @@ def test_what_an_error_quotes_is_logged_only_where_prompts_are(
     error = InvalidRequest("stop_words is ", "'a secret'", "; it must be short")
     assert str(error) == "stop_words is 'a secret'; it must be short"
     assert _logged(caplog, level, refusal=error) == {
-        "id": "job-7", "rows": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0, "output_tokens": 0,
-        "error": logged or str(error),
+        "id": "job-7", "sequences": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0,
+        "output_tokens": 0, "error": logged or str(error),
     }  # fmt: skip
 
 
@@ -103,3 +125,55 @@ def test_long_values_are_cut(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_request_is_named_by_its_id_or_a_number(request_id: str, name: str) -> None:
     log = RequestLog("summary")
     assert [log.name(client_id) for client_id in ("", request_id, "", request_id)] == ["#1", name, "#2", name]
+
+
+def _record(fields: Fields | None = None, error: Exception | None = None) -> logging.LogRecord:
+    raised = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "request answered", None, raised)
+    if fields is not None:
+        record.__dict__["fields"] = fields
+    return record
+
+
+def test_the_format_of_a_line() -> None:
+    assert TextFormatter().format(_record()) == "request answered"
+    fields: Fields = {
+        "id": "job/7:a.b@c,d#1+2-3", "rows": 2, "stream": False, "seconds": 1.23456, "error": "top_p is 2",
+        "prompts": ["ä b", "c"],
+    }  # fmt: skip
+    record = _record(fields)
+    assert TextFormatter().format(record) == (
+        "request answered id=job/7:a.b@c,d#1+2-3 rows=2 stream=false seconds=1.235 "
+        r'error="top_p is 2" prompts=["\u00e4 b", "c"]'
+    )
+    line = json.loads(JsonFormatter().format(record))
+    time = datetime.fromisoformat(line.pop("time"))
+    assert time.utcoffset() == UTC.utcoffset(None)
+    assert abs(time.timestamp() - record.created) < 0.002
+    assert line == {"level": "INFO", "message": "request answered", **fields}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_client_wrote_stays_in_its_field(text: str) -> None:
+    start, record = "request answered id=", _record({"id": text, "rows": 1})
+    line = TextFormatter().format(record)
+    assert line.isascii()
+    assert line.isprintable()
+    assert line.startswith(start)
+    written, end = json.JSONDecoder().raw_decode(line.removeprefix(start))
+    assert written == text
+    assert line.removeprefix(start)[end:] == " rows=1"
+    whole = JsonFormatter().format(record)
+    assert whole.isascii()
+    assert "\n" not in whole
+    assert json.loads(whole)["id"] == text
+
+
+def test_an_exception_follows_the_fields() -> None:
+    record = _record({"id": "a"}, ValueError("broken"))
+    first, *others = TextFormatter().format(record).splitlines()
+    assert first == "request answered id=a"
+    assert others[-1] == "ValueError: broken"
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["message"], line["id"]) == ("request answered", "a")
+    assert line["exception"].splitlines()[-1] == "ValueError: broken"

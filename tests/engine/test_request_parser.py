@@ -15,8 +15,6 @@ from llama_engine.text.tokenizer import Tokenizer
 MAX_PROMPT = MAX_MODEL_LEN - 1
 CONTEXT_LENGTH = f"this model's maximum context length is {MAX_MODEL_LEN} tokens"
 LISTS = {name for name, field in PARAMETERS.items() if field.is_list}
-WORDS = {"stop_words": 16, "bad_words": 64}
-"""How many words each list may have."""
 
 TWO, ONE, ZERO, INFINITE = (np.float32(value) for value in (2, 1, 0, math.inf))
 TINY = np.nextafter(ZERO, ONE)
@@ -49,6 +47,7 @@ BOUNDS: dict[str, tuple[str, list[Any], list[Any]]] = {
 
 EVERY: dict[str, list[object]] = {
     "text_input": ["def a", "class B:", "import c"],
+    "resume_ids": [[5, 6], [-1, -1], [-1, -1]],
     "max_tokens": [3, 4, 5],
     "min_tokens": [0, 1, 2],
     "temperature": [0.0, 0.5, 2.0],
@@ -125,12 +124,6 @@ def test_the_request_overrides_whether_max_tokens_is_cut(tokenizer: Tokenizer, r
         parse(tokenizer, None, True, truncate_max_tokens=False, max_tokens=2000)
 
 
-def test_min_tokens_is_bounded_by_max_tokens(tokenizer: Tokenizer) -> None:
-    assert parse(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
-    message = refusal(tokenizer, max_tokens=5, min_tokens=6)
-    assert message == "min_tokens is 6; it must be a whole number, at least 0 and at most 5"
-
-
 def test_default_lengths_are_cut_to_the_room(tokenizer: Tokenizer) -> None:
     assert parse(tokenizer, max_tokens=1).min_tokens == 1
     for length in (MAX_PROMPT, MAX_PROMPT - 1, MAX_PROMPT - 20):
@@ -196,32 +189,12 @@ def test_a_prompt_too_long_for_the_longest_tokens_is_not_tokenized(tokenizer: To
 
 
 @pytest.mark.parametrize(("invalid", "offset"), [(b"\xff", 0), (b"ok \xc3", 3), (b"\xed\xa0\x80", 0), (b"\xc0\xaf", 0)])
-@pytest.mark.parametrize("name", ["text_input", *WORDS])
+@pytest.mark.parametrize("name", ["text_input", "stop_words", "bad_words"])
 def test_invalid_utf8_is_refused_with_its_position(
     tokenizer: Tokenizer, name: str, invalid: bytes, offset: int
 ) -> None:
     position = f"byte 0x{invalid[offset]:02x} at offset {offset}"
     assert refusal(tokenizer, **{name: invalid}) == f"{name} is not UTF-8 ({position}); it must be UTF-8 text"
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_words_on_their_bounds_are_accepted_without_empty_ones(tokenizer: Tokenizer, name: str) -> None:
-    words = [*(f"w{index}" for index in range(WORDS[name] - 1)), "é" * 512]
-    assert getattr(parse(tokenizer, **{name: []}), name) == getattr(parse(tokenizer, **{name: [""]}), name) == ()
-    assert getattr(parse(tokenizer, **{name: ["", *words, ""]}), name) == tuple(word.encode() for word in words)
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_words_beyond_their_bounds_are_refused(tokenizer: Tokenizer, name: str) -> None:
-    message = refusal(tokenizer, **{name: ["w"] * (WORDS[name] + 1)})
-    assert message == f"{name} is a value of {WORDS[name] + 1} words; it must be at most {WORDS[name]}"
-    message = refusal(tokenizer, **{name: ["a", "é" * 512 + "."]})
-    assert message == f"{name} is a value of 1025 bytes in a word; it must be at most 1024"
-
-
-def test_a_cache_salt_is_bounded_in_bytes(tokenizer: Tokenizer) -> None:
-    assert parse(tokenizer, cache_salt="é" * 128).cache_salt == "é" * 128
-    assert refusal(tokenizer, cache_salt="é" * 129) == "cache_salt is a text of 258 bytes; it must be at most 256 bytes"
 
 
 def test_the_words_of_a_request_are_not_in_its_repr(tokenizer: Tokenizer) -> None:
@@ -237,6 +210,7 @@ def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
     assert [request.prompt_tokens for request in requests] == [tokenizer.encode(request.prompt) for request in requests]
     assert [request.stop_words for request in requests] == [(b"a", b"b"), (b"c",), ()]
     assert [request.bad_words for request in requests] == [(), (b"x", b"y"), (b"z",)]
+    assert [request.resume_ids for request in requests] == [(5, 6), (), ()]
     assert [request.stop_token_ids for request in requests] == [(1, 2), (3,), ()]
     assert [request.allowed_token_ids for request in requests] == [(), (5, 6), (7,)]
     assert [request.logit_bias for request in requests] == [((5, 1.0),), (), ((0, -100.0), (7, 100.0))]

@@ -7,6 +7,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import Chunk, Event
+from llama_engine.engine.responses import Chunk, Event, ResponseSink
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled
 from llama_engine.model.loader import LoadedModel
@@ -31,8 +32,8 @@ ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens
 
 
 @pytest.fixture
-def decoder(fp32: LoadedModel) -> Iterator[RequestDecoder]:
-    with decoding(engine_of(fp32, 4, prefix_cache="off"), Stats(RecordingRegistry(), 4), "none") as decoder:
+def decoder(int8: LoadedModel) -> Iterator[RequestDecoder]:
+    with decoding(engine_of(int8, 4), Stats(RecordingRegistry(), 4), "none") as decoder:
         yield decoder
 
 
@@ -57,7 +58,7 @@ def _run(engine: Engine, response: Response, every: int = 1) -> None:
         engine.step()
         steps += 1
         for sequence in list(inside):
-            chunk = sequence.next_chunk() if sequence.stream else None
+            chunk = sequence.next_chunk() if sequence.context.stream else None
             events += [] if chunk is None else [chunk]
             if sequence.result is not None:
                 events.append(sequence.result)
@@ -129,30 +130,10 @@ def test_a_stream_of_choices_ends_with_the_last_chunk_of_the_last_one(decoder: R
     assert all(value[-1] == "length" and set(value[:-1]) <= {""} for value in reasons)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_the_chunks_optional_outputs_join_to_those_of_one_response(decoder: RequestDecoder, every: int) -> None:
-    optional = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
-    parameters = json.dumps({**optional, "max_tokens": 7, "min_tokens": 7, "temperature": 0.0})
-    whole = _answer(decoder, Request(parameters, text_input=text(PROMPT)))
-    request = Request(parameters, text_input=text(PROMPT), stream=_flag(True))
-    _run(decoder.engine, _decode(decoder, request), every)
-    chunks = [response.values() for response, _ in request.sent]
-    assert [value for chunk in chunks for value in chunk["output_log_probs"][0]] == whole["output_log_probs"][0]
-    assert [value for chunk in chunks for value in json.loads(chunk["logprobs"][0])] == json.loads(whole["logprobs"][0])
-    assert chunks[-1]["cum_log_probs"] == whole["cum_log_probs"]
-    assert chunks[0]["prompt_logprobs"] == whole["prompt_logprobs"]
-    assert [("prompt_logprobs" in chunk, "arrival_time_ns" in chunk) for chunk in chunks] == [
-        (place == 0, place == len(chunks) - 1) for place in range(len(chunks))
-    ]
-
-
-@pytest.fixture
-def exact(int8: LoadedModel) -> Iterator[RequestDecoder]:
-    with decoding(engine_of(int8, 4), Stats(RecordingRegistry(), 4), "none") as decoder:
-        yield decoder
-
-
-ALL = {"return_output_ids": True, "return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1}
+ALL = {
+    "return_output_ids": True, "return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1,
+    "return_perf_metrics": True,
+}  # fmt: skip
 OF_TOKENS = ("text_output", "num_output_tokens", "output_ids", "output_log_probs", "logprobs")
 """Outputs of a stream that its chunks have parts of."""
 
@@ -169,19 +150,22 @@ def _joined(chunks: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(exact: RequestDecoder, every: int) -> None:
+def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(decoder: RequestDecoder, every: int) -> None:
     needs_compiled_kernels()
     parameters = {**ALL, "max_tokens": 20, "temperature": 1.2, "stop_words": ["le stream", "the"], "min_tokens": 9}
     sampling = json.dumps({"sampling_parameters": json.dumps(parameters)})
 
     def stream(**inputs: NDArray[Any]) -> list[dict[str, list[Any]]]:
         request = Request(sampling, text_input=text(PROMPT), stream=_flag(True), **inputs)
-        _run(exact.engine, _decode(exact, request), every)
+        _run(decoder.engine, _decode(decoder, request), every)
         return [response.values() for response, _ in request.sent]
 
     whole = stream()
     (seed,) = whole[0]["seed"]
     assert len(whole) > 20 / every / 3
+    assert [("prompt_logprobs" in chunk, "arrival_time_ns" in chunk) for chunk in whole] == [
+        (place == 0, place == len(whole) - 1) for place in range(len(whole))
+    ]
     for count in range(1, len(whole)):
         ids = [token for chunk in whole[:count] for token in chunk["output_ids"][0]]
         inputs: dict[str, NDArray[Any]] = {
@@ -195,7 +179,7 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(exact
         ]
         assert not any("prompt_logprobs" in chunk for chunk in resumed)
         # One response has everything.
-        answer = _answer(exact, Request(sampling, text_input=text(PROMPT), **inputs))
+        answer = _answer(decoder, Request(sampling, text_input=text(PROMPT), **inputs))
         parts = _joined(whole)
         assert json.loads(answer.pop("logprobs")[0]) == parts.pop("logprobs")
         assert answer["prompt_logprobs"] == whole[0]["prompt_logprobs"]
@@ -203,32 +187,18 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(exact
             assert answer[name] == ([value] if name in ("output_ids", "output_log_probs") else value), name
 
 
-def test_a_choice_is_resumed_alone_with_its_own_seed(exact: RequestDecoder) -> None:
+def test_a_choice_is_resumed_alone_with_its_own_seed(decoder: RequestDecoder) -> None:
     parameters = json.dumps({"max_tokens": 12, "min_tokens": 8, "temperature": 1.2, "return_output_ids": True})
-    choices = _answer(exact, Request(parameters, text_input=text(PROMPT), n=_int32(3)))
+    choices = _answer(decoder, Request(parameters, text_input=text(PROMPT), n=_int32(3)))
     assert len(set(choices["text_output"])) == len(set(choices["seed"])) == 3
     for choice in range(3):
         ids, seed = np.array([choices["output_ids"][choice][:5]], dtype=np.int32), choices["seed"][choice]
         inputs: dict[str, NDArray[Any]] = {"resume_ids": ids, "seed": np.array([[seed]], dtype=np.uint64)}
-        answer = _answer(exact, Request(parameters, text_input=text(PROMPT), **inputs))
+        answer = _answer(decoder, Request(parameters, text_input=text(PROMPT), **inputs))
         assert {name: answer[name] for name in ("text_output", "finish_reason", "num_output_tokens", "seed")} == {
             name: choices[name][choice : choice + 1]
             for name in ("text_output", "finish_reason", "num_output_tokens", "seed")
         }
-
-
-class _Other:
-    """The sink of another request: how many responses of the first one were sent before its own."""
-
-    def __init__(self, first: Request) -> None:
-        self._first = first
-        self.before: list[int] = []
-
-    def send(self, events: list[Event]) -> None:
-        self.before.append(len(self._first.sent))
-
-    def is_cancelled(self) -> bool:
-        return False
 
 
 @pytest.mark.parametrize(("name", "output"), [("prompt_logprobs", "prompt_logprobs"), ("num_logprobs", "logprobs")])
@@ -242,8 +212,8 @@ def test_many_log_probabilities_are_written_between_other_responses(
     expected = _answer(decoder, whole)[output]
     monkeypatch.setattr("llama_engine.triton.response.MAX_TOKENS_AT_ONCE", 4)
     request = Request("", **inputs, stream=_flag(False))
-    response, other = _decode(decoder, request), _Other(request)
-    results: list[Event] = []
+    response, results, before = _decode(decoder, request), list[Event](), list[int]()
+    other = Mock(ResponseSink, send=lambda _: before.append(len(request.sent)))
     with monkeypatch.context() as patched:
         patched.setattr(response, "send", results.extend)
         _run(decoder.engine, response)
@@ -252,7 +222,7 @@ def test_many_log_probabilities_are_written_between_other_responses(
     ((answered, final),) = request.sent
     assert final
     assert answered.values()[output] == expected
-    assert other.before == [0]
+    assert before == [0]
 
 
 def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDecoder) -> None:

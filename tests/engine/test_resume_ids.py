@@ -9,7 +9,7 @@ import pytest
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of
 from engine.guided_texts import END, EngineOf
-from engine.parsing import MAX_MODEL_LEN, parse, parse_rows, refusal
+from engine.parsing import parse, refusal
 from engine.prompts import any_requests, request_of
 from engine.scheduling import client_of, running
 from engine.transcripts import build, transcripts
@@ -36,11 +36,6 @@ def test_ids_out_of_bounds_are_refused(tokenizer: Tokenizer, values: dict[str, o
     assert refusal(tokenizer, **{**IDS, **values}) == message
 
 
-def test_ids_beyond_a_default_max_tokens_are_refused(tokenizer: Tokenizer) -> None:
-    message = refusal(tokenizer, input_ids=[5] * (MAX_MODEL_LEN - 3), resume_ids=[5, 6, 7], seed=1)
-    assert message == "resume_ids is a list of 3 tokens; it must be fewer than max_tokens, which is 3"
-
-
 def test_only_a_sampled_request_needs_its_seed(tokenizer: Tokenizer) -> None:
     sampled = {name: value for name, value in IDS.items() if name != "seed"}
     message = "seed is missing; it must be the interrupted request's beside resume_ids, if temperature is not 0"
@@ -48,16 +43,6 @@ def test_only_a_sampled_request_needs_its_seed(tokenizer: Tokenizer) -> None:
     assert refusal(tokenizer, **sampled) == message
     for greedy in ({"temperature": 0.0}, {"top_p": 0.0}, {"temperature": 1.0, "random_seed": 7}):
         assert parse(tokenizer, **sampled, **greedy).resume_ids == (5, 6, 7)
-
-
-def test_rows_have_their_own_ids_and_padding_is_none(tokenizer: Tokenizer) -> None:
-    texts: dict[str, list[object]] = {"text_input": ["a", "b", "c"], "temperature": [0.0, 0.0, 1.0]}
-    rows = parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [7, -1], [-1, -1]], n=[1, 1, 2])
-    assert [row.resume_ids for row in rows] == [(5, 6), (7,), ()]
-    with pytest.raises(
-        InvalidRequest, match=r"^batch element 1: resume_ids is a list with token 5000; it must be of tokens"
-    ):
-        parse_rows(tokenizer, **texts, resume_ids=[[5, 6], [5000, -1], [-1, -1]])
 
 
 def _encode(checkpoint: LoadedModel, text: str) -> tuple[int, ...]:

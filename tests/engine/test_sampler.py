@@ -1,4 +1,4 @@
-"""The sampler over a slot batch, without a model: all parameters together as in transformers' chain, and at their ends.
+"""The sampler over a decode batch, without a model: all parameters as in transformers' chain, and at their ends.
 
 Nothing becomes NaN, and only a row whose logits are not finite fails.
 """
@@ -10,12 +10,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from llama_engine.engine.decode import SlotBatch
+from llama_engine.engine.decode import DecodeBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.draw import draw, step_keys
-from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor, logits_processor
+from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
@@ -44,14 +45,12 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
     return scale * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(3))
 
 
-def _batch(requests: list[GenerationRequest], vocabulary: int, processor: LogitsProcessor | None = None) -> SlotBatch:
+def _batch(requests: list[GenerationRequest], vocabulary: int, processor: LogitsProcessor | None = None) -> DecodeBatch:
     """Return a batch with a row for each request. processor: of the first row."""
-    batch = SlotBatch(len(requests), vocabulary, CPU, Mock(PageManager))
-    tokens_without_text = Vocabulary([b""] * vocabulary)
+    batch = DecodeBatch(len(requests), vocabulary, CPU, Mock(PageManager))
+    builder = SequenceBuilder(Vocabulary([b""] * vocabulary), frozenset(ENDS), CPU, 1)
     for row, request in enumerate(requests):
-        of_row = (
-            logits_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
-        )
+        of_row = builder.processor(request) if row or not processor else processor
         sequence = Sequence(
             request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
         )

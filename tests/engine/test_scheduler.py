@@ -1,17 +1,23 @@
-"""Admission, streaming and cancellation: the order of sequences, when callers block, what clients receive."""
+"""Admission, streaming, cancellation and shutdown: the order of sequences, when callers block, what clients receive."""
 
-import random
 import threading
 import time
 from dataclasses import replace
 
 import pytest
 from engine.engines import alone
-from engine.prompts import request_of
-from engine.scheduling import SECONDS, client_of, running
+from engine.prompts import request_of, requests_of
+from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result
+from llama_engine.engine import scheduler
+from llama_engine.engine.engine import Engine, StepResult
+from llama_engine.engine.responses import Completion
 from llama_engine.engine.sequence import Sequence, Status
-from llama_engine.errors import Cancelled, Unavailable
+from llama_engine.errors import Cancelled, GenerationError, Stopping, Unavailable
 from llama_engine.model.loader import LoadedModel
+from llama_engine.observability.stats import Stats
+from llama_engine.request.parser import GenerationRequest
+
+STOPPING = "the server is stopping"
 
 
 def _assert_unharmed(checkpoint: LoadedModel, *sequences: Sequence) -> None:
@@ -31,20 +37,6 @@ def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: Loade
         assert long.num_output_tokens < 14
         scheduled.finish([long, short])
         _assert_unharmed(fp32, long, short)
-
-
-def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: LoadedModel) -> None:
-    randomness = random.Random(4)
-    with running(fp32, 3, prefill_tokens="16") as scheduled:
-        sequences = scheduled.add(request_of(fp32, 0, 12, 20))
-        for index in range(1, 16):
-            scheduled.pace.let(randomness.randint(0, 3))
-            size, max_tokens = randomness.choice((5, 20, 50)), randomness.randint(1, 9)
-            sequences += scheduled.add(request_of(fp32, index, size, max_tokens))
-        scheduled.finish(sequences)
-        _assert_unharmed(fp32, *sequences)
-        for times in zip(*((sequence.admitted_at, sequence.first_token_at) for sequence in sequences), strict=True):
-            assert list(times) == sorted(times)
 
 
 def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: LoadedModel) -> None:
@@ -97,7 +89,7 @@ def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
         (first,) = scheduled.add(request_of(fp32, 0, 10, 40))
         scheduled.pace.let(2)
         # A deadline doesn't apply to a sequence that has a slot.
-        first.deadline = 0.0
+        first.context = replace(first.context, deadline=0.0)
         (gone,) = scheduled.add(request_of(fp32, 1, 33), deadline=time.monotonic() + seconds)
         (patient,) = scheduled.add(request_of(fp32, 2, 21, 3), deadline=time.monotonic() + 3600)
         if error is Cancelled:
@@ -121,3 +113,118 @@ def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: LoadedModel)
         assert isinstance(gone.result, Cancelled)
         scheduled.finish([first, gone])
         _assert_unharmed(fp32, first)
+
+
+def _crowd(scheduled: Running, checkpoint: LoadedModel, max_tokens: int = 8) -> list[Sequence]:
+    """Two sequences in their second decode step, and three that wait."""
+    sequences = scheduled.add(*requests_of(checkpoint, 5, 12, max_tokens), stream=True)
+    scheduled.pace.let(2)
+    return sequences
+
+
+def _begin_to_stop(scheduled: Running, drain_seconds: float) -> threading.Thread:
+    """Stop the scheduler in a thread; return when it admits nothing any more."""
+    thread = threading.Thread(target=scheduled.scheduler.stop, args=(drain_seconds,))
+    thread.start()
+    probe = GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)
+    while scheduled.add(probe)[0].result is None:
+        time.sleep(0.001)
+    return thread
+
+
+def test_shutdown_completes_running_sequences_alone(fp32: LoadedModel) -> None:
+    with running(fp32, 2) as scheduled:
+        sequences = _crowd(scheduled, fp32)
+        stopping = _begin_to_stop(scheduled, SECONDS)
+        scheduled.pace.let(1)
+        assert [sequence.result is None for sequence in sequences] == [True, True, False, False, False]
+        scheduled.pace.run_free()
+        stopping.join(SECONDS)
+        assert scheduler_threads() == []
+        sequences += scheduled.add(request_of(fp32, 1))
+        scheduled.scheduler.wait_until_admitted(sequences)
+        scheduled.scheduler.wait_until_finished(sequences)
+        assert scheduled.dispatcher.close(SECONDS)
+        assert scheduled.pace.prompts == [12]
+        results = [sent_result(sequence) for sequence in sequences]
+        assert results[:2] == alone(fp32, [sequence.request for sequence in sequences[:2]])
+        assert {(type(result), str(result)) for result in results[2:]} == {(Stopping, STOPPING)}
+
+
+def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: LoadedModel) -> None:
+    with running(fp32, 2) as scheduled:
+        sequences = _crowd(scheduled, fp32, max_tokens=400)
+        stopping = _begin_to_stop(scheduled, 0)
+        scheduled.pace.run_free()
+        stopping.join(SECONDS)
+        assert scheduler_threads() == []
+        assert scheduled.dispatcher.close(SECONDS)
+        assert [str(sent_result(sequence)) for sequence in sequences] == [STOPPING] * 5
+        assert scheduled.engine.used_slots == 0
+        # No step after the one that was running.
+        assert sequences[0].num_output_tokens == 3
+
+
+def test_a_step_that_hangs_delays_neither_the_shutdown_nor_the_results(
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "HANG_SECONDS", 0.2)
+    with running(fp32, 2) as scheduled:
+        sequences = _crowd(scheduled, fp32)
+        scheduled.scheduler.stop(0)
+        assert [str(sequence.result) for sequence in sequences] == [STOPPING] * 5
+        (hanging,) = scheduler_threads()
+        assert hanging.name == "engine"
+        # It returns after all, with tokens for sequences that were answered long ago.
+        scheduled.pace.run_free()
+        hanging.join(SECONDS)
+        assert scheduled.dispatcher.close(SECONDS)
+        assert [str(sent_result(sequence)) for sequence in sequences] == [STOPPING] * 5
+        scheduled.stats.close(SECONDS)
+        assert scheduled.registry.counts["llama_requests_total unavailable"] == 5
+        assert scheduled.registry.counts["llama_step_errors_total"] == 0
+
+
+class _BrokenStats(Stats):
+    """Fails at every third step."""
+
+    steps = 0
+
+    def record_step(self, step: StepResult, now: float, running: int, waiting: int) -> None:
+        self.steps += 1
+        if self.steps % 3 == 0:
+            raise RuntimeError("no number")
+
+
+def test_every_sequence_is_answered_when_the_scheduler_itself_fails(fp32: LoadedModel) -> None:
+    with running(fp32, 2, stats=_BrokenStats) as scheduled:
+        scheduled.pace.run_free()
+        requests = [request_of(fp32, index, 12, 1 + index % 3) for index in range(12)]
+        sequences = [*scheduled.add(*requests[::2], stream=True), *scheduled.add(*requests[1::2])]
+        results = scheduled.finish(sequences)
+        good = [sequence for sequence in sequences if isinstance(sequence.result, Completion)]
+        assert len(good) >= 2
+        assert [sequence.result for sequence in good] == alone(fp32, [sequence.request for sequence in good])
+        assert all(isinstance(result, GenerationError | Completion) for result in results)
+        assert scheduled.engine.used_slots == 0
+
+
+def test_every_sequence_is_answered_when_a_slot_cannot_be_freed(
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(fp32, 3) as scheduled:
+        sequences = scheduled.add(*requests_of(fp32, 4, 12, 9))
+        scheduled.pace.let(2)
+        client_of(sequences[0]).cancel()
+        remove, failures = Engine.remove, iter([True])
+
+        def refuse_once(engine: Engine, sequence: Sequence) -> None:
+            if next(failures, False):
+                raise RuntimeError("device lost")
+            remove(engine, sequence)
+
+        monkeypatch.setattr(Engine, "remove", refuse_once)
+        results = scheduled.finish(sequences)
+        assert str(results[0]) == "the request was cancelled"
+        assert all(isinstance(result, GenerationError) for result in results[1:3])
+        assert [results[3]] == alone(fp32, [sequences[3].request])

@@ -1,12 +1,12 @@
 """When a completion finishes, where its text ends, and its deltas, for every tokenization of the text."""
 
-import random
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_engine.text.stop_checker import StopChecker
 
 END = 99
@@ -121,64 +121,44 @@ def test_the_stop_reason_is_the_stop_string_or_the_id_of_the_stop_token(
     assert checker.next_delta() == text
 
 
-class _Case(NamedTuple):
-    tokens: list[bytes]
-    stop_words: list[bytes]
-    min_tokens: int
-    max_tokens: int
-    end_token: bool
-
-
-def _random_case(randomness: random.Random) -> _Case:
-    alphabet = randomness.choice(([b"a", b"b"], [b"a", "é".encode(), EMOJI], [b"a", b"\xff", b"\xc3", b"\x99"]))
-    text = b"".join(randomness.choices(alphabet, k=randomness.randint(1, 24)))
-    # Cut anywhere, inside characters, too; some tokens have no bytes.
-    cuts = sorted(randomness.choices(range(len(text) + 1), k=randomness.randint(0, len(text))))
-    tokens = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    words = []
-    for _ in range(randomness.randint(0, 3)):
-        start = randomness.randrange(len(text))
-        inside = text[start : start + randomness.randint(1, 6)].decode(errors="ignore").encode()
-        made_up = b"".join(randomness.choices(alphabet[:2], k=randomness.randint(1, 4)))
-        words.append(randomness.choice((inside, made_up)))
-    min_tokens = randomness.choice((0, 0, randomness.randint(0, len(tokens))))
-    max_tokens = max(randomness.choice((len(tokens), randomness.randint(1, len(tokens)))), min_tokens)
-    return _Case(tokens, [word for word in words if word], min_tokens, max_tokens, randomness.random() < 0.3)
-
-
 def _certain_text(text: bytes, stop_words: Sequence[bytes]) -> str:
     """The part of an unfinished text that may be streamed, by definition."""
     held_back = [size for word in stop_words for size in range(1, len(word)) if text.endswith(word[:size])]
     return getincrementaldecoder("utf-8")("replace").decode(text[: len(text) - max(held_back, default=0)])
 
 
-def _run(case: _Case, deltas_at: random.Random | None) -> tuple[StopChecker, str]:
-    """Run a case to its end; return also its deltas, taken after random tokens and at the end."""
-    stop_checker, deltas = _checker(case.stop_words, case.min_tokens, case.max_tokens), ""
-    for index, token in enumerate(case.tokens):
-        last = index == len(case.tokens) - 1
-        finished = stop_checker.add(END if last and case.end_token else 1, token)
-        if deltas_at is not None and deltas_at.random() < 0.6:
-            deltas += stop_checker.next_delta()
-            if not finished:
-                assert deltas == _certain_text(b"".join(case.tokens[: index + 1]), case.stop_words), case
+_PARTS = st.sampled_from([b"", b"a", b"b", b"ab", b"aab", "é".encode(), EMOJI[:2], EMOJI[2:], b"\xff", b"\xc3"])
+_WORDS = st.sampled_from([b"a", b"ab", b"ba", b"aab", b"bb", "é".encode(), "aé".encode(), EMOJI, b"b" + EMOJI])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    tokens=st.lists(st.tuples(_PARTS, st.booleans()), min_size=1, max_size=20),
+    stop_words=st.lists(_WORDS, max_size=3),
+    min_tokens=st.integers(0, 20),
+    ends=st.booleans(),
+)
+def test_deltas_join_to_the_text(
+    tokens: list[tuple[bytes, bool]], stop_words: list[bytes], min_tokens: int, ends: bool
+) -> None:
+    """Tokens are cut anywhere, inside characters, too. A delta is taken after some of them, and at the end."""
+    whole, streamed = (_checker(stop_words, min(min_tokens, len(tokens)), len(tokens)) for _ in range(2))
+    content, deltas = b"", ""
+    for number, (token, takes_delta) in enumerate(tokens, 1):
+        token_id = END if ends and number == len(tokens) else 1
+        finished = whole.add(token_id, token)
+        assert streamed.add(token_id, token) == finished
+        content += token
+        if takes_delta:
+            deltas += streamed.next_delta()
+            assert finished or deltas == _certain_text(content, stop_words)
         if finished:
             break
-    deltas += stop_checker.next_delta()
-    assert stop_checker.next_delta() == ""
-    return stop_checker, deltas
-
-
-def test_deltas_join_to_the_text() -> None:
-    randomness, reasons = random.Random(77), set[str]()
-    for _ in range(3000):
-        case = _random_case(randomness)
-        whole, _ = _run(case, None)
-        streamed, deltas = _run(case, randomness)
-        assert (streamed.text, streamed.finish_reason) == (whole.text, whole.finish_reason)
-        assert deltas == whole.text, case
-        reasons.add(whole.finish_reason)
-    assert reasons == {"stop", "length"}
+    deltas += streamed.next_delta()
+    assert streamed.next_delta() == ""
+    assert finished
+    assert (streamed.text, streamed.finish_reason) == (whole.text, whole.finish_reason)
+    assert deltas == whole.text
 
 
 def test_an_end_token_that_is_no_special_token_has_no_text() -> None:

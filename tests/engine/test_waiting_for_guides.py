@@ -13,10 +13,10 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
-from llama_engine.engine import scheduler
-from llama_engine.engine.responses import Completion
-from llama_engine.engine.scheduler import MAX_WAITING_GUIDES
-from llama_engine.engine.sequence import RequestContext, Sequence, Status
+from llama_engine.engine import guide_queue
+from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
+from llama_engine.engine.responses import Completion, RequestContext
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
@@ -78,7 +78,7 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: LoadedModel) -> 
 def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
     fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
+    monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
     with running(fp32, 1) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
         scheduled.pace.let(1)
@@ -95,17 +95,6 @@ def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
         waiter.join(SECONDS)
         assert not waiter.is_alive()
     assert texts_of([second]) == ["ab"]
-
-
-def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: LoadedModel) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled):
-        scheduled.pace.run_free()
-        sequences = scheduled.add(guided("ab"), guided("cd"))
-        for sequence in sequences:
-            client_of(sequence).cancelled = True
-        scheduled.scheduler.wait_until_finished(sequences)
-        assert {type(sequence.result) for sequence in sequences} == {Cancelled}
-        assert not scheduled.engine.used_slots
 
 
 def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
@@ -127,11 +116,14 @@ def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
     assert "compiling the guide" not in caplog.text
 
 
-def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: LoadedModel) -> None:
+def test_waiting_for_a_guide_ends_with_a_cancellation_or_a_shutdown(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
-        sequences = scheduled.add(guided("ab"), guided("cd"))
+        gone, *sequences = scheduled.add(guided("ab"), guided("cd"), guided("ef"))
+        client_of(gone).cancelled = True
+        scheduled.scheduler.wait_until_finished([gone])
+        assert isinstance(gone.result, Cancelled)
         scheduled.scheduler.stop(SECONDS)
-        sequences += scheduled.add(guided("ef"))
+        sequences += scheduled.add(guided("gh"))
         assert scheduled.dispatcher.close(SECONDS)
         assert all(isinstance(sent_result(sequence), Unavailable) for sequence in sequences)
 
@@ -194,10 +186,10 @@ def test_execute_does_not_wait_behind_a_guide_that_takes_long(
         (slow,) = scheduled.add(guided("ab"))
         scheduled.scheduler.wait_until_admitted([slow])
         (second,) = scheduled.add(guided("cd"))
-        began = scheduled.scheduler._guide_began
+        began = scheduled.scheduler._guides._began
         # As if it had begun two minutes ago, and execute would wait for one.
-        monkeypatch.setattr(scheduled.scheduler, "_guide_began", began - 2 * SECONDS)
-        monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
+        monkeypatch.setattr(scheduled.scheduler._guides, "_began", began - 2 * SECONDS)
+        monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
         waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],), daemon=True)
         waiter.start()
         waiter.join(SECONDS / 2)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,20 @@ import pytest
 from transformers import LlamaConfig
 from triton_local.server import LocalTriton
 
-from perf.analyzer import run
-from perf.analyzer.binary import BadExportError
-from perf.bench import __main__ as cases
+from perf import perf_analyzer
 from perf.bench import measure
-from perf.bench.__main__ import CASES, parse
-from perf.bench.loads import Load
+from perf.bench.__main__ import parse
+from perf.bench.cases import CASES
 from perf.bench.measure import Bench
 from perf.checkpoint import EMBEDDED
 from perf.command import Budget
 from perf.load.protocols import Target
 from perf.load.records import Record, Run
 from perf.results_file import Results
-from perf.roofline.physics import roofline
-from perf.roofline.rates import DeviceRates
+from perf.roofline import DeviceRates, roofline
 from perf.servers.running import NotRunError, Running, Server
-from perf.workload import PROMPT_TOKENS
+from perf.servers.triton import read_back
+from perf.workload import PROMPT_TOKENS, Load
 
 RATES = DeviceRates("cpu", 2, {1: 1e9}, {"fp32": 1e9})
 LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 8, 150, perf_analyzer=True)]
@@ -37,7 +34,7 @@ LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 8, 150,
 
 def measured(folder: Path, server: Server, minutes: float = 10.0, loads: Sequence[Load] = LOADS) -> dict[str, Any]:
     results = Results(folder / "bench.json", "bench", {}, "make bench")
-    Bench(results, Budget(minutes), RATES).measure([server], EMBEDDED, loads)
+    Bench(results, Budget(minutes), RATES).measure(server, EMBEDDED, loads)
     results.finish()
     entries: dict[str, Any] = json.loads((folder / "bench.json").read_text())["measurements"]
     return entries
@@ -73,17 +70,16 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
         assert measurement["tokens_per_second"] > 0
         assert measurement["limit"]["tokens_per_second"] > 0
         assert measurement["memory"]["process_mib"] > measurement["memory"]["weights_mib"]
-    assert 1 <= entries["article/ours"]["mean_rows"] <= 2
+    assert 1 <= entries["article/ours"]["mean_sequences"] <= 2
     assert 1 <= entries["article/ours"]["mean_batch"] <= 2
 
 
-def test_servers_take_turns_at_each_load(ours: Server, tmp_path: Path) -> None:
-    loads = [Load(key, "uniform", 1, 1, 2) for key in ("first", "second")]
-    results = Results(tmp_path / "bench.json", "bench", {}, "make bench")
-    Bench(results, Budget(10.0), RATES).measure([replace(ours, key="a"), replace(ours, key="b")], EMBEDDED, loads)
-    results.finish()
-    entries: dict[str, Any] = json.loads((tmp_path / "bench.json").read_text())["measurements"]
-    assert list(entries) == ["first/a", "first/b", "second/a", "second/b"]
+def test_all_tokens_of_joined_chunks_are_counted(streaming: LocalTriton, tmp_path: Path) -> None:
+    """A stream whose tokens aren't as many as requested is an error."""
+    target = Target("ours", "triton_stream", f"http://{streaming.http_url}", "llama")
+    measurement = measured(tmp_path, server_of(target, streaming), loads=LOADS[:1])["ours/ours"]
+    assert measurement["errors"] == 0
+    assert 0 < measurement["time_to_first_token_ms"]["p50"] < measurement["latency_ms"]["p50"]
 
 
 def test_mean_length_and_limit_are_of_the_measured_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +90,7 @@ def test_mean_length_and_limit_are_of_the_measured_requests(tmp_path: Path, monk
     made = measured(tmp_path, server_of(Target("ours", "triton_generate", "", "llama")), loads=LOADS[:1])["ours/ours"]
     assert (made["load"]["requests"], made["load"]["mean_output_tokens"]) == (4, 10)
     config = LlamaConfig.from_pretrained(EMBEDDED)
-    limit = roofline(config, "int8", RATES, 2, [10] * 4, PROMPT_TOKENS, steady=True)
+    limit = roofline(config, "int8", RATES, 2, [10] * 4, PROMPT_TOKENS)
     assert made["limit"]["tokens_per_second"] == round(limit.tokens_per_second, 1)
 
 
@@ -113,19 +109,24 @@ def test_an_export_that_is_empty_twice_ends_the_bench(
     ours: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise BadExportError("twice")
+        raise perf_analyzer.BadExportError("twice")
 
-    monkeypatch.setattr(run, "measure", fail)
-    with pytest.raises(BadExportError):
+    monkeypatch.setattr(perf_analyzer, "measure", fail)
+    with pytest.raises(perf_analyzer.BadExportError):
         measured(tmp_path, ours, loads=LOADS[1:])
     assert not (tmp_path / "bench.json").exists()
 
 
-def test_every_measurement_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("default_checkpoint", "random_checkpoint", "words_checkpoint"):
-        monkeypatch.setattr(cases, name, lambda *_: EMBEDDED)
-    runs = [run for case in CASES.values() for run in case(None)]
-    keys = [f"{load.key}/{server.key}" for run in runs for server in run.servers for load in run.loads]
+def test_a_server_without_an_answer_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = tuple(Record(0.0, 0.0, 1.0, error="HTTP 500") for _ in range(6))
+    monkeypatch.setattr(measure, "drive", lambda *_: Run(2, records, 2))
+    made = measured(tmp_path, server_of(Target("ours", "triton_generate", "", "llama")), loads=LOADS[:1])["ours/ours"]
+    assert made["not_run"] == "all 4 requests failed: HTTP 500"
+
+
+def test_every_measurement_has_a_key_of_its_own() -> None:
+    cases = [case for make in CASES.values() for case in make(None)]
+    keys = [f"{load.key}/{case.server.key}" for case in cases for load in case.loads]
     assert len(keys) == len(set(keys)) > 0
 
 
@@ -135,3 +136,13 @@ def test_every_measurement_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_case_by_choice_has_a_file_of_its_own(arguments: list[str], file: str) -> None:
     assert parse(arguments).output.name == file
+
+
+def test_a_server_of_other_weights_is_not_measured(triton: LocalTriton) -> None:
+    log = triton.log_text()
+    loaded, steps, mebibytes = read_back(log, "int8")
+    assert loaded.startswith("loaded ")
+    assert "INT8" in steps
+    assert mebibytes > 1
+    with pytest.raises(NotRunError, match=r"its linear layers are int8, not float32"):
+        read_back(log, "fp32")

@@ -5,7 +5,7 @@ Real tritonservers under their supervisors, and the endpoint's own process. `mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -14,8 +14,9 @@ from end_to_end.metrics import level
 from end_to_end.servers import EMBEDDED, until
 from triton_local.openai_endpoint import OpenAIEndpoint
 
-from perf.resumption.__main__ import Answers, Requests, compared, load, resumptions
-from perf.resumption.tritons import RestartedTriton, Tritons
+from perf.resumption.__main__ import Requests, load, resumptions
+from perf.resumption.answers import Answers, compare
+from perf.resumption.tritons import RestartedTriton, running_tritons
 from perf.resumption.workload import mixed
 
 COUNT = 12
@@ -25,15 +26,15 @@ RUNNING = 4
 
 
 @pytest.fixture(scope="module")
-def tritons() -> Iterator[Tritons]:
-    with Tritons(2, EMBEDDED) as pair:
+def tritons() -> Iterator[Sequence[RestartedTriton]]:
+    with running_tritons(2, EMBEDDED) as pair:
         yield pair
 
 
 @pytest.fixture(scope="module")
-def endpoint(tritons: Tritons) -> Iterator[OpenAIEndpoint]:
+def endpoint(tritons: Sequence[RestartedTriton]) -> Iterator[OpenAIEndpoint]:
     with OpenAIEndpoint("127.0.0.1", 0, 30) as endpoint:
-        endpoint.start(tritons.addresses)
+        endpoint.start(",".join(server.local.grpc_url for server in tritons))
         yield endpoint
 
 
@@ -59,7 +60,7 @@ def _check_while(endpoint: OpenAIEndpoint, quiet: Answers, disturb: Callable[[],
         disturbing = threads.submit(disturb)
         answers = _load(endpoint, lambda: not disturbing.done())
         disturbing.result()
-    assert compared(quiet, answers) == ([], [])
+    assert compare(quiet, answers) == ([], [])
     grown = resumptions(url) - before
     assert grown["given_up"] == 0
     return grown.total()
@@ -74,35 +75,32 @@ def _wait_until_it_decodes(server: RestartedTriton) -> None:
 
 def _kill_in_mid_answer(server: RestartedTriton, name: str) -> None:
     _wait_until_it_decodes(server)
-    server.processes()[name].kill()
+    server.kill(name)
 
 
 def test_answers_survive_the_death_of_tritonserver_and_of_a_model_process(
-    tritons: Tritons, endpoint: OpenAIEndpoint, quiet: Answers
+    tritons: Sequence[RestartedTriton], endpoint: OpenAIEndpoint, quiet: Answers
 ) -> None:
     def kill() -> None:
-        _kill_in_mid_answer(tritons.servers[0], "tritonserver")
-        _kill_in_mid_answer(tritons.servers[1], "llama")
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(_kill_in_mid_answer, tritons, ("tritonserver", "llama")))
 
     assert _check_while(endpoint, quiet, kill) >= 2 * RUNNING
 
 
 def test_no_request_fails_while_a_triton_drains_and_is_replaced(
-    tritons: Tritons, endpoint: OpenAIEndpoint, quiet: Answers
+    tritons: Sequence[RestartedTriton], endpoint: OpenAIEndpoint, quiet: Answers
 ) -> None:
-    first, second = tritons.servers
-    until(lambda: first.is_ready() and second.is_ready(), lambda: "both serve again")
-
     def drain() -> None:
-        _wait_until_it_decodes(first)
-        first.restart()
+        _wait_until_it_decodes(tritons[0])
+        tritons[0].restart()
 
     _check_while(endpoint, quiet, drain)
 
 
 def test_answers_wait_for_the_only_triton_until_it_is_started_again(
-    tritons: Tritons, endpoint: OpenAIEndpoint, quiet: Answers
+    tritons: Sequence[RestartedTriton], endpoint: OpenAIEndpoint, quiet: Answers
 ) -> None:
-    first, second = tritons.servers
+    first, second = tritons
     first.stop()
     assert _check_while(endpoint, quiet, lambda: _kill_in_mid_answer(second, "tritonserver")) >= RUNNING

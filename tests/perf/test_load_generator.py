@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -13,21 +13,31 @@ from aiohttp import web
 from perf.load.generator import drive, generate
 from perf.load.protocols import Request, Target
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-PATH = "/v2/models/llama/generate_stream"
-
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[Target]:
+async def serving() -> AsyncIterator[tuple[Target, list[str]]]:
+    """Yield a server that does what each prompt says, and the prompts that it has received."""
+    received: list[str] = []
+    measured_there = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert "Accept-Encoding" not in request.headers, "compression is not requested"
+        received.append((await request.json())["text_input"])
+        if received[-1] == "wait for measured":
+            await measured_there.wait()
+        elif received[-1] == "measured":
+            measured_there.set()
+        return await obey(request, received[-1])
+
     application = web.Application()
-    application.router.add_post(PATH, handler)
+    application.router.add_post("/v2/models/llama/generate_stream", answer)
     # A handler that never answers must not hold the server's end up.
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        yield Target("test", "triton_stream", f"http://127.0.0.1:{runner.addresses[0][1]}", "llama")
+        yield Target("test", "triton_stream", f"http://127.0.0.1:{runner.addresses[0][1]}", "llama"), received
     finally:
         await runner.cleanup()
 
@@ -70,27 +80,14 @@ async def test_every_request_is_recorded_with_its_fault() -> None:
     prompts = ["warm", "warm too", "fine", "bytes", "two tokens", "500", "hang up", "fine too"]
     # All three users hang until the time is over, so that the last request is never sent.
     prompts += ["hang", "hang", "hang", "late"]
-    received: list[str] = []
-    running, most = 0, 0
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        nonlocal running, most
-        assert "Accept-Encoding" not in request.headers, "compression is not requested"
-        received.append((await request.json())["text_input"])
-        running += 1
-        most = max(most, running)
-        try:
-            return await obey(request, received[-1])
-        finally:
-            running -= 1
-
-    async with serving(answer) as target:
+    async with serving() as (target, received):
         requests = [Request(prompt, 3) for prompt in prompts]
         records = await asyncio.to_thread(drive, target, requests, 3, 2, 3.0)
     assert set(received[:3]) == set(prompts[:3]), "the warm-up comes first"
     assert [record.error for record in records.records[:2]] == ["", ""]
     assert sorted(received) == sorted(prompts[:-1]), "each was sent once"
-    assert most == 3
+    sent = [(record.sent, record.ended) for record in records.records if record.sent is not None]
+    assert max(sum(begin <= now < end for begin, end in sent) for now, _ in sent) == 3, "as many at a time as users"
     by_prompt = dict(zip(prompts[2:], records.measured, strict=True))
     for prompt in ("fine", "bytes", "fine too"):
         record = by_prompt[prompt]
@@ -110,17 +107,8 @@ async def test_every_request_is_recorded_with_its_fault() -> None:
 
 async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
     """The warm-up is only answered once a measured request has arrived."""
-    measured_there = asyncio.Event()
-
-    async def hold(request: web.Request) -> web.StreamResponse:
-        if (await request.json())["text_input"] == "warm":
-            await measured_there.wait()
-        else:
-            measured_there.set()
-        return await stream(request, chunk(1, "length"))
-
-    async with serving(hold) as target:
-        requests = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
+    async with serving() as (target, _):
+        requests = [Request(prompt, 3) for prompt in ("wait for measured", "warm", "measured", "another")]
         records = await asyncio.to_thread(generate, target, requests, 2, 60.0)
     assert [record.error for record in records] == [""] * 4
     ended = [record.ended for record in records]
@@ -129,13 +117,7 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
 
 
 async def test_a_turn_has_the_chat_before_it_in_its_prompt() -> None:
-    received: list[str] = []
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        received.append((await request.json())["text_input"])
-        return await stream(request, chunk(1), chunk(2, "length"))
-
-    async with serving(answer) as target:
+    async with serving() as (target, received):
         chats = [Request(" a", 3), Request(" b", 3, 2), Request(" c", 3, 3), Request(" d", 3), Request(" e", 3, 2)]
         records = await asyncio.to_thread(generate, target, chats, 2, 60.0)
     assert [record.error for record in records] == [""] * 5
@@ -144,10 +126,7 @@ async def test_a_turn_has_the_chat_before_it_in_its_prompt() -> None:
 
 
 async def test_turns_after_a_failed_one_are_not_sent() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        return await obey(request, (await request.json())["text_input"])
-
-    async with serving(answer) as target:
+    async with serving() as (target, _):
         chats = [Request("500", 3), Request("b", 3, 2), Request("c", 3, 3), Request("fine", 3)]
         records = await asyncio.to_thread(generate, target, chats, 1, 60.0)
     failed = "not sent: the turn before it failed"
@@ -158,7 +137,7 @@ def test_an_unreachable_server_is_recorded() -> None:
     with socket.socket() as held:
         # Bound, so that no other process gets the port, but not listening.
         held.bind(("127.0.0.1", 0))
-        target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
+        target = Target("test", "triton_generate", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
         (refused,) = generate(target, [Request("a", 1)], 8, 30.0)
     assert refused.error == "connection failed: Connection refused"
     assert refused.sent is not None

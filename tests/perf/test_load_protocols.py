@@ -65,11 +65,10 @@ def read(protocol: Protocol, *parts: bytes) -> Record:
         ("openai_completions", COMPACT, 2, 2, 7),
         ("openai_chat", CHAT, 3, 2, 7),
         ("triton_generate", UNARY, 0, 5, 7),
-        ("fastapi", b'{"text": "all", "tokens": 5}', 0, 5, None),
     ],
 )
 def test_counts_do_not_depend_on_where_the_bytes_are_split(
-    protocol: Protocol, content: bytes, events: int, tokens: int, prompt: int | None
+    protocol: Protocol, content: bytes, events: int, tokens: int, prompt: int
 ) -> None:
     splits = [[content], [content[place : place + 1] for place in range(len(content))]]
     splits += [[content[:border], content[border:]] for border in range(1, len(content), 7)]
@@ -113,7 +112,7 @@ def test_a_token_has_the_time_of_the_bytes_that_end_its_event() -> None:
         ("openai_completions", sse(choice("a", "length")), "without a usage"),
         ("triton_stream", b"data: nonsense\n\n", "invalid JSON: b'nonsense'"),
         ("triton_stream", b"data: []\n\n", "must be a JSON object"),
-        ("fastapi", b'{"text": "all"}', "tokens is None, must be an integer"),
+        ("triton_generate", b'{"text_output": "all"}', "num_output_tokens is None, must be an integer"),
         ("triton_stream", sse(chunk("a", 1) | {"num_output_tokens": True}), "num_output_tokens is True"),
     ],
 )
@@ -127,7 +126,6 @@ def test_a_bad_answer_is_an_error(protocol: Protocol, content: bytes, message: s
         ("triton_generate", "/v2/models/m/generate", {"max_tokens": 9, "min_tokens": 9, "stream": False}),
         ("triton_stream", "/v2/models/m/generate_stream", {"max_tokens": 9, "min_tokens": 9, "stream": True}),
         ("openai_completions", "/v1/completions", {"max_tokens": 9, "stream": True, "temperature": 0.0}),
-        ("fastapi", "/generate", {"prompt": "é", "max_tokens": 9}),
         ("openai_chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "é"}], "max_tokens": 9}),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perf.load.records import Record, Run, steady_state
-from perf.load.summary import summarize, summarize_prefixes
+from perf.load.summary import summarize
 
 
 def unary(scheduled: float, ended: float, tokens: int) -> Record:
@@ -117,13 +117,10 @@ def test_the_steady_state_of_chats_ends_with_the_first_chat_after_the_last_began
     assert window == (1, 5)
 
 
-def test_ttft_of_first_and_later_turns_and_the_hit_rate_are_of_the_measured_ones() -> None:
+def test_the_hit_rate_is_of_the_measured_prompts() -> None:
     records = (turn(1, 0, 9, 10, 0), turn(1, 10, 2, 13, 60), turn(2, 13, 1, 15, 90))
-    summary: dict[str, Any] = summarize_prefixes(Run(1, records, warmup=1))
-    assert summary["first_turn_ttft_ms"]["max"] == 2000
-    assert summary["later_turns_ttft_ms"]["max"] == 1000
-    assert summary["hit_rate"] == 0.75
+    assert summary_of(1, 1, *records)["hit_rate"] == 0.75
 
 
 def test_a_server_that_does_not_count_cached_tokens_has_no_hit_rate() -> None:
-    assert summarize_prefixes(Run(1, (turn(1, 0, 1, 2), turn(1, 2, 1, 4)), warmup=1))["hit_rate"] is None
+    assert "hit_rate" not in summary_of(1, 1, turn(1, 0, 1, 2), turn(1, 2, 1, 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig
 from perf import checkpoint
 from perf.bench import prefixes as loads
 from perf.bench.prefixes import PrefixLoad
-from perf.load.protocols import Request
-from perf.report import Result, prefixes, read
+from perf.report import Result, markdown, prefixes, read
 from perf.results_file import RESULTS
 
 VOCABULARY = 3072
@@ -66,8 +64,7 @@ def test_retrieval_shares_its_document(words: Path) -> None:
 
 
 def test_unshared_prompts_share_nothing_from_the_first_word_on(words: Path) -> None:
-    rounds = [PrefixLoad("small", "unshared", 1, 4, number).requests(words)[0] for number in (1, 2)]
-    requests: list[Request] = list(itertools.chain(*rounds))
+    requests = [request for users in (1, 8) for request in PrefixLoad("small", "unshared", users, 4).requests(words)[0]]
     assert len({request.prompt[:5] for request in requests}) == len(requests)
 
 
@@ -78,28 +75,22 @@ def test_every_load_has_a_key_of_its_own_and_fits_the_model(chosen: list[PrefixL
     assert max(length, loads.DOCUMENT_TOKENS + 40 + loads.FINDING_TOKENS) < loads.POSITIONS
 
 
-def row(server: str, kind: str, number: int, rate: float, **more: object) -> dict[str, Any]:
-    load = {"kind": kind, "round": number, "concurrency": 8}
+def row(server: str, users: int, rate: float) -> dict[str, Any]:
     ttft = {"p50": 10.0 * rate, "p95": 20.0 * rate}
-    figures = {"tokens_per_second": rate, "first_turn_ttft_ms": ttft, "latency_ms": {}, "errors": 0, "hit_rate": 0.5}
-    return {"server": server, "title": server, "weights": "INT8", "model": "M", "load": load, **figures, **more}
+    head = {"server": server, "title": server, "weights": "INT8", "model": "M", "errors": 0}
+    return head | {
+        "load": {"mix": "unshared", "concurrency": users},
+        "tokens_per_second": rate,
+        "time_to_first_token_ms": ttft,
+        "hit_rate": 0.5,
+    }
 
 
-def of(*rows: dict[str, Any]) -> Result:
-    content = dict(read(RESULTS / "bench.json").content)
-    keys = [f"prefixes/small/{entry['load']['kind']}/{number}" for number, entry in enumerate(rows)]
-    return Result("x.json", content | {"measurements": dict(zip(keys, rows, strict=True))})
-
-
-def test_a_table_row_has_the_median_of_its_rounds() -> None:
+def test_a_line_of_the_table_has_a_load_with_every_server() -> None:
     on, off = "triton_llama_int8_prefix_cache_on", "triton_llama_int8_prefix_cache_off"
-    rounds = [row(on, "unshared", number, rate) for number, rate in enumerate((1.0, 3.0, 2.0))]
-    text = prefixes(of(*rounds, row(off, "unshared", 1, 4.0)))
-    assert "| M | unshared | 8 | 20.0 / 40.0 | 40.0 / 80.0 | 2.00 | 4.00 | 50 % |" in text
-
-
-def test_first_turns_of_a_chat_have_a_row_of_their_own() -> None:
-    later = {"p50": 1.0, "p95": 2.0}
-    text = prefixes(of(row("vllm_prefix_cache", "chat", 1, 3.0, weights="BF16", later_turns_ttft_ms=later)))
-    assert "| first turns of a chat | 8 | 30.0 / 60.0 | – | – |" in text
-    assert "| later turns | 8 | 1.00 / 2.00 | 3.00 | 50 % |" in text
+    rows = [row(on, 8, 2.0), row(on, 1, 1.0), row(off, 8, 4.0)]
+    measurements = {f"prefixes/{number}": entry for number, entry in enumerate(rows)}
+    content = {**read(RESULTS / "bench.json").content, "measurements": measurements}
+    text = markdown(Result("x.json", content), "prefixes", prefixes)
+    assert "| M | unshared | 8 | 20.0 / 40.0 | 40.0 / 80.0 | 2.00 | 4.00 | 50 % | 50 % |" in text
+    assert "| M | unshared | 1 | 10.0 / 20.0 | – | 1.00 | – | 50 % | – |" in text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perf.report import Result, article, figure, main, read, summary
+from perf.report import PAGE, Result, article, figure, filled, markdown, read, summary
 from perf.results_file import RESULTS
 
 NAIVE = "article/equal/naive_fp16"
@@ -22,6 +22,10 @@ def changed(**fields: object) -> Result:
     return Result("x.json", content)
 
 
+def table(result: Result) -> str:
+    return markdown(result, "article", article)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (0.01234, "0.0123"), (1.234, "1.23"), (123.4, "123"), (1234.5, "1,234"), (-2.5, "-2.50")],
@@ -30,23 +34,18 @@ def test_figures_have_three_significant_digits(value: float, text: str) -> None:
     assert figure(value) == text
 
 
-def test_errors_stand_beside_the_name_of_the_server() -> None:
-    assert "| naive FP16 (64 errors) |" in article(changed(errors=64))
+def test_failed_requests_are_a_note() -> None:
+    assert "- Failed requests, naive FP16: 64." in table(changed(errors=64))
 
 
-def test_a_server_without_an_answer_has_a_note_instead_of_a_row() -> None:
-    table = article(changed(errors=64, latency_ms=None))
-    assert "| naive FP16" not in table
-    assert "naive FP16 (all 64 requests failed)" in table
-
-
-def test_a_measurement_that_did_not_run_has_its_reason() -> None:
-    (note,) = [line for line in article(changed(not_run="no time left")).splitlines() if "Not run: " in line]
-    assert "naive FP16 (no time left)" in note
+def test_a_measurement_that_did_not_run_has_its_reason_and_no_row() -> None:
+    text = table(changed(not_run="no time left"))
+    assert "- Not run, naive FP16: no time left." in text
+    assert "| naive FP16" not in text
 
 
 def test_the_speed_up_is_over_naive_fp32() -> None:
-    (line,) = [line for line in article(changed()).splitlines() if line.startswith("| in-flight INT8")]
+    (line,) = [line for line in table(changed()).splitlines() if line.startswith("| in-flight INT8")]
     rows = read(RESULTS / "bench.json").content["measurements"]
     ratio = (
         rows["article/equal/inflight_int8"]["tokens_per_second"] / rows["article/equal/naive_fp32"]["tokens_per_second"]
@@ -58,7 +57,5 @@ def test_the_run_ends_with_every_table_it_measured() -> None:
     assert summary(changed()).count("writes `x.json`.") == 3
 
 
-def test_the_committed_report_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["--check"])
-    assert capsys.readouterr().err == ""
-    assert code == 0
+def test_the_committed_page_is_current() -> None:
+    assert filled(PAGE.read_text()) == PAGE.read_text()

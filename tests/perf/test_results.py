@@ -1,14 +1,48 @@
-"""A run's result file, complete or partial."""
+"""Every figure of the documents is one of a result's file, which says what it was measured on and how."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perf.command import make_command
 from perf.results_file import Results
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = sorted((ROOT / "perf" / "results").glob("*.json"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_a_result_says_where_it_comes_from(file: Path) -> None:
+    content: dict[str, Any] = json.loads(file.read_text())
+    machine = content["machine"]
+    assert re.fullmatch(r"[0-9a-f]{40}", machine["commit"])
+    assert machine["device"]
+    assert {"torch", "transformers", "bitsandbytes"} <= set(machine["versions"])
+    assert re.match(r"\d{4}-\d{2}-\d{2}T", content["date"])
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_a_result_names_a_make_target_that_makes_it_again(file: Path) -> None:
+    target = json.loads(file.read_text())["command"].split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_a_result_has_no_path_of_the_machine_it_was_measured_on(file: Path) -> None:
+    # Two names at least, from the root; /v1/… and /v2/… are a server's.
+    assert re.findall(r"(?:^|[\s\"'=])/(?!v\d/)[\w.-]+/[\w./-]+", file.read_text()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_a_result_that_a_document_names_exists(document: Path) -> None:
+    named = set(re.findall(r"perf/results/[\w.-]+\.json", document.read_text()))
+    assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
 @pytest.fixture

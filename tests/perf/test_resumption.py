@@ -65,9 +65,10 @@ def test_an_answer_is_read_without_what_its_run_determines() -> None:
 
 def test_answers_that_fail_or_differ_are_counted() -> None:
     one, other = (_record(_event(text), USAGE) for text in "ab")
-    errors, different = compare([one, one], [one, other, _record(error="gone"), one])
-    assert errors == ["2: gone"]
-    assert [line[:6] for line in different] == ["1: at "]
+    records = [one, other, _record(error="gone"), one]
+    errors, different = compare({"openai_chat": [one, one]}, {"openai_chat": records})
+    assert errors == ["openai_chat 2: gone"]
+    assert [line[:18] for line in different] == ["openai_chat 1: at "]
 
 
 def test_the_longest_pause_includes_that_before_the_first_token() -> None:

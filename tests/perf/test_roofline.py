@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from transformers import LlamaConfig
 
-from perf.roofline import device
-from perf.roofline.physics import Costs, Roofline, roofline
-from perf.roofline.rates import DeviceRates, Weights
+from perf import device_rates
+from perf.roofline import DeviceRates, Roofline, Weights, roofline
 
 MEASURED = DeviceRates("cpu", 2, {10: 50.0, 20: 20.0, 40: 21.0}, {"fp32": 95.0, "fp16": 11.0, "int8": 3.0})
 # One layer of one head: 4 x 2 x 2 in attention, 3 x 2 x 3 in the MLP, 2 x 5 in the head; a cached position has 2 keys
@@ -22,27 +21,20 @@ TINY = LlamaConfig(
 )
 
 
-def tiny(rows: int, requests: Sequence[int], prompt: int, bandwidth: float, operations: float) -> Roofline:
+def tiny(sequences: int, requests: Sequence[int], prompt: int, bandwidth: float, operations: float) -> Roofline:
     rates = DeviceRates("cpu", 1, {1: bandwidth}, {"fp32": operations})
-    return roofline(TINY, "fp32", rates, rows, requests, prompt)
+    return roofline(TINY, "fp32", rates, sequences, requests, prompt)
 
 
 @pytest.mark.parametrize(
-    ("weights", "floats", "expected"),
-    # INT8 has a scale of four bytes for each of its 2 x 7 + 2 rows and the head's 5, and a cache in BF16;
-    # W8A8 has a head and a cache in its floats.
-    [
-        ("fp32", None, (4 * 34 + 4 * 10, 16)),
-        ("fp16", None, (2 * 34 + 2 * 10, 8)),
-        ("int8", None, (34 + 10 + 4 * (16 + 5), 8)),
-        ("int8", "fp32", (34 + 4 * 16 + 4 * 10, 16)),
-    ],
+    ("weights", "weight_bytes", "cached_bytes"),
+    # INT8 has a scale of four bytes for each of its 2 x 7 + 2 channels and the head's 5, and a cache in BF16.
+    [("fp32", 4 * 34 + 4 * 10, 16), ("fp16", 2 * 34 + 2 * 10, 8), ("int8", 34 + 10 + 4 * (16 + 5), 8)],
 )
-def test_each_format_has_its_bytes_on_a_cpu(
-    weights: Weights, floats: Weights | None, expected: tuple[int, int]
-) -> None:
-    costs = Costs(TINY, weights, MEASURED, floats)
-    assert (costs.weight_bytes, costs.cached_bytes) == expected
+def test_each_format_has_its_bytes_on_a_cpu(weights: Weights, weight_bytes: int, cached_bytes: int) -> None:
+    """One request of 2 tokens after 3: a step over 3 positions."""
+    bound = roofline(TINY, weights, DeviceRates("cpu", 2, {1: 1.0}, {"fp32": 1e12}), 1, [2], 3)
+    assert bound.seconds == weight_bytes + 3 * cached_bytes
 
 
 def test_the_compiled_kernels_rate_counts_both_terms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,15 +44,15 @@ def test_the_compiled_kernels_rate_counts_both_terms(monkeypatch: pytest.MonkeyP
         action()
         return 2.0
 
-    monkeypatch.setattr(device, "_best", best)
+    monkeypatch.setattr(device_rates, "_best", best)
     # None where no compiler was.
-    assert device._compiled(seconds=0.0) in (None, 2 * (2 * 1024**3) / 2.0)
+    assert device_rates._compiled(seconds=0.0) in (None, 2 * (2 * 1024**3) / 2.0)
 
 
 def test_a_load_bound_by_bandwidth_takes_the_time_of_its_bytes() -> None:
-    """One request of 3 tokens after 2: three passes over the weights, two steps over 2 and 3 positions."""
-    bound = tiny(rows=1, requests=[3], prompt=2, bandwidth=100.0, operations=1e9)
-    assert bound.seconds == pytest.approx((3 * 176 + (2 + 3) * 16) / 100)
+    """One request of 3 tokens after 2: two steps, over 2 and 3 positions."""
+    bound = tiny(sequences=1, requests=[3], prompt=2, bandwidth=100.0, operations=1e9)
+    assert bound.seconds == pytest.approx((2 * 176 + (2 + 3) * 16) / 100)
     beside = bound.beside(bound.tokens_per_second / 4)
     assert (beside["fraction"], beside["bound_by"]) == (0.25, "bandwidth")
 
@@ -69,28 +61,26 @@ def test_a_load_bound_by_operations_takes_the_time_of_its_operations() -> None:
     """Two requests of 2 tokens after 2: 4 prompt tokens and 2 decoded ones, 4 times the head, attention over 2 x 3
     positions of the prompts and 2 x 3 of the steps.
     """
-    bound = tiny(rows=2, requests=[2, 2], prompt=2, bandwidth=1e9, operations=10.0)
+    bound = tiny(sequences=2, requests=[2, 2], prompt=2, bandwidth=1e9, operations=10.0)
     assert bound.seconds == pytest.approx((2 * 34 * 6 + 2 * 10 * 4 + 8 * (6 + 6)) / 10)
     assert bound.bound_by == "operations"
 
 
 @pytest.mark.parametrize(
-    ("rows", "requests", "passes", "steady", "positions"),
+    ("sequences", "requests", "passes", "positions"),
     [
-        (8, [4] * 8, 4, 3, 8 * (2 + 3 + 4)),
-        # One long request leaves the other rows empty, unless others follow.
-        (8, [2] * 7 + [100], 100, 14, 7 * 2 + sum(range(2, 101))),
-        # More requests than rows wait for a pass of their own.
-        (2, [3] * 4, 1 + 4, 4, 4 * (2 + 3)),
+        (8, [4] * 8, 3, 8 * (2 + 3 + 4)),
+        # While one request is long, others follow at the other sequences' places.
+        (8, [2] * 7 + [100], 14, 7 * 2 + sum(range(2, 101))),
+        # More requests than sequences wait for a pass of their own.
+        (2, [3] * 4, 4, 4 * (2 + 3)),
         # The only token is the prefill's.
-        (2, [1, 1], 1, 0, 0),
+        (2, [1, 1], 0, 0),
     ],
 )
-def test_passes_follow_from_the_rows_lengths(
-    rows: int, requests: list[int], passes: int, steady: int, positions: int
+def test_passes_follow_from_the_requests_lengths(
+    sequences: int, requests: list[int], passes: int, positions: int
 ) -> None:
-    rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 1e9})
-    for expected, endless in ((passes, False), (steady, True)):
-        bound = roofline(TINY, "fp32", rates, rows, requests, 2, steady=endless)
-        # With nothing to read, operations are the bound.
-        assert bound.seconds == pytest.approx(expected * 176 + positions * 16, abs=1e-3)
+    bound = tiny(sequences, requests, 2, bandwidth=1.0, operations=1e9)
+    # With nothing to read, operations are the bound.
+    assert bound.seconds == pytest.approx(passes * 176 + positions * 16, abs=1e-3)

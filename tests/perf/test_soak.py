@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from perf.environment import family
 from perf.soak import grown, memory_mib
 
 
@@ -16,4 +17,4 @@ def test_growth_at_the_end_counts() -> None:
 
 
 def test_the_memory_of_a_process_is_sampled_by_its_name() -> None:
-    assert all(mib > 1.0 for mib in memory_mib(os.getpid()).values())
+    assert all(mib > 1.0 for mib in memory_mib(family(os.getpid())).values())

@@ -35,6 +35,7 @@ from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
 from llama_engine.kernels.memory import CPU_PAGE_SIZE, KVCacheShape
+from torch.nn import functional
 
 
 def compiles(compiler: list[str], name: str) -> bool:
@@ -137,9 +138,25 @@ class SmallLlama:
         return KVCacheShape(len(self.layers), slots, heads, tokens, dim, dtype, CPU_PAGE_SIZE, pages)
 
     def reference(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits of a sequence in float64."""
-        x = self.embedding[tokens]
-        return cpu_reference.logits(x, self.architecture, self.layers, self.norm, self.head, self.tables)
+        """Return the logits of a sequence in float64. Activations are not quantized, nor is the KV cache."""
+        a, x = self.architecture, self.embedding[tokens].double()
+        for index, layer in enumerate(self.layers):
+            qkv = _product(cpu_reference.normalize(x, layer.attention_norm, a.epsilon), layer.query_key_value)
+            heads = qkv.view(len(x), -1, a.head_dim)
+            attended = cpu_reference.attention(heads, a, index, layer, self.tables, torch.float64).flatten(1)
+            output = _product(attended, layer.attention_output)
+            x = x + a.residual_scale * cpu_reference.normalize(output, layer.attention_output_norm, a.epsilon)
+            gate, up = _product(cpu_reference.normalize(x, layer.mlp_norm, a.epsilon), layer.gate_up).chunk(2, dim=-1)
+            gated = functional.silu(gate) if a.activation == "silu" else functional.gelu(gate, approximate="tanh")
+            output = _product(gated * up, layer.down)
+            x = x + a.residual_scale * cpu_reference.normalize(output, layer.mlp_output_norm, a.epsilon)
+        logits = _product(cpu_reference.normalize(x, self.norm, a.epsilon), self.head) * a.logits_scale
+        return cpu_reference.soft_cap(logits, a.logits_softcap)
+
+
+def _product(x: torch.Tensor, layer: LinearWeight) -> torch.Tensor:
+    y = x @ layer.dequantized().double().T
+    return y if layer.bias is None else y + layer.bias.double()
 
 
 @cache

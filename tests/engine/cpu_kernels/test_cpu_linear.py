@@ -10,10 +10,10 @@ import torch
 from engine.cpu_kernels.models import kernels
 from engine.int8_layers import AUTO, TERMS, random_rows, random_weight, relative_error, rows_with_outliers, threads
 from llama_engine.checkpoint.weights import LinearWeight
-from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
+from llama_engine.kernels.activation_terms import MAX_INPUTS, ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
-from llama_engine.kernels.cpu.packing import MAX_INPUTS, pack_linear
+from llama_engine.kernels.cpu.packing import pack_linear
 from llama_engine.kernels.cpu.self_test import run_linear
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 

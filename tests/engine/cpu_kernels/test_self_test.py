@@ -4,7 +4,6 @@ import ctypes
 from pathlib import Path
 
 import pytest
-import torch
 from engine.cpu_kernels.models import RUNNABLE, compiles, kernels
 from llama_engine.kernels.cpu import instruction_sets
 from llama_engine.kernels.cpu.build import (
@@ -132,12 +131,12 @@ def test_attention_that_is_wrong_or_not_finite_is_refused(kind: int, monkeypatch
     chosen = kernels(RUNNABLE[0])
     attention = chosen.attention
 
-    def skipped(model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
+    def skipped(model: Model, *arguments: int) -> None:
         if model.cache_type != kind:
-            attention(model, layer, slots, positions)
+            attention(model, *arguments)
 
-    def spoiled(model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        attention(model, layer, slots, positions)
+    def spoiled(model: Model, *arguments: int) -> None:
+        attention(model, *arguments)
         if model.cache_type == kind:
             ctypes.memset(model.attended, 0xFF, 4)  # the first float: NaN
 

@@ -1,12 +1,16 @@
-"""Data classes for the weights of a Llama's layers, with q|k|v and gate|up fused."""
+"""The weights of linear layers, and decoder layers, in which q|k|v and gate|up are fused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 import torch
+
+_Linear = TypeVar("_Linear")
+_Converted = TypeVar("_Converted")
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,8 @@ def _scales(weight: LinearWeight) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    """The weights of one decoder layer.
+class DecoderLayer(Generic[_Linear]):
+    """One decoder layer, with linear layers of one type: its weights, what packs them, or what computes them.
 
     query_key_value: channels of all query heads, then key heads, then value heads. gate_up: those of gate, then up.
     attention_norm, mlp_norm: [hidden], gains of the RMSNorms before attention and MLP. attention_output_norm,
@@ -120,12 +124,30 @@ class LayerWeights:
     """
 
     attention_norm: torch.Tensor | None
-    query_key_value: LinearWeight
-    attention_output: LinearWeight
+    query_key_value: _Linear
+    attention_output: _Linear
     mlp_norm: torch.Tensor | None
-    gate_up: LinearWeight
-    down: LinearWeight
+    gate_up: _Linear
+    down: _Linear
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     attention_output_norm: torch.Tensor | None = None
     mlp_output_norm: torch.Tensor | None = None
+
+    def with_linears(self, convert: Callable[[_Linear], _Converted]) -> DecoderLayer[_Converted]:
+        """Return the layer with the same norms and each of its linear layers converted."""
+        return DecoderLayer(
+            self.attention_norm,
+            convert(self.query_key_value),
+            convert(self.attention_output),
+            self.mlp_norm,
+            convert(self.gate_up),
+            convert(self.down),
+            self.query_norm,
+            self.key_norm,
+            self.attention_output_norm,
+            self.mlp_output_norm,
+        )
+
+
+LayerWeights = DecoderLayer[LinearWeight]

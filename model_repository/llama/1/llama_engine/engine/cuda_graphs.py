@@ -21,7 +21,7 @@ from functools import partial
 
 import torch
 
-from llama_engine.engine.decode import SlotBatch
+from llama_engine.engine.decode import DecodeBatch
 from llama_engine.errors import one_line
 from llama_engine.kernels.memory import KVCacheShape
 from llama_engine.model.loader import LoadedModel
@@ -114,10 +114,10 @@ def cuda_capture(device: torch.device) -> Capture:
 
 
 class DecodeGraphs:
-    """The captured decode steps of one slot batch. Not thread-safe: one step at a time."""
+    """The captured decode steps of one batch. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, loaded: LoadedModel, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: SlotBatch
+        self, loaded: LoadedModel, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: DecodeBatch
     ) -> None:
         """Allocate the graphs' inputs and outputs; `capture` creates the graphs."""
         device = loaded.info.device
@@ -246,7 +246,7 @@ def capture_graphs(
     shape: KVCacheShape,
     model: ModelRunner,
     sampler: Sampler,
-    batch: SlotBatch,
+    batch: DecodeBatch,
     capture: Capture | None = None,
 ) -> DecodeGraphs | None:
     """Return the captured decode steps of a batch; if capture fails, log the reason and return None.

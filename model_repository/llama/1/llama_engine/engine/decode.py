@@ -1,6 +1,6 @@
 """Decoding: the sequences that decode, with their state in dense tensors, and the step that gives each its next token.
 
-Batch indices in use are contiguous from 0, so that a decode step reads views of the state tensors. `SlotBatch.remove`
+Batch indices in use are contiguous from 0, so that a decode step reads views of the state tensors. `DecodeBatch.remove`
 moves the last sequence to the freed index. A sequence keeps its KV slot, an entry of the page table, from prefill until
 it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
 """
@@ -8,7 +8,7 @@ it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,13 +20,16 @@ from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of
 
+if TYPE_CHECKING:
+    from llama_engine.engine.cuda_graphs import DecodeGraphs
+
 MAX_FAILED_REPLAYS = 3
 """Consecutive failed replays after which CUDA graphs are no longer used."""
 
 _log = logging.getLogger(__name__)
 
 
-class SlotBatch:
+class DecodeBatch:
     """The decoding sequences and their state. Not thread-safe."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device, pages: PageManager) -> None:
@@ -95,17 +98,6 @@ class SlotBatch:
         self.features = features_of(sequences)
 
 
-class CapturedSteps(Protocol):
-    """Decode steps that were captured as CUDA graphs."""
-
-    @property
-    def count(self) -> int:
-        """Number of captured graphs."""
-
-    def step(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Replay a step. Arguments and result are those of `DecodeStep.run`. If it raises, nothing has been stored."""
-
-
 class DecodeStep:
     """Computes the next token of every sequence of the batch, by CUDA graphs if they are captured. Not thread-safe.
 
@@ -113,9 +105,9 @@ class DecodeStep:
     are an argument.
     """
 
-    def __init__(self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, isolation: Isolation) -> None:
+    def __init__(self, model: ModelRunner, sampler: Sampler, batch: DecodeBatch, isolation: Isolation) -> None:
         self._model, self._sampler, self._batch, self._isolation = model, sampler, batch, isolation
-        self.graphs: CapturedSteps | None = None
+        self.graphs: DecodeGraphs | None = None
         """Captured decode steps; None launches each kernel separately."""
         self._failed_replays = 0
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
-from llama_engine.engine.decode import DecodeStep, SlotBatch
+from llama_engine.engine.decode import DecodeBatch, DecodeStep
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
@@ -78,11 +78,12 @@ class Engine:
         )
         self.plan = plan_memory(loaded, settings, slots)
         self.plan.check()
-        self.max_model_len = self.plan.shape.max_model_len
         shape = self.plan.shape
+        self.max_model_len, self.slots = shape.max_model_len, slots
+        """Maximum tokens of prompt + completion, and maximum number of sequences in the engine."""
         self._model = loaded.runner(shape, self.plan.graphs)
         self._pages = PageManager(shape, self._model, settings.prefix_cache == "on")
-        self._batch = SlotBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
+        self._batch = DecodeBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
         self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
@@ -91,24 +92,14 @@ class Engine:
             self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
         )
         self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
-        self._wants_graphs = settings.cuda_graphs in (("on", "auto") if self._device.type == "cuda" else ("on",))
+        self._wants_graphs = settings.cuda_graphs in ("on", "auto" if self._device.type == "cuda" else "on")
         self._loaded = loaded
         self._result = StepResult()
-
-    @property
-    def slots(self) -> int:
-        """Maximum number of sequences in the engine."""
-        return self.plan.shape.slots
 
     @property
     def used_slots(self) -> int:
         """Number of sequences in the engine, in prefill or decoding."""
         return len(self._batch) + len(self._prefill)
-
-    @property
-    def uses_cuda_graphs(self) -> bool:
-        """Whether decode steps replay CUDA graphs."""
-        return self._decode.graphs is not None
 
     @cached_property
     def description(self) -> ModelDescription:
@@ -161,7 +152,7 @@ class Engine:
         self._prefill.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence without setting its result; `SlotBatch.remove` frees its slot.
+        """Remove a sequence without setting its result; `DecodeBatch.remove` frees its slot.
 
         No effect on a sequence that is not in the engine. If this raises, all sequences fail and are removed.
         """

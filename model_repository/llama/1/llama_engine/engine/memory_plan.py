@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import depends_on_length
 from llama_engine.engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
@@ -150,14 +151,12 @@ def _plan(loaded: LoadedModel, settings: Settings, slots: int, tokens: int) -> M
         reserve=activation_reserve(
             min(settings.prefill_tokens, slots * loaded.max_model_len),
             slots,
-            architecture.hidden,
-            architecture.intermediate,
-            architecture.vocabulary,
+            architecture,
             info.dtype.itemsize,
             exact_on_gpu=bool(info.product) and info.device.type == "cuda",
         )
         + _score_reserve(loaded, settings)
-        + (_graphs_of(loaded, shape) if graphs else 0)
+        + (graph_reserve(shape, architecture, info.dtype.itemsize) if graphs else 0)
         + loaded.attention_reserve(shape),
         free=free_bytes(info.device) - (0 if loaded.is_loaded else info.weight_bytes),
         fraction=settings.memory_fraction,
@@ -176,20 +175,8 @@ def _score_reserve(loaded: LoadedModel, settings: Settings) -> int:
     return architecture.heads * min(settings.prefill_tokens, positions) * positions * (2 * itemsize + 4)
 
 
-def _graphs_of(loaded: LoadedModel, shape: KVCacheShape) -> int:
-    architecture = loaded.architecture
-    itemsize = loaded.info.dtype.itemsize
-    return graph_reserve(shape, architecture.hidden, architecture.intermediate, architecture.vocabulary, itemsize)
-
-
 def activation_reserve(
-    prefill_tokens: int,
-    slots: int,
-    hidden: int,
-    intermediate: int,
-    vocabulary: int,
-    itemsize: int,
-    exact_on_gpu: bool = False,
+    prefill_tokens: int, slots: int, architecture: Architecture, itemsize: int, exact_on_gpu: bool = False
 ) -> int:
     """Estimate the peak bytes of a forward pass besides weights and cache.
 
@@ -199,20 +186,21 @@ def activation_reserve(
     whether `exact_int8` computes the INT8 products: the int32 sums of two terms, their float64 sum and the float32
     result then exist together for gate and up.
     """
+    hidden, intermediate = architecture.hidden, architecture.intermediate
     product = 2 * intermediate * (2 * 4 + 8 + 4) if exact_on_gpu else 8 * intermediate
     prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + product)
-    logits = slots * vocabulary * 4 * 10
+    logits = slots * architecture.vocabulary * 4 * 10
     return prefill + logits + 64 * _MIB
 
 
-def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int, itemsize: int) -> int:
+def graph_reserve(shape: KVCacheShape, architecture: Architecture, itemsize: int) -> int:
     """Estimate the bytes of CUDA graphs of the decode step: a step of all slots, the graphs' nodes, the logits.
 
     `activation_reserve` estimates the step; cuBLAS uses 32 MiB for the capture stream. The 4 MiB for the nodes of a
     graph, about a thousand kernels, are a guess that has not been measured on a GPU yet.
     """
-    step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, itemsize)
-    return step + shape.slots * vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
+    step = activation_reserve(shape.slots, shape.slots, architecture, itemsize)
+    return step + shape.slots * architecture.vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
 
 
 def free_bytes(device: torch.device) -> int:

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import torch
 
-from llama_engine.engine.decode import SlotBatch
+from llama_engine.engine.decode import DecodeBatch
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
-from llama_engine.engine.sequence import PromptShare, Sequence
+from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.sequence_builder import PromptShare
 from llama_engine.kernels.memory import to_device
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.log_probs import TokenLogProbs, token_scores
@@ -57,7 +58,7 @@ class Prefill:
     """Queues and prefills the sequences whose prompts are not completely cached."""
 
     def __init__(
-        self, model: ModelRunner, batch: SlotBatch, pages: PageManager, budget: int, isolation: Isolation
+        self, model: ModelRunner, batch: DecodeBatch, pages: PageManager, budget: int, isolation: Isolation
     ) -> None:
         """budget: maximum tokens computed per pass."""
         self._model, self._batch, self._pages = model, batch, pages

@@ -7,10 +7,11 @@ Python backend has no callback for that.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
@@ -84,6 +85,20 @@ class DiscardingSink:
     def is_cancelled(self) -> bool:
         """Return False."""
         return False
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """Properties of a request that all of its sequences share.
+
+    sink: receives the events. name: the request's id in the log, one printable line. stream: whether the sink receives
+    chunks besides results. deadline: time on the monotonic clock by which a sequence must have a slot.
+    """
+
+    sink: ResponseSink = field(default_factory=DiscardingSink)
+    name: str = ""
+    stream: bool = False
+    deadline: float = math.inf
 
 
 PAUSE_ROUNDS = 3
@@ -189,11 +204,11 @@ def poll_cancellation(
     pause = POLL_SECONDS
     while (sequences := next_poll(pause)) is not None:
         began = time.monotonic()
-        cancelled = {sink for sink in {sequence.sink for sequence in sequences} if _is_cancelled(sink)}
+        cancelled = {sink for sink in {sequence.context.sink for sequence in sequences} if _is_cancelled(sink)}
         pause = (POLL_SHARE - 1) * (time.monotonic() - began)
         pause = min(max(POLL_SECONDS, pause), MAX_POLL_SECONDS)
         if cancelled:
-            cancel([sequence for sequence in sequences if sequence.sink in cancelled])
+            cancel([sequence for sequence in sequences if sequence.context.sink in cancelled])
 
 
 def _is_cancelled(sink: ResponseSink) -> bool:

@@ -14,25 +14,17 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Iterable
-from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_engine.engine.engine import Engine, StepResult
 from llama_engine.engine.failures import EngineHealth
+from llama_engine.engine.guide_queue import GuideQueue
 from llama_engine.engine.responses import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
 from llama_engine.engine.sequence import Sequence, Status, names_of
 from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 
 if TYPE_CHECKING:
-    from llama_engine.grammar.matcher import GuideState
     from llama_engine.observability.stats import Stats
-
-GUIDE_SECONDS = 0.05
-"""Maximum seconds that `wait_until_admitted` waits for guides to compile; nearly all compile faster."""
-
-MAX_WAITING_GUIDES = 64
-"""Maximum number of requests whose guides are being compiled or wait for that; further ones are refused."""
 
 HANG_SECONDS = 10.0
 """Seconds that `stop` waits for a hanging step after the drain time."""
@@ -57,8 +49,7 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
-        # Time at which the guide that is being compiled started, or later. Guides are compiled one at a time.
-        self._guide_began = 0.0
+        self._guides = GuideQueue(engine.guides, engine.slots, self._changed, self._abort)
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._polling = threading.Thread(
@@ -70,16 +61,12 @@ class Scheduler:
     def add(self, sequences: list[Sequence]) -> None:
         """Queue sequences; after `stop`, finish them with Unavailable at once."""
         with self._changed:
-            guided = {sequence.sink for sequence in self._waiting if sequence.status is Status.WAITING_FOR_GUIDE}
-            if not guided:
-                self._guide_began = time.monotonic()
             for sequence in sequences:
-                if sequence.status is Status.WAITING_FOR_GUIDE:
-                    guided.add(sequence.sink)
+                waits_for_guide = sequence.status is Status.WAITING_FOR_GUIDE
                 if self._drain_until is not None:
                     # The engine's thread may have ended.
                     self._finish(sequence, _STOPPING)
-                elif sequence.status is Status.WAITING_FOR_GUIDE and len(guided) > MAX_WAITING_GUIDES:
+                elif waits_for_guide and not self._guides.has_room(sequence, self._waiting):
                     self._finish(sequence, _TOO_MANY_GUIDES)
                 else:
                     # Sort ascending by priority; sequences of equal priority keep their order of arrival.
@@ -90,8 +77,7 @@ class Scheduler:
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
         """Block until every sequence is admitted, guaranteed a slot in the next step, or finished.
 
-        Waits at most GUIDE_SECONDS for sequences without their guides, and not at all if the current compilation takes
-        longer. A longer wait would delay later requests: Triton notices those up to 0.5 s late while `execute` blocks.
+        It waits for guides only briefly: Triton notices later requests up to 0.5 s late while `execute` blocks.
         """
 
         def admitted() -> bool:
@@ -101,12 +87,9 @@ class Scheduler:
                 return True
             return all(sequence.status is not Status.WAITING for sequence in sequences)
 
-        def have_guides() -> bool:
-            stalled = time.monotonic() - self._guide_began > GUIDE_SECONDS
-            return stalled or all(sequence.status is not Status.WAITING_FOR_GUIDE for sequence in sequences)
-
         with self._changed:
-            self._changed.wait_for(have_guides, GUIDE_SECONDS)
+            if any(sequence.status is Status.WAITING_FOR_GUIDE for sequence in sequences):
+                self._guides.wait(sequences)
             self._changed.wait_for(admitted)
 
     def wait_until_finished(self, sequences: list[Sequence]) -> None:
@@ -144,36 +127,13 @@ class Scheduler:
         self._polling.join(HANG_SECONDS)
         self._engine.guides.close()
 
-    def _next_guides(self) -> list[Sequence]:
-        """Return the sequences whose guides may be compiled now.
-
-        A compiled guide takes megabytes, so at most one per slot is compiled ahead, in order of admission.
-        """
-        guided = [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
-        return [sequence for sequence in guided[: self._engine.slots] if sequence.guide is None]
+    def _guided(self) -> list[Sequence]:
+        """Return the waiting sequences that have a guide, in order of admission."""
+        return [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
 
     def _start_guides(self) -> None:
-        for sequence in self._next_guides():
-            request = sequence.request
-            sequence.guide = self._engine.guides.start(
-                request.guided_decoding_guide_type, request.guided_decoding_guide
-            )
-            sequence.guide.add_done_callback(partial(self._take_guide, sequence))
-
-    def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
-        """Apply a compiled guide to its sequence, which can then be admitted; on an error, finish the sequence."""
-        with self._changed:
-            self._guide_began = time.monotonic()
-            if sequence.status is not Status.WAITING_FOR_GUIDE:
-                return
-            try:
-                sequence.follow_guide(guide.result())
-            except RequestError as error:
-                self._abort([sequence], error)
-            except Exception:  # noqa: BLE001 - any failure: the client must get a response
-                _log.exception("compiling the guide of %s failed", names_of([sequence]))
-                self._abort([sequence], FAILURE)
-            self._changed.notify_all()
+        if guided := self._guided():
+            self._guides.start(guided)
 
     def _run(self) -> None:
         while True:
@@ -197,7 +157,7 @@ class Scheduler:
             while not self._has_work():
                 # Wake up in time for the next deadline: a sequence that waits for its guide can time out.
                 self._stats.record_load(0, len(self._waiting), self._engine.take_cache_counts())
-                deadline = min((sequence.deadline for sequence in self._waiting), default=math.inf)
+                deadline = min((sequence.context.deadline for sequence in self._waiting), default=math.inf)
                 self._changed.wait(min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
             self._health.record_busy()
             self._abort_cancelled_and_late()
@@ -214,10 +174,10 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         """Whether there is work other than waiting for guides."""
-        now = time.monotonic()
+        now, guided = time.monotonic(), self._guided()
         return (
-            bool(self._running or self._cancelled or self._next_guides())
-            or any(sequence.status is Status.WAITING or now >= sequence.deadline for sequence in self._waiting)
+            bool(self._running or self._cancelled or (guided and self._guides.next(guided)))
+            or any(sequence.status is Status.WAITING or now >= sequence.context.deadline for sequence in self._waiting)
             or self._drain_until is not None
         )
 
@@ -225,7 +185,7 @@ class Scheduler:
         now = time.monotonic()
         self._abort(self._cancelled, Cancelled("the request was cancelled"))
         self._cancelled = []
-        late = [sequence for sequence in self._waiting if now >= sequence.deadline]
+        late = [sequence for sequence in self._waiting if now >= sequence.context.deadline]
         self._abort(late, Unavailable("the request's time was up before it got a slot"))
         if self._drain_until is not None:
             self._abort(list(self._waiting), _STOPPING)
@@ -251,7 +211,7 @@ class Scheduler:
             for sequence in finished:
                 assert sequence.result is not None
                 del self._running[sequence]
-                events.append((sequence.sink, sequence.result))
+                events.append((sequence.context.sink, sequence.result))
             # Post them in one call, so that a sequence's last chunk is sent with its result.
             self._dispatcher.post(events)
             self._changed.notify_all()
@@ -263,7 +223,7 @@ class Scheduler:
         """Return the next chunks of streaming sequences, with their sinks; on a failure, abort that sequence."""
         events: list[tuple[ResponseSink, Event]] = []
         for sequence in list(self._running):
-            if not sequence.stream or isinstance(sequence.result, RequestError):
+            if not sequence.context.stream or isinstance(sequence.result, RequestError):
                 continue
             try:
                 chunk = sequence.next_chunk()
@@ -273,7 +233,7 @@ class Scheduler:
                 self._abort([sequence], FAILURE)
                 continue
             if chunk is not None:
-                events.append((sequence.sink, chunk))
+                events.append((sequence.context.sink, chunk))
         return events
 
     def _abort(self, sequences: Iterable[Sequence], error: RequestError) -> None:
@@ -296,7 +256,7 @@ class Scheduler:
         assert sequence.result is not None
         if sequence.guide is not None:
             sequence.guide.cancel()
-        self._dispatcher.post([(sequence.sink, sequence.result)])
+        self._dispatcher.post([(sequence.context.sink, sequence.result)])
         self._changed.notify_all()
         self._stats.record_finished(sequence)
 

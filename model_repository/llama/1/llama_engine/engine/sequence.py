@@ -14,11 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
-import torch
-
-from llama_engine.engine.responses import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
+from llama_engine.engine.responses import FAILURE, Chunk, Completion, RequestContext, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
@@ -26,6 +23,7 @@ from llama_engine.sampling.logits_processor import LogitsProcessor
 from llama_engine.text.stop_checker import StopChecker
 
 if TYPE_CHECKING:
+    from llama_engine.engine.sequence_builder import PromptShare
     from llama_engine.grammar.matcher import GuideState
 
 
@@ -44,49 +42,6 @@ class Status(Enum):
     """The sequence has its result."""
 
 
-@dataclass(frozen=True)
-class RequestContext:
-    """Properties of a request that all of its sequences share.
-
-    sink: receives the events. name: the request's id in the log, one line. stream: whether the sink receives chunks
-    besides results. deadline: time on the monotonic clock by which a sequence must have a slot.
-    """
-
-    sink: ResponseSink = field(default_factory=DiscardingSink)
-    name: str = ""
-    stream: bool = False
-    deadline: float = math.inf
-
-
-class PromptShare:
-    """The prompt shared by the choices of one request: computed for one choice; the others take over its pages.
-
-    Apart from the prompt, choices are independent sequences. The prompt is computed again for a choice that gets its
-    slot after all other choices have finished.
-    """
-
-    def __init__(self) -> None:
-        self.hidden: torch.Tensor | None = None
-        """Hidden state of the prompt's last token, [1, hidden]; None until the prompt has been computed."""
-        # References are weak: the choices refer to this object, and a reference cycle would delay freeing them.
-        self._cached: WeakSet[Sequence] = WeakSet()
-
-    def keep(self, hidden: torch.Tensor) -> None:
-        """Store a copy of the hidden state of the prompt's last token, [1, hidden]. Can run out of device memory."""
-        if self.hidden is None:
-            # A view would keep the hidden states of a whole pass alive.
-            self.hidden = hidden.clone()
-
-    def add(self, sequence: Sequence) -> None:
-        """Add a choice whose pages have the prompt."""
-        self._cached.add(sequence)
-
-    def cached(self) -> Sequence | None:
-        """Return a choice whose pages have the prompt; None if there is none."""
-        has_prompt = (choice for choice in self._cached if choice.num_cached >= choice.num_prompt_tokens)
-        return next(has_prompt, None)
-
-
 @dataclass(eq=False)
 class Sequence:
     """One request in the engine, or one choice of it. Times are on the monotonic clock, in seconds; NaN until known."""
@@ -97,14 +52,8 @@ class Sequence:
     """The generated text, and the conditions that end it."""
     processor: LogitsProcessor | None = None
     """The sequence's logits processor: bias, masks and guide; None if its request needs none."""
-    sink: ResponseSink = field(default_factory=DiscardingSink)
-    """Receives the chunks and the result."""
-    name: str = ""
-    """The request's id in the log, one printable line."""
-    stream: bool = False
-    """Whether the sink receives chunks besides the result."""
-    deadline: float = math.inf
-    """Time by which the sequence must have a slot."""
+    context: RequestContext = field(default_factory=RequestContext)
+    """What the sequence shares with the request's other ones."""
     stream_interval: int = 1
     """Tokens per chunk after the first one."""
     share: PromptShare | None = None
@@ -345,5 +294,5 @@ class Sequence:
 
 def names_of(sequences: Iterable[Sequence]) -> str:
     """Return a name for log messages: the request's id of a single sequence, else the number of sequences."""
-    names = [sequence.name for sequence in sequences]
+    names = [sequence.context.name for sequence in sequences]
     return f"request {names[0]}" if len(names) == 1 and names[0] else f"{len(names)} sequences"

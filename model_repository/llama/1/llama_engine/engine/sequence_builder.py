@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from weakref import WeakSet
 
 import torch
 
-from llama_engine.engine.sequence import PromptShare, RequestContext, Sequence, Status
+from llama_engine.engine.responses import RequestContext
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.draw import choice_seed
-from llama_engine.sampling.logits_processor import LogitsProcessor, logits_processor
+from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
+
+
+class PromptShare:
+    """The prompt shared by the choices of one request: computed for one choice; the others take over its pages.
+
+    Apart from the prompt, choices are independent sequences. The prompt is computed again for a choice that gets its
+    slot after all other choices have finished.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: torch.Tensor | None = None
+        """Hidden state of the prompt's last token, [1, hidden]; None until the prompt has been computed."""
+        # References are weak: the choices refer to this object, and a reference cycle would delay freeing them.
+        self._cached: WeakSet[Sequence] = WeakSet()
+
+    def keep(self, hidden: torch.Tensor) -> None:
+        """Store a copy of the hidden state of the prompt's last token, [1, hidden]. Can run out of device memory."""
+        if self.hidden is None:
+            # A view would keep the hidden states of a whole pass alive.
+            self.hidden = hidden.clone()
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a choice whose pages have the prompt."""
+        self._cached.add(sequence)
+
+    def cached(self) -> Sequence | None:
+        """Return a choice whose pages have the prompt; None if there is none."""
+        has_prompt = (choice for choice in self._cached if choice.num_cached >= choice.num_prompt_tokens)
+        return next(has_prompt, None)
 
 
 def choices_of(request: GenerationRequest) -> list[GenerationRequest]:
@@ -25,25 +56,47 @@ class SequenceBuilder:
 
     vocabulary: Vocabulary
     end_tokens: frozenset[int]
+    """The checkpoint's end tokens."""
     device: torch.device
     stream_interval: int
 
     def build(self, request: GenerationRequest, context: RequestContext | None = None) -> Sequence:
         """Return the sequence of a request for one completion, or of one choice. Raises as `Sequence.resume`."""
-        return self._build(request, self._processor(request), context or RequestContext())
+        return self._build(request, self.processor(request), context or RequestContext())
 
     def choices(self, request: GenerationRequest, context: RequestContext | None = None) -> list[Sequence]:
         """Return one sequence for each of the request's n completions; they share the prompt."""
         if request.n == 1:
             return [self.build(request, context)]
-        context, processor, share = context or RequestContext(), self._processor(request), PromptShare()
+        context, processor, share = context or RequestContext(), self.processor(request), PromptShare()
         return [
             self._build(choice, None if processor is None else processor.clone(), context, share)
             for choice in choices_of(request)
         ]
 
-    def _processor(self, request: GenerationRequest) -> LogitsProcessor | None:
-        return logits_processor(request, self.vocabulary, self.end_tokens, self.device)
+    def processor(self, request: GenerationRequest) -> LogitsProcessor | None:
+        """Return the processor of a request, without its guide; None if the request needs none."""
+        needed = (
+            request.logit_bias
+            or request.allowed_token_ids
+            or request.bad_words
+            or request.guided_decoding_guide_type
+            # The sampler's common mask for min_tokens has the checkpoint's end tokens only.
+            or (request.min_tokens and (request.stop_token_ids or request.ignore_eos))
+        )
+        if not needed:
+            return None
+        stops, ends = set(request.stop_token_ids), self.end_tokens
+        return LogitsProcessor(
+            len(self.vocabulary.token_bytes),
+            self.device,
+            logit_bias=request.logit_bias,
+            allowed=request.allowed_token_ids,
+            ends=stops if request.ignore_eos else stops | ends,
+            stops=stops - ends,
+            ignored=ends - stops if request.ignore_eos else (),
+            bad_words=BadWords(request.bad_words, self.vocabulary, self.device) if request.bad_words else None,
+        )
 
     def _build(
         self,
@@ -64,10 +117,7 @@ class SequenceBuilder:
             request,
             stop_checker,
             processor,
-            context.sink,
-            context.name,
-            context.stream,
-            context.deadline,
+            context,
             self.stream_interval,
             share,
             [self.vocabulary.token_bytes[token] for token in request.resume_ids],

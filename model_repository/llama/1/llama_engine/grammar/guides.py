@@ -37,12 +37,12 @@ class Guides:
         self._checked: dict[tuple[str, str], str | InvalidRequest] = {}
 
     def start(self, kind: str, text: str) -> Future[GuideState]:
-        """Start compiling a guide; the future returns its state at the beginning of a completion.
+        """Check and compile a guide in the background; return a future of the state at the beginning of a completion.
 
         kind, text: guided_decoding_guide_type and guided_decoding_guide; the text is ignored for the kind `json`. The
-        future raises InvalidRequest for a refused guide, a missing package or a checkpoint without end tokens, and
-        GenerationError if the checking process doesn't start. Most guides compile in milliseconds; COMPILE_SECONDS is
-        the limit.
+        future raises InvalidRequest if the guide is refused, llguidance isn't installed or the checkpoint has no end
+        token, and GenerationError if the checking process can't be started. Most guides take milliseconds, none more
+        than COMPILE_SECONDS of CPU time.
         """
         return self._thread.submit(self._compile, kind, "" if kind == "json" else text)
 

@@ -29,6 +29,12 @@ TermCounts = Mapping[str, TermCount]
 MAX_HIGH = 127
 """Largest magnitude of a high term, that of the token's largest value."""
 
+SPLIT = 254
+"""Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
+
+MAX_INPUTS = 2**31 // (127 * 128)
+"""Maximum inputs of a layer, 132,104: a sum of this many products of a term and a weight always fits int32."""
+
 
 @dataclass(frozen=True)
 class ActivationTerms:

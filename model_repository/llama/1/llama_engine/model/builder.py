@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.model.llama import Layer, Linear, Llama
 
@@ -61,65 +62,22 @@ PackLinear = Callable[[LinearWeight], Linear]
 """Convert a weight into a linear layer. The caller holds the only reference, so that the weight can then be freed."""
 
 
-class Reader(Protocol):
-    """Reads a checkpoint's weights, each a private copy: `WeightReader`."""
-
-    def embedding(self) -> torch.Tensor:
-        """Return [vocabulary, hidden]."""
-
-    def layer(self, index: int) -> LayerWeights:
-        """Return the weights of one layer."""
-
-    def norm(self) -> torch.Tensor:
-        """Return the gain of the final norm, [hidden]."""
-
-    def head(self) -> LinearWeight:
-        """Return the output projection."""
-
-
-class ConvertingReader:
-    """Reads what another reader does, and converts each linear weight."""
-
-    def __init__(self, reader: Reader, convert: Callable[[LinearWeight], LinearWeight]) -> None:
-        self._reader, self._convert = reader, convert
-
-    def embedding(self) -> torch.Tensor:
-        """Return [vocabulary, hidden]."""
-        return self._reader.embedding()
-
-    def norm(self) -> torch.Tensor:
-        """Return the gain of the final norm, [hidden]."""
-        return self._reader.norm()
-
-    def head(self) -> LinearWeight:
-        """Return the output projection."""
-        return self._convert(self._reader.head())
-
-    def layer(self, index: int) -> LayerWeights:
-        """Return the weights of one layer."""
-        layer = self._reader.layer(index)
-        return replace(
-            layer,
-            query_key_value=self._convert(layer.query_key_value),
-            attention_output=self._convert(layer.attention_output),
-            gate_up=self._convert(layer.gate_up),
-            down=self._convert(layer.down),
-        )
-
-
 @dataclass
 class ReadWeights:
     """Counts the weights of a checkpoint while they are read.
 
-    linears: number of linear layers by weight dtype. bytes: size of all weights.
+    convert: returns the linear weight that is served instead of the one that was read. linears: number of linear layers
+    by weight dtype. bytes: size of all weights.
     """
 
+    convert: Callable[[LinearWeight], LinearWeight] = lambda weight: weight
     linears: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     _seen: set[int] = field(default_factory=set)
 
     def linear(self, weight: LinearWeight, fused: int = 1) -> LinearWeight:
-        """Count the weight of `fused` fused linear layers, and return it."""
+        """Convert and count the weight of `fused` fused linear layers, and return it."""
+        weight = self.convert(weight)
         kind = str(weight.weight.dtype).removeprefix("torch.")
         self.linears[kind if weight.scales is None else f"int{weight.bits}"] += fused
         for tensor in (weight.scales, weight.offsets, weight.order, weight.bias):
@@ -143,15 +101,18 @@ class ReadWeights:
         self._seen.add(id(tensor))
         return tensor
 
-    def layers(self, reader: Reader, count: int, pack: Callable[[LayerWeights], _Packed]) -> list[_Packed]:
+    def layers(self, reader: WeightReader, count: int, pack: Callable[[LayerWeights], _Packed]) -> list[_Packed]:
         """Read, count and pack `count` layers one at a time; return the packed layers."""
         packed = []
         for index in range(count):
             layer = reader.layer(index)
-            self.linear(layer.query_key_value, 3)
-            self.linear(layer.attention_output)
-            self.linear(layer.gate_up, 2)
-            self.linear(layer.down)
+            layer = replace(
+                layer,
+                query_key_value=self.linear(layer.query_key_value, 3),
+                attention_output=self.linear(layer.attention_output),
+                gate_up=self.linear(layer.gate_up, 2),
+                down=self.linear(layer.down),
+            )
             for value in vars(layer).values():
                 if isinstance(value, torch.Tensor):
                     self.tensor(value)
@@ -162,26 +123,11 @@ class ReadWeights:
 
 
 def build_llama(
-    reader: Reader, architecture: Architecture, tables: RopeTables, pack: PackLinear, read: ReadWeights
+    reader: WeightReader, architecture: Architecture, tables: RopeTables, pack: PackLinear, read: ReadWeights
 ) -> Llama:
-    """Read a checkpoint into a Llama. pack: creates the linear layers. read: counts the weights."""
-
-    def pack_layer(layer: LayerWeights) -> Layer:
-        return Layer(
-            attention_norm=layer.attention_norm,
-            query_key_value=pack(layer.query_key_value),
-            attention_output=pack(layer.attention_output),
-            mlp_norm=layer.mlp_norm,
-            gate_up=pack(layer.gate_up),
-            down=pack(layer.down),
-            query_norm=layer.query_norm,
-            key_norm=layer.key_norm,
-            attention_output_norm=layer.attention_output_norm,
-            mlp_output_norm=layer.mlp_output_norm,
-        )
-
+    """Read a checkpoint into a Llama. pack: creates the linear layers. read: converts and counts the weights."""
     embedding = read.keep(reader.embedding())
-    layers = read.layers(reader, architecture.layers, pack_layer)
+    layers = read.layers(reader, architecture.layers, lambda layer: layer.with_linears(pack))
     norm = read.tensor(reader.norm())
     return assemble_llama(architecture, tables, embedding, layers, norm, pack(read.linear(reader.head())))
 

@@ -14,13 +14,14 @@ import torch
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
 from llama_engine.kernels.memory import KVCacheShape
-from llama_engine.model.builder import Reader, ReadWeights
+from llama_engine.model.builder import ReadWeights
 from llama_engine.model.model_runner import PromptChunk
 
 
@@ -47,7 +48,7 @@ class CompiledLlama:
 
 
 def build_compiled_llama(
-    reader: Reader,
+    reader: WeightReader,
     architecture: Architecture,
     tables: RopeTables,
     terms: ActivationTerms,
@@ -81,10 +82,7 @@ class CpuRunner:
         self._forward = CpuForward(model.llama, shape)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
-
-        every: return the hidden states of all tokens instead, [tokens, hidden].
-        """
+        """Compute prompt chunks and cache them; see `ModelRunner`."""
         lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
         ends = lengths.cumsum(0)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])

@@ -17,10 +17,13 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import DecoderLayer
 from llama_engine.kernels.gpu.elementwise import Rotate, rotate
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """A linear layer: [..., in] → [..., out]."""
+
+Layer = DecoderLayer[Linear]
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; RoPE is already applied."""
@@ -41,22 +44,6 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": fun
 def softcap(values: torch.Tensor, cap: float | None) -> torch.Tensor:
     """Return cap · tanh(values / cap), or the values if there is no cap."""
     return values if cap is None else (values / cap).tanh() * cap
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer, with q|k|v and gate|up fused and the norms that `LayerWeights` has."""
-
-    attention_norm: torch.Tensor | None
-    query_key_value: Linear
-    attention_output: Linear
-    mlp_norm: torch.Tensor | None
-    gate_up: Linear
-    down: Linear
-    query_norm: torch.Tensor | None = None
-    key_norm: torch.Tensor | None = None
-    attention_output_norm: torch.Tensor | None = None
-    mlp_output_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,10 @@ class Llama:
     def _attend(
         self, index: int, layer: Layer, hidden: torch.Tensor, angles: Sequence[torch.Tensor] | None, attend: Attention
     ) -> torch.Tensor:
-        """Return the attention [n, heads · dim] of a layer. angles: cosine and sine, None without RoPE."""
+        """Project hidden states [n, hidden] to query, key and value; return the attention over them, [n, heads · dim].
+
+        angles: RoPE's cosine and sine at the tokens' positions, [n, 1, rotary / 2]; None in a layer without RoPE.
+        """
         queries, keys, dim = self.architecture.heads, self.architecture.kv_heads, self.architecture.head_dim
         heads = layer.query_key_value(self._normalize(hidden, layer.attention_norm)).view(len(hidden), -1, dim)
         rotated = heads[:, :-keys]

@@ -33,14 +33,13 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
+from llama_engine.kernels.activation_terms import MAX_INPUTS, ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
 from llama_engine.kernels.cpu.instruction_sets import FALLBACK_EFFECT, choose_cpu_kernels
 from llama_engine.kernels.cpu.library import CpuKernels
-from llama_engine.kernels.cpu.packing import MAX_INPUTS, linear_shapes
+from llama_engine.kernels.cpu.packing import linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.builder import (
-    ConvertingReader,
     ModelInfo,
     PackLinear,
     ReadWeights,
@@ -148,7 +147,8 @@ def load_model(
         model = build_compiled_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
     else:
         linears = plan.linear_layers()
-        llama = build_llama(ConvertingReader(plan.reader, linears.convert), architecture, tables, linears.pack, read)
+        read = ReadWeights(linears.convert)
+        llama = build_llama(plan.reader, architecture, tables, linears.pack, read)
         model = replace(llama, rotary=plan.elementwise.rotary)
     _return_freed_memory()
     return model, plan.info(read.linears, read.bytes, model), plan.attention

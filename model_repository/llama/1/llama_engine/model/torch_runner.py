@@ -42,9 +42,10 @@ class TorchRunner:
     def __init__(
         self, model: Llama, shape: KVCacheShape, attention: VarlenAttention | None = None, captured: bool = False
     ) -> None:
-        """attention: FlashAttention for a GPU; None uses PyTorch's scaled_dot_product_attention.
+        """Allocate the KV cache. attention: FlashAttention for a GPU; None uses PyTorch's SDPA on copies of pages.
 
-        captured: whether decode steps are captured, so that they must not read values of tensors, even on a CPU.
+        captured: whether decode steps are captured as CUDA graphs. A captured step can't read a tensor's value on the
+        host, so that it computes all sequences in one call with a mask, on a CPU (in tests), too.
         """
         self.model = model
         self.device = model.embedding.device
@@ -60,10 +61,7 @@ class TorchRunner:
         self._first = torch.arange(shape.slots + 1, dtype=torch.int32, device=self.device)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
-
-        every: return the hidden states of all tokens instead, [tokens, hidden].
-        """
+        """Compute prompt chunks and cache them; see `ModelRunner`."""
         counts = [len(chunk.tokens) for chunk in chunks]
         if self._attention is not None:
             ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
@@ -95,10 +93,9 @@ class TorchRunner:
         self.kv_cache.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run a decode step of one token per sequence; return hidden states, [batch, hidden].
+        """Run a decode step; see `ModelRunner`.
 
-        span: number of positions that attention reads, greater than every position except those of padding. The
-        position max_model_len marks padding of a captured step, which writes to the null page; its output is discarded.
+        The position max_model_len marks padding of a captured step: it writes to the null page.
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
@@ -233,13 +230,13 @@ class TorchRunner:
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the attention [..., heads, n, dim] of queries [..., heads, n, dim] in one call.
+        """Return softmax(query · keysᵀ · scaling) · values, [..., heads, n, dim], for n queries of each head.
 
-        mask: [..., n, positions], bool; None is attention to all positions.
+        keys, values: [..., heads, positions, dim]. mask: [..., n, positions], bool, the positions that a query attends
+        to; None is all. The soft cap of the scores, which SDPA lacks, takes separate operations.
         """
         if self._softcap is None:
             return functional.scaled_dot_product_attention(query, keys, values, mask, scale=self._scaling)
-        # SDPA has no soft cap.
         scores = softcap(query @ keys.transpose(-1, -2) * self._scaling, self._softcap)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)

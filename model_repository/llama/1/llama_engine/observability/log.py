@@ -65,7 +65,7 @@ class RequestLog:
         prompts = [sequence for sequence in sequences if sequence.request.choice == 0]
         fields: dict[str, Value] = {
             "id": name,
-            "rows": len(prompts),
+            "sequences": len(sequences),
             "stream": stream,
             "finish_reason": ",".join(dict.fromkeys(map(finish_reason, results))),
             "input_tokens": sum(sequence.num_prompt_tokens for sequence in prompts),

@@ -17,37 +17,8 @@ from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.responses import Completion, finish_reason
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, RequestError
-from llama_engine.observability.metrics import (
-    CANCELLATIONS,
-    EVICTIONS,
-    GENERATED_TOKENS,
-    INT8_OUTLIER_TOKENS,
-    INT8_PRODUCTS,
-    INT8_TOKENS,
-    INTER_TOKEN_LATENCY,
-    KV_CACHE_PAGES,
-    KV_CACHE_USAGE,
-    LAST_STEP,
-    LATENCY,
-    MODEL_INFO,
-    PREEMPTIONS,
-    PREFIX_HITS,
-    PREFIX_QUERIES,
-    PROMPT_TOKENS,
-    QUEUE_LIMIT,
-    QUEUE_TIME,
-    REQUESTS,
-    SLOTS,
-    SLOTS_IN_USE,
-    STEP_ERRORS,
-    STEP_PREFILL_TOKENS,
-    STEP_SEQUENCES,
-    STEPS,
-    TIME_TO_FIRST_TOKEN,
-    WAITING,
-    Metric,
-    Registry,
-)
+from llama_engine.observability import metrics
+from llama_engine.observability.metrics import Metric, Registry
 
 FLUSH_SECONDS = 0.2
 """Seconds between two updates of the metrics."""
@@ -64,11 +35,11 @@ class Stats:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
         self._gauges: dict[tuple[Metric, str], float] = {
-            (MODEL_INFO, ""): 1,
-            (SLOTS, ""): slots,
-            (SLOTS_IN_USE, ""): 0,
-            (WAITING, ""): 0,
-            (QUEUE_LIMIT, ""): queue_limit,
+            (metrics.MODEL_INFO, ""): 1,
+            (metrics.SLOTS, ""): slots,
+            (metrics.SLOTS_IN_USE, ""): 0,
+            (metrics.WAITING, ""): 0,
+            (metrics.QUEUE_LIMIT, ""): queue_limit,
         }
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0
@@ -82,54 +53,56 @@ class Stats:
     def record_step(self, step: StepResult, now: float, running: int, waiting: int) -> None:
         """Record a step that ended at `now`, on the monotonic clock. running, waiting: sequences after the step."""
         with self._lock:
-            self._counts[STEPS, ""] += 1
+            self._counts[metrics.STEPS, ""] += 1
             if step.errors:
-                self._counts[STEP_ERRORS, ""] += step.errors
+                self._counts[metrics.STEP_ERRORS, ""] += step.errors
             if step.sampled:
-                self._counts[GENERATED_TOKENS, ""] += step.sampled
-                self._observations.append((STEP_SEQUENCES, step.sampled))
+                self._counts[metrics.GENERATED_TOKENS, ""] += step.sampled
+                self._observations.append((metrics.STEP_SEQUENCES, step.sampled))
             if step.prefill_tokens:
-                self._observations.append((STEP_PREFILL_TOKENS, step.prefill_tokens))
+                self._observations.append((metrics.STEP_PREFILL_TOKENS, step.prefill_tokens))
             if step.decoded:
                 # A decoding sequence got its previous token in the previous step.
-                self._observations.append((INTER_TOKEN_LATENCY, now - self._last_step))
+                self._observations.append((metrics.INTER_TOKEN_LATENCY, now - self._last_step))
             for linear, count in step.terms.items():
-                self._counts[INT8_TOKENS, linear] += count.tokens
-                self._counts[INT8_OUTLIER_TOKENS, linear] += count.two_terms
-                self._counts[INT8_PRODUCTS, linear] += (count.tokens + count.two_terms) * count.weights
+                self._counts[metrics.INT8_TOKENS, linear] += count.tokens
+                self._counts[metrics.INT8_OUTLIER_TOKENS, linear] += count.two_terms
+                self._counts[metrics.INT8_PRODUCTS, linear] += (count.tokens + count.two_terms) * count.weights
             if step.preempted:
-                self._counts[PREEMPTIONS, ""] += step.preempted
+                self._counts[metrics.PREEMPTIONS, ""] += step.preempted
             self._last_step = now
             self._set_load(running, waiting, step.cache)
-            # After a failure, steps that only prefill must not update LAST_STEP: sampling may still fail.
+            # After a failure, steps that only prefill must not update metrics.LAST_STEP: sampling may still fail.
             self._failing = not step.sampled and (step.failed or self._failing)
             if not self._failing:
-                self._gauges[LAST_STEP, ""] = time.time()
+                self._gauges[metrics.LAST_STEP, ""] = time.time()
 
     def record_finished(self, sequence: Sequence) -> None:
         """Record a finished sequence."""
         assert sequence.result is not None
         with self._lock:
-            self._counts[REQUESTS, finish_reason(sequence.result)] += 1
+            self._counts[metrics.REQUESTS, finish_reason(sequence.result)] += 1
             if isinstance(sequence.result, Cancelled):
-                self._counts[CANCELLATIONS, ""] += 1
+                self._counts[metrics.CANCELLATIONS, ""] += 1
             if not math.isnan(sequence.admitted_at):
-                self._counts[PROMPT_TOKENS, ""] += sequence.num_prompt_tokens - sequence.num_cached_prompt_tokens
-                self._observations.append((QUEUE_TIME, sequence.admitted_at - sequence.arrived_at))
+                self._counts[metrics.PROMPT_TOKENS, ""] += (
+                    sequence.num_prompt_tokens - sequence.num_cached_prompt_tokens
+                )
+                self._observations.append((metrics.QUEUE_TIME, sequence.admitted_at - sequence.arrived_at))
             if not math.isnan(sequence.first_token_at):
-                self._observations.append((TIME_TO_FIRST_TOKEN, sequence.first_token_at - sequence.arrived_at))
+                self._observations.append((metrics.TIME_TO_FIRST_TOKEN, sequence.first_token_at - sequence.arrived_at))
             if isinstance(sequence.result, Completion):
-                self._observations.append((LATENCY, sequence.finished_at - sequence.arrived_at))
+                self._observations.append((metrics.LATENCY, sequence.finished_at - sequence.arrived_at))
 
     def record_refused(self, error: RequestError) -> None:
         """Record a request that was refused before it had sequences."""
         with self._lock:
-            self._counts[REQUESTS, finish_reason(error)] += 1
+            self._counts[metrics.REQUESTS, finish_reason(error)] += 1
 
     def record_error(self) -> None:
         """Record a failure outside of a step."""
         with self._lock:
-            self._counts[STEP_ERRORS, ""] += 1
+            self._counts[metrics.STEP_ERRORS, ""] += 1
 
     def record_load(self, running: int, waiting: int, cache: CacheCounts | None = None) -> None:
         """Record the numbers of running and waiting sequences outside of a step, and the KV cache, None if unchanged.
@@ -148,16 +121,16 @@ class Stats:
             self._registry.close()
 
     def _set_load(self, running: int, waiting: int, cache: CacheCounts | None) -> None:
-        self._gauges |= {(SLOTS_IN_USE, ""): running, (WAITING, ""): waiting}
+        self._gauges |= {(metrics.SLOTS_IN_USE, ""): running, (metrics.WAITING, ""): waiting}
         if cache is None:
             return
         pages = {"used": cache.used_pages, "cached": cache.cached_pages, "free": cache.free_pages}
-        self._gauges |= {(KV_CACHE_PAGES, state): count for state, count in pages.items()}
-        self._gauges[KV_CACHE_USAGE, ""] = cache.used_pages / max(sum(pages.values()), 1)
+        self._gauges |= {(metrics.KV_CACHE_PAGES, state): count for state, count in pages.items()}
+        self._gauges[metrics.KV_CACHE_USAGE, ""] = cache.used_pages / max(sum(pages.values()), 1)
         for metric, count in (
-            (PREFIX_QUERIES, cache.queried_tokens),
-            (PREFIX_HITS, cache.hit_tokens),
-            (EVICTIONS, cache.evicted_pages),
+            (metrics.PREFIX_QUERIES, cache.queried_tokens),
+            (metrics.PREFIX_HITS, cache.hit_tokens),
+            (metrics.EVICTIONS, cache.evicted_pages),
         ):
             if count:
                 self._counts[metric, ""] += count

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TypeVar
 
-from llama_engine.bounds import Bound, Choice, Flag, Integer, Numbers, Real, Text, TokenBias, TokenIds, Words
+from llama_engine.bounds import Bound, Choice, Flag, Integer, Real, Text
+from llama_engine.request.compound_bounds import Numbers, TokenBias, TokenIds, Words
 
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64
@@ -57,7 +59,7 @@ class Parameter:
         is_long = isinstance(self.bound, Integer) and self.bound.high is not None and self.bound.high >= 1 << 32
         return "UINT64" if is_long else _TYPES.get(type(self.bound), "STRING")
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         """Whether the parameter has a variable number of values; else it has one."""
         return isinstance(self.bound, (Words, Numbers, TokenIds))

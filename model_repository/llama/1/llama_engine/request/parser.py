@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from llama_engine.bounds import BoundError, read_object
+from llama_engine.bounds import BoundError
 from llama_engine.errors import ContextExceeded, InvalidRequest
+from llama_engine.request.compound_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.parameters import DESCRIPTION, GUIDE_TYPES, MAX_COMPLETIONS, RequestParameters
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements

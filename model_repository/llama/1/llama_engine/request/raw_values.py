@@ -14,8 +14,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llama_engine.bounds import Bound, BoundError, read_object, show
+from llama_engine.bounds import Bound, BoundError, show
 from llama_engine.errors import InvalidRequest
+from llama_engine.request.compound_bounds import read_object
 from llama_engine.request.parameters import DESCRIPTION, NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
 
 RawInputs = Mapping[str, NDArray[Any]]

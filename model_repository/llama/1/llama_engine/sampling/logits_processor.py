@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from llama_engine.errors import InvalidRequest
 from llama_engine.kernels.memory import to_device
-from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.stop_checker import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
 
@@ -196,39 +195,6 @@ def _bits(vocabulary: int, tokens: Iterable[int]) -> NDArray[np.int32]:
     chosen = np.zeros(-(-vocabulary // 32) * 32, dtype=np.bool_)
     chosen[list(tokens)] = True
     return np.packbits(chosen, bitorder="little").view(np.int32)
-
-
-def logits_processor(
-    request: GenerationRequest,
-    vocabulary: Vocabulary,
-    end_tokens: frozenset[int],
-    device: torch.device,
-) -> LogitsProcessor | None:
-    """Return the processor of a request, without its guide; None if the request needs none.
-
-    end_tokens: the checkpoint's end tokens.
-    """
-    needed = (
-        request.logit_bias
-        or request.allowed_token_ids
-        or request.bad_words
-        or request.guided_decoding_guide_type
-        # The sampler's common mask for min_tokens has the checkpoint's end tokens only.
-        or (request.min_tokens and (request.stop_token_ids or request.ignore_eos))
-    )
-    if not needed:
-        return None
-    stops = set(request.stop_token_ids)
-    return LogitsProcessor(
-        len(vocabulary.token_bytes),
-        device,
-        logit_bias=request.logit_bias,
-        allowed=request.allowed_token_ids,
-        ends=stops if request.ignore_eos else stops | end_tokens,
-        stops=stops - end_tokens,
-        ignored=end_tokens - stops if request.ignore_eos else (),
-        bad_words=BadWords(request.bad_words, vocabulary, device) if request.bad_words else None,
-    )
 
 
 def forbidden(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor:

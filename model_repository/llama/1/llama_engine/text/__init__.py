@@ -1,1 +1,1 @@
-"""Tokenizer with its vocabulary as bytes, stop checker with its detokenizer, bad words."""
+"""Tokenizer with its vocabulary as bytes, and stop checker."""

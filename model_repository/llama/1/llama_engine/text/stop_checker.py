@@ -13,30 +13,6 @@ from functools import cached_property
 _Decoder = getincrementaldecoder("utf-8")
 
 
-class Detokenizer:
-    """Decodes token bytes as UTF-8. Invalid bytes become U+FFFD. Deltas hold back an incomplete character."""
-
-    def __init__(self) -> None:
-        self.bytes = bytearray()
-        self._decoder = _Decoder("replace")
-        self._returned = 0
-
-    @property
-    def text(self) -> str:
-        """The text so far; an incomplete character at its end is U+FFFD."""
-        return self.bytes.decode(errors="replace")
-
-    def next_delta(self, held_back: int, final: bool) -> str:
-        """Return the text since the previous call, without the last `held_back` bytes and an incomplete character.
-
-        final: no more bytes follow, so an incomplete character becomes U+FFFD.
-        """
-        end = len(self.bytes) - held_back
-        delta = self._decoder.decode(self.bytes[self._returned : end], final=final)
-        self._returned = end
-        return delta
-
-
 class PartialMatch:
     """Matches one word (not empty) against the end of a growing text."""
 
@@ -94,9 +70,10 @@ class StopChecker:
         self._stop_words = stop_words
         self._end_tokens = end_tokens
         self._stop_tokens = stop_tokens
-        self._output = Detokenizer()
-        # The number of bytes that were appended to the partial matches.
-        self._matched = 0
+        self._bytes = bytearray()
+        self._decoder = _Decoder("replace")
+        # The numbers of bytes that were returned by `next_delta`, and that were appended to the partial matches.
+        self._returned = self._matched = 0
         self.num_tokens = 0
         self.finish_reason = ""
         self.stop_reason = ""
@@ -111,10 +88,10 @@ class StopChecker:
         if self._stop_tokens and token in self._stop_tokens and token not in self._end_tokens:
             self.finish_reason, self.stop_reason = "stop", str(token)
             return True
-        checked = len(self._output.bytes)
+        checked = len(self._bytes)
         ended = token in self._end_tokens
         if not ended:
-            self._output.bytes += token_bytes
+            self._bytes += token_bytes
         stopped = ended or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(checked))
         if stopped or complete:
             self.finish_reason = "stop"
@@ -124,21 +101,23 @@ class StopChecker:
 
     @property
     def text(self) -> str:
-        """The text so far, without the stop string; invalid UTF-8 becomes U+FFFD."""
-        return self._output.text
+        """The text so far, without the stop string; invalid UTF-8, such as an incomplete character, is U+FFFD."""
+        return self._bytes.decode(errors="replace")
 
     def next_delta(self) -> str:
         """Return the final text since the previous call; the concatenated deltas equal the finished `text`.
 
         Until the completion is finished, an incomplete character and a possible prefix of a stop string are held back.
         """
-        if self.finish_reason:
-            return self._output.next_delta(0, final=True)
-        for word in self._partial_matches:
-            word.append(self._output.bytes[self._matched :])
-        self._matched = len(self._output.bytes)
-        held_back = max((word.matched for word in self._partial_matches), default=0)
-        return self._output.next_delta(held_back, final=False)
+        end = len(self._bytes)
+        if not self.finish_reason:
+            for word in self._partial_matches:
+                word.append(self._bytes[self._matched :])
+            self._matched = end
+            end -= max((word.matched for word in self._partial_matches), default=0)
+        delta = self._decoder.decode(self._bytes[self._returned : end], final=bool(self.finish_reason))
+        self._returned = end
+        return delta
 
     @cached_property
     def _partial_matches(self) -> list[PartialMatch]:
@@ -151,12 +130,12 @@ class StopChecker:
         """
         matches: list[tuple[int, int, bytes]] = []
         for word in self._stop_words:
-            start = self._output.bytes.find(word, max(checked - len(word) + 1, 0))
+            start = self._bytes.find(word, max(checked - len(word) + 1, 0))
             if start >= 0:
                 matches.append((start + len(word), start, word))
         if not matches:
             return False
         _, start, word = min(matches)
         self.stop_reason = word.decode(errors="replace")
-        del self._output.bytes[start:]
+        del self._bytes[start:]
         return True

@@ -8,57 +8,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from llama_engine.observability.metrics import METRICS, Metric
 
+if TYPE_CHECKING:
+    import triton_python_backend_utils as pb_utils
+
 INSTANCE_LABEL = "model_instance"
-
-
-class Series(Protocol):
-    """pb_utils.Metric: one metric with its label values. The metric's kind determines which method is supported."""
-
-    def increment(self, value: float) -> None:
-        """Increase a counter."""
-
-    def set(self, value: float) -> None:
-        """Set a gauge."""
-
-    def observe(self, value: float) -> None:
-        """Observe a value in a histogram."""
-
-
-class Family(Protocol):
-    """pb_utils.MetricFamily, as an instance: the series of one metric."""
-
-    def Metric(self, labels: dict[str, str] = ..., buckets: list[float] = ...) -> Series:  # noqa: N802 - Triton's name
-        """Create the series with these label values. buckets: upper bounds, of a histogram only."""
-
-
-class MakeFamily(Protocol):
-    """pb_utils.MetricFamily, as a class: creates the family of a metric."""
-
-    @property
-    def COUNTER(self) -> int:  # noqa: N802 - Triton's name
-        """The constant for a counter."""
-
-    @property
-    def GAUGE(self) -> int:  # noqa: N802 - Triton's name
-        """The constant for a gauge."""
-
-    @property
-    def HISTOGRAM(self) -> int:  # noqa: N802 - Triton's name
-        """The constant for a histogram."""
-
-    def __call__(self, name: str, description: str, kind: int) -> Family:
-        """Create the family of a metric. kind: one of the constants."""
 
 
 class TritonMetrics:
     """The metrics of one instance on Triton's endpoint; implements `Registry`."""
 
     def __init__(
-        self, make_family: MakeFamily, labels: Mapping[str, str], instance: str, info: Mapping[str, str]
+        self,
+        make_family: type[pb_utils.MetricFamily],
+        labels: Mapping[str, str],
+        instance: str,
+        info: Mapping[str, str],
     ) -> None:
         """Create all series. labels: common to every series. instance: a unique name. info: values of `Metric.info`."""
         kinds = {
@@ -67,8 +35,8 @@ class TritonMetrics:
             "histogram": make_family.HISTOGRAM,
         }
         # A family must outlive its metrics.
-        self._families: list[Family] = []
-        self._series: dict[tuple[Metric, str], Series] = {}
+        self._families: list[pb_utils.MetricFamily] = []
+        self._series: dict[tuple[Metric, str], pb_utils.Metric] = {}
         for metric in METRICS:
             family = make_family(name=metric.name, description=metric.help, kind=kinds[metric.kind])
             self._families.append(family)

@@ -80,8 +80,8 @@ class LogProbsWriter:
         return f"[{', '.join(self.write(span.sequence.log_probs)[span.first : span.last])}]"
 
 
-def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> dict[str, Output]:
-    """Return the optional outputs that any request of the spans enables, by name, with one element per span.
+def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
+    """Return the optional outputs that any request of the spans enables, with one element per span.
 
     final: whether this is the last response of the sequences. Times are in the last response, log probabilities of the
     prompts in the first one.
@@ -100,7 +100,7 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
         outputs["prompt_logprobs"] = _texts(writer.prompt_json(span.sequence) for span in spans)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
-    return outputs
+    return [pb_utils.Tensor(name, values) for name, values in outputs.items()]
 
 
 def _output_ids(spans: Sequence[Span]) -> NDArray[np.int32]:
@@ -200,11 +200,6 @@ def chunk_tensors(
         tensors.append(_strings("stop_reason", [completion.stop_reason]))
         tensors.append(_count("num_cached_tokens", sequence.num_cached_prompt_tokens))
     return tensors
-
-
-def optional_tensors(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
-    """Return the tensors of `optional_outputs`, with the same arguments."""
-    return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, writer, final).items()]
 
 
 # Cached tensors are written to Triton's shared memory once. Only the dispatcher's thread uses the caches, and then

@@ -13,8 +13,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.responses import ResponseDispatcher
-from llama_engine.engine.sequence import RequestContext
+from llama_engine.engine.responses import RequestContext, ResponseDispatcher
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats

@@ -23,7 +23,7 @@ from llama_engine.triton.outputs import (
     choice_tensor,
     chunk_tensors,
     completion_tensors,
-    optional_tensors,
+    optional_outputs,
     text_tensor,
 )
 
@@ -149,7 +149,7 @@ class Response:
         tensors = completion_tensors(self.sequences)
         if any(sequence.request.has_optional_outputs for sequence in self.sequences):
             spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]
-            tensors += optional_tensors(spans, self._writer, final=True)
+            tensors += optional_outputs(spans, self._writer, final=True)
         return self._of_requested(tensors)
 
     def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
@@ -189,7 +189,7 @@ class Response:
             first = self._sent[choice]
             self._sent[choice] += count
             span = Span(sequence, first, first + count)
-            tensors += optional_tensors([span], self._writer, final=completion is not None)
+            tensors += optional_outputs([span], self._writer, final=completion is not None)
         return self._of_requested(tensors)
 
     def _of_requested(self, tensors: list[pb_utils.Tensor]) -> pb_utils.InferenceResponse:

@@ -3,7 +3,7 @@
 // AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms. So an
 // operand is a token's q, and a token with one term saves nothing.
 #pragma once
-#include "row_groups.h"
+#include "operand_groups.h"
 
 struct Avx2 {
     static constexpr int ZERO = 0;

@@ -1,7 +1,7 @@
 // The integer product with AVX512-VNNI: four products of a byte of weights and a byte of a term at a time.
 #pragma once
 #include "byte_terms.h"
-#include "row_groups.h"
+#include "operand_groups.h"
 
 struct Avx512Vnni {
     static constexpr int GROUP = 8;  // two registers each: divides the usual 8, 16, 32 and 64 terms, and hides latencies

@@ -17,7 +17,7 @@
 //                         AVX2:        k0 k2 | k4 k6 | k1 k3 | k5 k7
 //       inputs 0…3      8 bits: o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | …   (AVX2: inputs 0…1, two bytes)
 //
-// `Set` has what row_groups.h says, and
+// `Set` has what operand_groups.h says, and
 //   PANEL                     blocks of a panel
 //   TERMS_ARE_OPERANDS        whether a token with two terms has two operands
 //   nibble(i)                 the place of input i among 8 inputs of an output: 0 is the lowest four bits
@@ -26,7 +26,7 @@
 //   floats(first, second, b)  the b-th block of two registers of sums, rounded to float
 // `Terms` stores the terms of tokens in the groups of operands that `Set` reads; see linear.h for what it has.
 #pragma once
-#include "row_groups.h"
+#include "operand_groups.h"
 
 constexpr int NIBBLES = 8;  // inputs of 4 bits in the four bytes of an output
 

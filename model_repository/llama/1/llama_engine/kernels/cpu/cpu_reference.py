@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
-from llama_engine.kernels.activation_terms import ActivationTerms
-
-SPLIT = 254
-"""Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
+from llama_engine.kernels.activation_terms import SPLIT, ActivationTerms
 
 
 def quantize(x: torch.Tensor, terms: ActivationTerms) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,48 +70,15 @@ def attention(
         cosine, sine = (table[:tokens, None].double() for table in tables[kind])
         query, key = _rotate(query, cosine, sine), _rotate(key, cosine, sine)
     key, value = (_cached(states, cache_dtype).repeat_interleave(heads // kv_heads, dim=1) for states in (key, value))
-    scores = _soft_cap(torch.einsum("ihd,jhd->hij", query, key) * architecture.scaling, architecture.attention_softcap)
+    scores = soft_cap(torch.einsum("ihd,jhd->hij", query, key) * architecture.scaling, architecture.attention_softcap)
     attended = torch.ones(tokens, tokens, dtype=torch.bool).tril()
     if (window := architecture.windows[index]) is not None:
         attended = attended.triu(1 - window)
     return torch.einsum("hij,jhd->ihd", scores.masked_fill(~attended, -torch.inf).softmax(-1), value)
 
 
-def logits(
-    x: torch.Tensor,
-    architecture: Architecture,
-    layers: list[LayerWeights],
-    norm: torch.Tensor,
-    head: LinearWeight,
-    tables: RopeTables,
-    cache_dtype: torch.dtype = torch.float64,
-) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] of a whole sequence from its scaled embeddings x, in float64.
-
-    Weights are the stored integers and scales; activations are not quantized.
-    """
-    x, epsilon, scale = x.double(), architecture.epsilon, architecture.residual_scale
-    for index, layer in enumerate(layers):
-        qkv = _linear(_normalize(x, layer.attention_norm, epsilon), layer.query_key_value)
-        heads = qkv.view(len(x), -1, architecture.head_dim)
-        attended = attention(heads, architecture, index, layer, tables, cache_dtype).flatten(1)
-        output = _linear(attended, layer.attention_output)
-        x = x + scale * _normalize(output, layer.attention_output_norm, epsilon)
-        gate, up = _linear(_normalize(x, layer.mlp_norm, epsilon), layer.gate_up).chunk(2, dim=-1)
-        gated = (
-            functional.silu(gate) if architecture.activation == "silu" else functional.gelu(gate, approximate="tanh")
-        )
-        x = x + scale * _normalize(_linear(gated * up, layer.down), layer.mlp_output_norm, epsilon)
-    result = _linear(_normalize(x, norm, epsilon), head) * architecture.logits_scale
-    return _soft_cap(result, architecture.logits_softcap)
-
-
-def _linear(x: torch.Tensor, layer: LinearWeight) -> torch.Tensor:
-    y = x @ layer.dequantized().double().T
-    return y if layer.bias is None else y + layer.bias.double()
-
-
-def _normalize(x: torch.Tensor, gain: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def normalize(x: torch.Tensor, gain: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """Return RMSNorm of x with a gain; None is no norm."""
     if gain is None:
         return x
     return x * (x.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * gain.double()
@@ -123,7 +86,7 @@ def _normalize(x: torch.Tensor, gain: torch.Tensor | None, epsilon: float) -> to
 
 def _normalize_heads(x: torch.Tensor, gain: torch.Tensor | None, architecture: Architecture) -> torch.Tensor:
     together = architecture.query_key_norm == "projection"
-    return _normalize(x.flatten(1) if together else x, gain, architecture.epsilon).view(x.shape)
+    return normalize(x.flatten(1) if together else x, gain, architecture.epsilon).view(x.shape)
 
 
 def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
@@ -131,7 +94,8 @@ def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine, others), dim=-1)
 
 
-def _soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+def soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Return cap · tanh(x / cap), or x without a cap."""
     return x if cap is None else (x / cap).tanh() * cap
 
 

@@ -63,7 +63,7 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     # `QuantizedTokens` have two bytes an input, 16 a column group, and 21 a token.
     inputs = hidden + attended + intermediate
     terms = (2 * inputs + 16 * inputs // GROUP_UNIT + 3 * 21) * padded(room, TOKEN_MULTIPLE)
-    stride = llama.kernels.scratch_stride(positions, head_dim)
+    stride = int(llama.kernels.scratch_stride(positions, head_dim))
     norm = 4 * hidden
     return floats + terms + 4 * stride * torch.get_num_threads() + norm
 
@@ -111,8 +111,7 @@ class CpuForward:
         self._shapes = linear_shapes(architecture)
         self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
         stride = llama.kernels.scratch_stride(cache.columns * cache.page_size, padded_head_dim(architecture))
-        self._threads = torch.get_num_threads()
-        self._scratch = torch.zeros(self._threads, stride)
+        self._scratch = torch.zeros(torch.get_num_threads(), stride)
         self._tables = {
             kind: [table.detach().float().contiguous() for table in tables] for kind, tables in llama.tables.items()
         }
@@ -132,9 +131,9 @@ class CpuForward:
         hidden = self.llama.architecture.hidden
         padded_x = self._pad(x)
         for start in range(0, len(x), self.room):
-            part = slice(start, start + self.room)
-            self._use_threads()
-            self.llama.kernels.forward(self._model, padded_x[part], slots[part], positions[part])
+            parts = [tensor[start : start + self.room] for tensor in (padded_x, slots, positions)]
+            pointers = (part.data_ptr() for part in parts)
+            self.llama.kernels.forward(self._model, *pointers, len(parts[0]), self._use_threads())
         return padded_x if hidden == self._width else padded_x[:, :hidden]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
@@ -165,8 +164,10 @@ class CpuForward:
         padded_x = self._pad(x)
         result = torch.empty(len(x), self.llama.head.matrix.outputs)
         for start in range(0, len(x), self.room):
-            part = slice(start, start + self.room)
-            self.llama.kernels.logits(self._model, padded_x[part], result[part])
+            part, logits = (tensor[start : start + self.room] for tensor in (padded_x, result))
+            self.llama.kernels.logits(
+                self._model, part.data_ptr(), len(part), logits.data_ptr(), torch.get_num_threads()
+            )
         return result[:, : self.llama.architecture.vocabulary]
 
     def attention(
@@ -180,8 +181,10 @@ class CpuForward:
         tokens, dim = len(qkv), architecture.head_dim
         wide = functional.pad(qkv, (0, padded_head_dim(architecture) - dim)).flatten(1)
         self._qkv[:tokens, : wide.shape[1]] = wide
-        self._use_threads()
-        self.llama.kernels.attention(self._model, layer, slots.contiguous(), positions.contiguous())
+        slots, positions = slots.contiguous(), positions.contiguous()
+        self.llama.kernels.attention(
+            self._model, layer, slots.data_ptr(), positions.data_ptr(), tokens, self._use_threads()
+        )
         attended = self._attended[:tokens, : architecture.heads * padded_head_dim(architecture)]
         return attended.view(tokens, architecture.heads, -1)[:, :, :dim].clone()
 
@@ -194,7 +197,7 @@ class CpuForward:
 
     def _check_pages(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
         """Raise IndexError unless every token has a page."""
-        token = self.llama.kernels.find_without_page(self._model, slots, positions)
+        token = self.llama.kernels.find_without_page(self._model, slots.data_ptr(), positions.data_ptr(), len(slots))
         if token < 0:
             return
         slot, position = int(slots[token]), int(positions[token])
@@ -206,12 +209,13 @@ class CpuForward:
         padding = self._width - x.shape[1]
         return (functional.pad(x, (0, padding)) if padding else x).contiguous()
 
-    def _use_threads(self) -> None:
-        """Enlarge the scratch memory if torch has more threads than before."""
-        if torch.get_num_threads() > self._threads:
-            self._threads = torch.get_num_threads()
-            self._scratch = torch.zeros(self._threads, self._scratch.shape[1])
+    def _use_threads(self) -> int:
+        """Return torch's number of threads, for which there is scratch memory."""
+        threads = torch.get_num_threads()
+        if threads > len(self._scratch):
+            self._scratch = torch.zeros(threads, self._scratch.shape[1])
             self._model.scratch = self._scratch.data_ptr()
+        return threads
 
     def _allocate_cache(self) -> list[torch.Tensor]:
         """Allocate the KV cache of a layer: keys, values, and for int8 their scales."""

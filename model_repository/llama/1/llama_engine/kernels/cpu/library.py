@@ -148,9 +148,10 @@ def use_huge_pages(tensor: torch.Tensor) -> None:
 
 
 class CpuKernels:
-    """The kernels of one instruction set. All tensors must be contiguous CPU tensors of padded widths (see `packing`).
+    """The kernels of one instruction set, as functions of C. Tensors are passed as pointers to their data.
 
-    name: the instruction set. Raises OSError if the object can't be loaded, AttributeError if it lacks a function.
+    They must be contiguous CPU tensors of padded widths (see `packing`). name: the instruction set. Raises OSError if
+    the object can't be loaded, AttributeError if it lacks a function.
     """
 
     def __init__(self, name: str, path: Path) -> None:
@@ -163,29 +164,29 @@ class CpuKernels:
         ctypes.CDLL(str(runtimes[0]), mode=ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(path))
         pointer, int64 = ctypes.c_void_p, ctypes.c_int64
-        model = ctypes.POINTER(Model)
-        self._forward = library.forward
-        self._forward.argtypes = (model, pointer, pointer, pointer, int64, ctypes.c_int)
-        self._find_without_page = library.find_without_page
-        self._find_without_page.argtypes = (model, pointer, pointer, int64)
-        self._find_without_page.restype = int64
-        self._logits = library.logits
-        self._logits.argtypes = (model, pointer, int64, pointer, ctypes.c_int)
-        self._attention = library.attention
-        self._attention.argtypes = (model, ctypes.c_int, pointer, pointer, int64, ctypes.c_int)
-        self._linear = library.linear
-        self._linear.argtypes = (
-            ctypes.POINTER(Matrix), ctypes.POINTER(Quantized), pointer, int64, pointer, ctypes.c_int
-        )  # fmt: skip
+        model, matrix = ctypes.POINTER(Model), ctypes.POINTER(Matrix)
+        self.forward = library.forward
+        """(model, x [tokens, width], slots, positions, tokens, threads): run all layers on x in place."""
+        self.forward.argtypes = (model, pointer, pointer, pointer, int64, ctypes.c_int)
+        self.find_without_page = library.find_without_page
+        """(model, slots, positions, tokens) → index of the first token without a page or outside the table, or -1."""
+        self.find_without_page.argtypes, self.find_without_page.restype = (model, pointer, pointer, int64), int64
+        self.logits = library.logits
+        """(model, x [tokens, width], tokens, result [tokens, head.outputs], threads): write the logits of x."""
+        self.logits.argtypes = (model, pointer, int64, pointer, ctypes.c_int)
+        self.attention = library.attention
+        """(model, layer, slots, positions, tokens, threads): RoPE, the KV cache and attention, Model.qkv → attended."""
+        self.attention.argtypes = (model, ctypes.c_int, pointer, pointer, int64, ctypes.c_int)
+        self.linear = library.linear
+        """(matrix, quantized, x [tokens, inputs], tokens, y [tokens, outputs], threads): compute a linear layer."""
+        self.linear.argtypes = (matrix, ctypes.POINTER(Quantized), pointer, int64, pointer, ctypes.c_int)
+        self.scratch_stride = library.scratch_stride
+        """(positions of a sequence, head dim) → number of scratch floats per thread."""
+        self.scratch_stride.argtypes, self.scratch_stride.restype = (int64, ctypes.c_int), int64
         self._pack = library.pack
         self._pack.argtypes = (pointer, pointer, int64, int64, int64, pointer, ctypes.c_int)
         self._pack_groups = library.pack_groups
-        self._pack_groups.argtypes = (
-            ctypes.POINTER(Matrix), pointer, pointer, pointer, pointer, pointer, ctypes.c_int
-        )  # fmt: skip
-        library.scratch_stride.argtypes = (int64, ctypes.c_int)
-        library.scratch_stride.restype = int64
-        self._scratch_stride = library.scratch_stride
+        self._pack_groups.argtypes = (matrix, pointer, pointer, pointer, pointer, pointer, ctypes.c_int)
 
     def pack(self, weight: torch.Tensor, source: torch.Tensor, inputs: int) -> torch.Tensor:
         """Pack a weight [channels, columns] int8 into the kernels' layout, [outputs, inputs] uint8.
@@ -216,31 +217,3 @@ class CpuKernels:
             source.data_ptr(), packed.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return packed
-
-    def linear(self, matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute a linear layer of x [tokens, inputs] into y [tokens, outputs]. quantized: scratch memory."""
-        self._linear(matrix, quantized, x.data_ptr(), len(x), y.data_ptr(), torch.get_num_threads())
-
-    def forward(self, model: Model, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        """Run all layers on x [tokens, width] in place."""
-        self._forward(
-            model, x.data_ptr(), slots.data_ptr(), positions.data_ptr(), len(x), torch.get_num_threads()
-        )  # fmt: skip
-
-    def find_without_page(self, model: Model, slots: torch.Tensor, positions: torch.Tensor) -> int:
-        """Return the index of the first token that is outside the page table or has no page, or -1."""
-        return int(self._find_without_page(model, slots.data_ptr(), positions.data_ptr(), len(slots)))
-
-    def logits(self, model: Model, x: torch.Tensor, result: torch.Tensor) -> None:
-        """Write the logits of x [tokens, width] to result [tokens, head.outputs]."""
-        self._logits(model, x.data_ptr(), len(x), result.data_ptr(), torch.get_num_threads())
-
-    def attention(self, model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        """Apply RoPE, write the KV cache and compute attention for a layer: Model.qkv → Model.attended."""
-        self._attention(
-            model, layer, slots.data_ptr(), positions.data_ptr(), len(slots), torch.get_num_threads()
-        )  # fmt: skip
-
-    def scratch_stride(self, positions: int, head_dim: int) -> int:
-        """Return the number of scratch floats per thread. positions: per sequence."""
-        return int(self._scratch_stride(positions, head_dim))

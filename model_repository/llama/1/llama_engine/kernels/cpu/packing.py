@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.per_channel import requantized
-from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.checkpoint.weights import DecoderLayer, LayerWeights, LinearWeight
+from llama_engine.kernels.activation_terms import MAX_INPUTS
 from llama_engine.kernels.cpu.library import CpuKernels, Matrix, Quantized
 
 UNIT = 64
@@ -23,10 +24,6 @@ OUTPUTS = 16
 
 TOKEN_MULTIPLE = 12
 """Buffers have a multiple of this many tokens: whole groups of 6 tokens (AVX2) and of 8 terms, up to 2 per token."""
-
-MAX_INPUTS = 2**31 // (127 * 128)
-"""Maximum inputs of a layer, 132,104: a sum of this many products of a term and a weight always fits int32."""
-
 
 GROUP_UNIT = 32
 """A column group is a multiple of this."""
@@ -72,20 +69,8 @@ class PackedLinear:
     order: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class PackedLayer:
-    """A packed decoder layer. Padded gains; None is no norm."""
-
-    attention_norm: torch.Tensor | None
-    query_key_value: PackedLinear
-    attention_output: PackedLinear
-    mlp_norm: torch.Tensor | None
-    gate_up: PackedLinear
-    down: PackedLinear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    attention_output_norm: torch.Tensor | None
-    mlp_output_norm: torch.Tensor | None
+PackedLayer = DecoderLayer[PackedLinear]
+"""A packed decoder layer; its gains are padded."""
 
 
 @dataclass

@@ -41,7 +41,9 @@ def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms:
     wide = torch.nn.functional.pad(x, (0, padded(inputs) - inputs)).contiguous()
     y = torch.full((tokens, packed.matrix.outputs), torch.nan)
     room = QuantizedTokens(tokens, wide.shape[1], terms.limit(inputs))
-    kernels.linear(packed.matrix, room.structure, wide, y)
+    kernels.linear(
+        packed.matrix, room.structure, wide.data_ptr(), tokens, y.data_ptr(), torch.get_num_threads()
+    )  # fmt: skip
     return y[:, : len(layer.weight)]
 
 

@@ -14,9 +14,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 
 from llama_engine.errors import one_line
-
-SPLIT = 254
-"""Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
+from llama_engine.kernels.activation_terms import SPLIT
 
 COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
     # Rounds intermediate results to their dtype, and disables fused multiply-add.

@@ -20,10 +20,8 @@ from torch.nn.functional import pad
 
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.activation_terms import MAX_INPUTS
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise
-
-MAX_INPUTS = (2**31 - 1) // (127 * 128)
-"""Maximum inputs of a layer for which sums can't overflow int32, for any INT8 weights: 132,104."""
 
 MULTIPLE = 4
 """Divisor that cuBLASLt requires of a layer's inputs and outputs; for others bitsandbytes computes in float32, which

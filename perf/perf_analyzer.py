@@ -1,4 +1,9 @@
-"""One run of perf_analyzer: a closed loop against a Triton, as records of each request.
+"""One run of NVIDIA's perf_analyzer: a closed loop against a Triton, as records of each request.
+
+`make bench` fetches the binary, which is in wheels of `tritonclient` up to 2.60. This one is as old as the server of
+nvidia-pytriton and runs wherever that does; later ones need a newer glibc. It was linked against two libraries that few
+machines have. Both are in the nvidia-pytriton wheel under hashed names; a folder of links gives them the names that the
+binary asks for.
 
 Asynchronous calls from one thread: the requests share one queue, and each answer makes way for the next one in the
 given order. (With several threads, each has its own share of the list, and ends alone.) With --request-count each
@@ -15,6 +20,7 @@ exit code 0 and leaves an empty export, of a load that another run measures; so 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import tempfile
@@ -25,13 +31,24 @@ from typing import Any
 
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
+from triton_local.installation import Interpreter, find_wheel
 
-from perf.analyzer.binary import NAME, AnalyzerError, BadExportError, fetched, library_path
+from perf.environment import ROOT
 from perf.load.protocols import Request
 from perf.load.records import Record, Run
 
+BINARY = ROOT / ".work" / "perf_analyzer" / "bin" / "perf_analyzer"
+LIBRARIES = ("libb64.so.0d", "libcudart.so.12")
 # A usage text of hundreds of lines may follow.
 _REASON_LINES = 4
+
+
+class AnalyzerError(Exception):
+    """A run of perf_analyzer is no measurement; `str()` is the message for the user."""
+
+
+class BadExportError(AnalyzerError):
+    """perf_analyzer ended well, but its profile export is no JSON, twice."""
 
 
 def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> tuple[Run, str]:
@@ -39,7 +56,7 @@ def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int
 
     Returns the run, in the order of sending and with times in seconds since 1970, and the command, without its folder.
     warmup: at least `concurrency`, so that the measured ones meet a full server; or 0. timeout: seconds for all of
-    them. Raises AnalyzerError (BadExportError after a second empty export), and what `library_path` raises.
+    them. Raises AnalyzerError (BadExportError after a second empty export), or a LauncherError without the wheel.
     """
     arguments = [
         *("-m", "llama", "-i", "grpc", "-u", url, "--input-data", "requests.json"),
@@ -47,18 +64,18 @@ def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int
         *("--request-count", str(len(requests))),
         *("--profile-export-file", "profile.json"),
     ]
-    executable, command = str(fetched()), shlex.join([NAME, *arguments])
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as name:
         folder = Path(name)
         (folder / "requests.json").write_text(inputs(requests))
+        _link_libraries(folder)
         for _ in range(2):
-            output = _run([executable, *arguments], folder, timeout)
+            output = _run(arguments, folder, timeout)
             try:
                 profile = json.loads((folder / "profile.json").read_text())
             except ValueError:
                 continue
-            return Run(concurrency, read_profile(profile, requests), warmup), command
-    raise BadExportError(f"the profile export is no JSON, twice: {command}\n{output}")
+            return Run(concurrency, read_profile(profile, requests), warmup), _shown(arguments)
+    raise BadExportError(f"the profile export is no JSON, twice: {_shown(arguments)}\n{output}")
 
 
 def inputs(requests: Sequence[Request]) -> str:
@@ -101,20 +118,39 @@ def read_profile(profile: Any, requests: Sequence[Request]) -> tuple[Record, ...
     return tuple(sorted((record for record, _ in answered), key=lambda record: record.scheduled))
 
 
-def _run(command: Sequence[str], folder: Path, timeout: float) -> str:
-    """Run perf_analyzer; return its output."""
+def _shown(arguments: Sequence[str]) -> str:
+    return shlex.join([BINARY.name, *arguments])
+
+
+def _link_libraries(folder: Path) -> None:
+    """Give the wheel's libraries the names that the binary asks for. Raises AnalyzerError where the wheel lacks one."""
+    source = find_wheel(Interpreter.current().site_packages).libraries
+    for name in LIBRARIES:
+        # libb64-98cb6333.so.0d for libb64.so.0d: a repaired wheel's name has a hash after the first part.
+        stem, ending = name.split(".so", 1)
+        files = list(source.glob(f"{stem}-*.so{ending}*"))
+        if len(files) != 1:
+            raise AnalyzerError(f"perf_analyzer needs {name}; {source} has {len(files)} of it, not one")
+        (folder / name).symlink_to(files[0])
+
+
+def _run(arguments: Sequence[str], folder: Path, timeout: float) -> str:
+    """Run perf_analyzer in a folder that has its libraries; return its output."""
+    # An empty entry would mean the working directory.
+    paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     try:
-        with library_path() as environment:
-            ran = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
+        ran = subprocess.run(
+            [BINARY, *arguments],
+            cwd=folder,
+            env={**os.environ, "LD_LIBRARY_PATH": paths},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise AnalyzerError("perf_analyzer is missing: make bench fetches it") from error
     except subprocess.TimeoutExpired as error:
         raise AnalyzerError(f"perf_analyzer was still running after {timeout:g} s") from error
     # It also ends with code 0 without a stable measurement, and then writes no export.

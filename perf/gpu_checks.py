@@ -24,6 +24,7 @@ from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perf.checkpoint import EMBEDDED
 from perf.quality import text
 from perf.quality.divergence import Forward, distances, summary
 from perf.workload import PROMPT_TOKENS, prompts
@@ -121,7 +122,7 @@ def _below(randomness: random.Random, share: float) -> bool:
 
 def exactness(device: torch.device, dtype: str = "float32", amount: int = 16, tokens: int = 64) -> dict[str, object]:
     """Compare the engine's greedy texts, all rows at once, with generate()'s, each prompt alone."""
-    settings = Settings(quantization="none", dtype=dtype)
+    settings = Settings(model=str(EMBEDDED), quantization="none", dtype=dtype)
     checkpoint = load_checkpoint(settings, device)
     load = requests(checkpoint, [tokens] * amount)
     results = Engine(checkpoint, settings, amount).generate(load)
@@ -141,7 +142,7 @@ def exactness(device: torch.device, dtype: str = "float32", amount: int = 16, to
 
 def divergence(device: torch.device, quantization: str, dtype: str) -> dict[str, object]:
     """Compare a precision's next-token distributions with FP32's."""
-    base = Settings(quantization="none", dtype="float32")
+    base = Settings(model=str(EMBEDDED), quantization="none", dtype="float32")
     reference = load_checkpoint(base, device)
     candidate = load_checkpoint(replace(base, quantization=quantization, dtype=dtype), device)
     rows, _ = text.held_out(reference.max_model_len)

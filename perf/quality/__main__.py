@@ -27,6 +27,7 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
 from perf import report
+from perf.checkpoint import EMBEDDED
 from perf.command import make_command
 from perf.quality import text
 from perf.quality.divergence import Forward, distances, perplexity, summary
@@ -89,7 +90,7 @@ def _measure(options: argparse.Namespace) -> None:
     # Read first: the checkpoint may take minutes to load.
     content = None if options.text is None else options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
-    base = Settings(model=options.model)
+    base = Settings(model=options.model or str(EMBEDDED))
     reference = load_checkpoint(replace(base, quantization="none"), device)
     if content is None:
         texts, origin = text.held_out(reference.max_model_len)

@@ -10,8 +10,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama_engine.model.loader import EMBEDDED
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from perf.checkpoint import EMBEDDED
 
 HELD_OUT = Path(__file__).with_name("held_out.json")
 

@@ -92,8 +92,6 @@ def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside
     """
     repository = folder / "model_repository"
     shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("__pycache__"))
-    # The embedded checkpoint's default path is beside the repository.
-    (folder / "models").symlink_to(ROOT / "models")
     model = repository / "llama"
     if shim:
         (model / "1" / "model.py").rename(model / "1" / "real_model.py")

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 
 ENVIRONMENT = {
+    "LLAMA_MODEL": str(EMBEDDED),
     # On two busy cores, two threads that synchronize at every small matrix product are ten times slower than one.
     "OMP_NUM_THREADS": "1",
     # Tests count requests, and the supervisor's liveness probe would send some.

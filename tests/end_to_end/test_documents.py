@@ -6,13 +6,25 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from deploy.code_blocks import ROOT, Block, page_blocks
+from end_to_end.openai_endpoint import in_front_of
 from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
+
+DEFAULT = "SmolLM2-135M-Instruct"
+"""The pages say the default checkpoint's name; the tests' checkpoint answers to it."""
+
+
+@pytest.fixture(scope="module")
+def named_as_default(streaming: LocalTriton) -> Iterator[Endpoint]:
+    """The OpenAI endpoint under the name that the pages say."""
+    with in_front_of(streaming, served_name=DEFAULT) as endpoint:
+        yield endpoint
+
 
 # A block that stands on two pages runs once.
 CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}.values()
@@ -23,12 +35,12 @@ CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}
     "block",
     [pytest.param(block, id=str(block), marks=[pytest.mark.long] * (block.page != "README")) for block in CALLING],
 )
-async def test_a_code_block_runs_unmodified(streaming: LocalTriton, served: Endpoint, block: Block) -> None:
+async def test_a_code_block_runs_unmodified(streaming: LocalTriton, named_as_default: Endpoint, block: Block) -> None:
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     # As if the virtual environment were activated.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    addresses = (streaming.http_url, streaming.grpc_url, streaming.metrics_url, f"127.0.0.1:{served.port}")
-    async with _forwarded(dict(zip((8000, 8001, 8002, 9000), addresses, strict=True))):
+    ports = {8000: streaming.http_url, 8001: streaming.grpc_url, 8002: streaming.metrics_url}
+    async with _forwarded({**ports, 9000: f"127.0.0.1:{named_as_default.port}"}):
         run = await asyncio.create_subprocess_exec(
             *(*command, block.text),
             cwd=ROOT,

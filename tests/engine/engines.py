@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from llama_engine.engine.engine import Engine, StepResult
@@ -21,10 +22,13 @@ from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
+EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
+
 
 def load(quantization: str, **parameters: str) -> LoadedModel:
     """Load a checkpoint on the CPU, the embedded one if no `model` is given."""
-    return load_checkpoint(Settings.parse({"quantization": quantization, **parameters}, {}), torch.device("cpu"))
+    values = {"model": str(EMBEDDED), "quantization": quantization, **parameters}
+    return load_checkpoint(Settings.parse(values, {}), torch.device("cpu"))
 
 
 def engine_of(checkpoint: LoadedModel, slots: int = 8, **parameters: str) -> Engine:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llama_engine.model.loader import EMBEDDED
+from engine.engines import EMBEDDED
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine.engines import EMBEDDED
 from llama_engine.checkpoint.architecture import FAMILIES, read_architecture
 from llama_engine.checkpoint.config import IRRELEVANT, USED, read_config
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, loading
+from llama_engine.model.loader import loading
 from transformers import CONFIG_MAPPING, GenerationConfig, LlamaConfig, PreTrainedConfig
 
 SMALL = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 64}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.engines import load
+from engine.engines import EMBEDDED, load
 from engine.gguf_files import MODELS, small_model, write_model
 from engine.logits import logits_of
 from gguf import GGMLQuantizationType as Kind
@@ -17,7 +17,7 @@ from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.checkpoint.tensor_names import HEAD, layer_linears, layer_prefix
 from llama_engine.checkpoint.weight_reader import WeightReader
-from llama_engine.model.loader import EMBEDDED, LoadedModel
+from llama_engine.model.loader import LoadedModel
 from llama_engine.model.precision import quantization_config
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine.checkpoints import save_small
-from engine.engines import load
+from engine.engines import EMBEDDED, load
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
@@ -19,7 +19,6 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight, concatenated
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import completions, engine_of, load
+from engine.engines import EMBEDDED, completions, engine_of, load
 from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
 from llama_engine.checkpoint.architecture import read_architecture
@@ -25,7 +25,7 @@ from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, LoadedModel
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import gguf
 import pytest
-from engine.engines import load
+from engine.engines import EMBEDDED, load
 from engine.gguf_files import small_model, write_model
 from llama_engine.checkpoint.gguf.config import read_gguf_config
 from llama_engine.checkpoint.gguf.header import find_gguf, read_gguf
 from llama_engine.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer
 
 from models.gguf_checkpoints import write

@@ -34,7 +34,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
 for quantization in ("int8", "none", "nf4"):
-    settings = Settings(quantization=quantization)
+    settings = Settings(model="../../../models/pydoc-llama", quantization=quantization)
     Engine(load_checkpoint(settings, torch.device("cpu")), settings, 1).warm_up()
     needed = ("transformers.models.llama.modeling_llama", "bitsandbytes", "torch._dynamo")
     print(*(module in sys.modules for module in needed))

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from engine.engines import EMBEDDED
 from engine.prompts import reference_text
 from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.checkpoint.config import read_config
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import EMBEDDED, Endpoint, Json, check_refusal, endpoint, error_of, events_of
+from frontend.descriptions import changed
+from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
 from triton_llama.completion import Chunk
@@ -238,9 +239,9 @@ def test_a_message_that_the_template_hides_cannot_be_continued(triton: FakeTrito
     check_refusal(response, "continue_final_message", "doesn't show the last message")
 
 
-def test_a_chat_without_a_template_is_refused(triton: FakeTriton, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-    with endpoint(triton.port, tokenizer=str(tmp_path), max_model_len=64, served_name="pydoc-llama") as served:
+def test_a_chat_without_a_template_is_refused(triton: FakeTriton) -> None:
+    triton.models["untaught"] = changed(chat_templates={})
+    with endpoint(triton.port, model="untaught") as served:
         error = error_of(served.chat())
     assert (error["param"], error["code"]) == (None, "no_chat_template")
 

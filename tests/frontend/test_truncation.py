@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from frontend.descriptions import CONTEXT
 from frontend.endpoints import Endpoint
-from frontend.fake_triton import CONTEXT, FakeTriton
+from frontend.fake_triton import FakeTriton
 
 TEXT = "Return a list of all names"
 LONG = {"role": "user", "content": "word " * 2000}

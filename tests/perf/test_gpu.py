@@ -16,6 +16,7 @@ from python_process import run_python
 from transformers import LlamaConfig
 
 from perf import gpu, gpu_checks
+from perf.checkpoint import EMBEDDED
 from perf.gpu_checks import exactness, mixes, products
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_products_are_compared_with_those_of_the_cpu(
 
 
 def test_int8_requests_are_the_same_in_random_mixes() -> None:
-    settings = Settings(max_model_len=128)
+    settings = Settings(model=str(EMBEDDED), max_model_len=128)
     result = mixes(load_checkpoint(settings, CPU), settings, 1, tokens=2)
     assert (result["different"], result["different_tokens"]) == (0, 0)
     assert result["requests"]
@@ -96,7 +97,7 @@ def test_the_articles_table_has_what_was_measured() -> None:
 
 
 def test_a_load_is_served_in_each_mode() -> None:
-    settings = Settings(max_model_len=128)
+    settings = Settings(model=str(EMBEDDED), max_model_len=128)
     checkpoint = load_checkpoint(settings, CPU)
     for mode, slots in gpu.MODES.items():
         result = gpu.serving(Engine(checkpoint, settings, slots), checkpoint, mode, "equal", 2)

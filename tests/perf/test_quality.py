@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.engines import EMBEDDED
 from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.model.loader import LoadedModel
@@ -60,7 +61,8 @@ def test_int8_is_close_to_the_reference_but_not_equal(
 def test_a_candidate_is_loaded_with_its_threshold_and_terms(
     fp32: LoadedModel, texts: list[list[int]], candidate: Candidate
 ) -> None:
-    entries: dict[str, Any] = compared(candidate, fp32, load(Settings(), torch.device("cpu"), candidate), texts[:1])
+    loaded = load(Settings(model=str(EMBEDDED)), torch.device("cpu"), candidate)
+    entries: dict[str, Any] = compared(candidate, fp32, loaded, texts[:1])
     entry = entries[candidate.key]
     assert entry["threshold"] == candidate.settings.get("int8_threshold", 0.0)
     # LLM.int8() has no terms. By row, some have two.

@@ -39,7 +39,7 @@ def port(value: object) -> int:
     "--variant",
     help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
 )
-@click.option("--model", help="Folder, GGUF file or hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
+@click.option("--model", help="Folder, GGUF file or hub id. Sets LLAMA_MODEL.  [default: SmolLM2-135M-Instruct]")
 @click.option("--http-port", type=port, default=8000, help="0: any free port, which is printed.")
 @click.option("--grpc-port", type=port, default=8001, help="0: any free port, which is printed.")
 @click.option("--metrics-port", type=port, default=8002, help="0: any free port, which is printed.")
@@ -87,7 +87,7 @@ def main(
             ready_timeout=ready_timeout,
             on_log_line=_show,
         )
-        endpoint = OpenAIEndpoint(host, ports["openai"], server.grace, model) if "openai" in ports else None
+        endpoint = OpenAIEndpoint(host, ports["openai"], server.grace) if "openai" in ports else None
         sys.exit(_serve(server, endpoint, host, ready_file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)
@@ -148,8 +148,8 @@ def _write_ready_file(path: Path | None, facts: Mapping[str, object] | None) -> 
 
 def _example(endpoint: OpenAIEndpoint) -> str:
     """Return a command that asks the endpoint, as a shell takes it."""
-    messages = [{"role": "user", "content": "What does textwrap.wrap do?"}]
-    body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60}
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
     return f"curl -s {endpoint.url}/chat/completions -d {shlex.quote(json.dumps(body))}"
 
 

@@ -1,115 +1,156 @@
-"""`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, their completions, and one chat answer.
+"""`make demo`: a real Triton and its OpenAI endpoint; 16 chats at once, a table by a schema, a tool call.
 
-Every figure is read back: the texts from the responses, the batch sizes from Triton's statistics, the steps from the
-model's metrics, what was loaded from its log line. Exits with 1 if Triton doesn't start, if a prompt failed, if no
-sequences were decoded together, if the weights aren't INT8, or if the chat has no answer.
+    python -m triton_local.demo [MODEL]
+
+Every figure is read back: the batch sizes from Triton's statistics, the steps from the model's metrics, what was loaded
+from its log line. Exits with 1 if Triton doesn't start, if a request failed, if no sequences were decoded together, or
+if the weights aren't INT8.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
+import shlex
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from dataclasses import dataclass
 
+import httpx
 import tritonclient.http
-from triton_llama import AsyncLlamaClient, Completion, SamplingParams, TritonLlamaError
 
 from triton_local.errors import LauncherError
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.server import LocalTriton
 
-PROMPTS = (
-    "Return a list of",
-    "The with statement is used to",
-    "This module provides",
-    "A dictionary is",
-    "If the file does not exist,",
-    "Raise an exception if",
-    "The for statement is used to",
-    "This method is called when",
-    "Convert a string to",
-    "The import statement",
-    "Generator functions",
-    "Return True if the",
-    "Class instances are",
-    "The default value is",
-    "Read at most size bytes",
-    "An iterator is",
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is the capital of Japan?",
+    "What is the capital of Germany?",
+    "What is the capital of Canada?",
+    "How many days are in a week?",
+    "What is the first month of the year?",
+    "What is 2 + 2?",
+    "What is the opposite of big?",
+    "What is the plural of mouse?",
+    "What instrument has 88 keys?",
+    "Which ocean lies between Europe and America?",
+    "Who was the first person to walk on the moon?",
+    "What is the name of our galaxy?",
+    "What does HTTP stand for?",
+    "Name three fruits.",
+    "Name three primary colors.",
 )
-SAMPLING = SamplingParams(max_tokens=40, temperature=0.4, top_p=0.9, repetition_penalty=1.1, stop_words=("\n\n",))
 
-# The embedded checkpoint is too small to gain from a second thread, and on a busy machine threads lose time waiting for
-# each other at every small product.
-_THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+TABLE_REQUEST = (
+    "Alice is 30 and lives in Paris. Bob is 25 and lives in Rome. Carol is 41 and lives in Oslo. "
+    "List the people as JSON."
+)
+_COLUMNS = {
+    "name": {"type": "string", "maxLength": 20},
+    "age": {"type": "integer", "maximum": 150},
+    "city": {"type": "string", "maxLength": 20},
+}
+_ROW = {"type": "object", "properties": _COLUMNS, "required": [*_COLUMNS], "additionalProperties": False}
+_TABLE = {"type": "array", "items": _ROW, "minItems": 3, "maxItems": 3}
+_TABLE_FORMAT = {"type": "json_schema", "json_schema": {"name": "people", "schema": _TABLE, "strict": True}}
 
-QUESTION = "What does textwrap.wrap do?"
+TOOL_REQUEST = "What is the weather in Paris, in celsius?"
+_ARGUMENTS = {
+    "city": {"type": "string", "maxLength": 20},
+    "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+}
+_PARAMETERS = {"type": "object", "properties": _ARGUMENTS, "required": [*_ARGUMENTS], "additionalProperties": False}
+_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": _PARAMETERS}}
+_TOOL_CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 
-Outcome = Completion | TritonLlamaError
+_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A chat's answer: text, a call of a tool, or why it failed."""
+
+    text: str
+    tokens: int = 0
+    failed: bool = False
 
 
 def main() -> int:
     """Run the demonstration; return the exit code."""
-    # The demo serves the embedded checkpoint with the settings' defaults, whatever the shell sets for `make serve`.
+    model = next(iter(sys.argv[1:]), None)
+    # The settings' defaults apply, whatever the shell sets for `make serve`.
     for name in [name for name in os.environ if name.startswith(("LLAMA_", "TRITON_"))]:
         del os.environ[name]
-    print("starting Triton with the embedded checkpoint ...", flush=True)
+    os.environ["TRITON_LLAMA_OPENAI_LOG_REQUESTS"] = "none"
+    print("starting Triton ...", flush=True)
     try:
-        with LocalTriton(environment=_THREADS) as server:
-            batches_before = _batches(server.http_url)
-            started = time.perf_counter()
-            outcomes = asyncio.run(_complete_all(server.http_url, server.grpc_url))
-            seconds = time.perf_counter() - started
-            batches = {
-                size: count - batches_before.get(size, 0)
-                for size, count in _batches(server.http_url).items()
-                if count > batches_before.get(size, 0)
-            }
-            steps, tokens = _steps(server.metrics_url)
-            loaded = _loaded(server.log_text())
-            chat = _chat(server.grpc_url)
+        with LocalTriton(model=model, ready_timeout=600) as server:
+            with OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint:
+                endpoint.start(server.grpc_url)
+                failures = asyncio.run(_show(server, endpoint))
             # Every answer has been read; a drain would take five seconds.
             server.kill()
     except LauncherError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    _print_texts(outcomes)
-    print(f"\n[OpenAI] {QUESTION} → {chat or 'no answer'}")
-    tokens = sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
-    formed = ", ".join(f"{count} of size {size}" for size, count in sorted(batches.items()))
-    print(f"\nbatches Triton handed over: {formed}")
-    print(f"steps of the decode loop: {steps}, with {tokens / max(steps, 1):.1f} sequences on average")
-    print(f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s on this machine")
+    for failure in failures:
+        print(f"demo: {failure}", file=sys.stderr)
+    print(f"\nserve it until Ctrl-C: make serve{f' MODEL={shlex.quote(model)}' if model else ''}")
+    return 1 if failures else 0
+
+
+async def _show(server: LocalTriton, endpoint: OpenAIEndpoint) -> list[str]:
+    """Send the requests, print what comes back, and return what is wrong with it."""
+    batches_before = _batches(server.http_url)
+    async with httpx.AsyncClient(base_url=endpoint.url, timeout=300, trust_env=False) as client:
+        started = time.perf_counter()
+        chats = await asyncio.gather(*(_ask(client, endpoint.served_name, question) for question in QUESTIONS))
+        seconds = time.perf_counter() - started
+        steps, sequences = _steps(server.metrics_url)
+        grown = {size: count - batches_before.get(size, 0) for size, count in _batches(server.http_url).items()}
+        table = await _ask(client, endpoint.served_name, TABLE_REQUEST, max_tokens=200, response_format=_TABLE_FORMAT)
+        call = await _ask(client, endpoint.served_name, TOOL_REQUEST, tools=[_TOOL], tool_choice=_TOOL_CHOICE)
+    loaded = _loaded(server.log_text())
+
+    print(f"\n{endpoint.served_name}, {len(chats)} chats at once, at most {_TOKENS} tokens each:\n")
+    for question, chat in zip(QUESTIONS, chats, strict=True):
+        print(f"  {question:<46} {chat.text}")
+    print(f"\nJSON by a schema: {TABLE_REQUEST}\n\n  {table.text}")
+    print(f"\na tool call: {TOOL_REQUEST}\n\n  {call.text}")
+    tokens = sum(chat.tokens for chat in chats)
+    formed = ", ".join(f"{count} of size {size}" for size, count in sorted(grown.items()) if count)
+    print(f"\nthe chats' batches, as Triton formed them: {formed}")
+    print(f"their decode steps: {steps}, with {sequences / max(steps, 1):.1f} sequences on average")
+    print(f"their {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s on this machine")
     print(loaded)
-    return _verdict(outcomes, tokens > steps, loaded, chat)
+
+    failures = []
+    if failed := sum(answer.failed for answer in (*chats, table, call)):
+        failures.append(f"{failed} of {len(chats) + 2} requests failed")
+    if sequences <= steps:
+        failures.append("no two sequences were decoded together")
+    # Without compiled kernels they are dequantized.
+    if " in int8" not in loaded and "INT8 weights dequantized" not in loaded:
+        failures.append("the weights are not INT8")
+    return failures
 
 
-async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
-    """Send all prompts at once, every other one over gRPC."""
-    async with AsyncLlamaClient(http_url) as http, AsyncLlamaClient(grpc_url, protocol="grpc") as grpc:
-        calls = [
-            (grpc if index % 2 else http).generate(prompt, SAMPLING, seed=index) for index, prompt in enumerate(PROMPTS)
-        ]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    unexpected = [outcome for outcome in outcomes if not isinstance(outcome, Completion | TritonLlamaError)]
-    if unexpected:
-        raise unexpected[0]
-    return [outcome for outcome in outcomes if isinstance(outcome, Completion | TritonLlamaError)]
-
-
-def _chat(grpc_url: str) -> str:
-    """Return a chat answer over OpenAI's protocol, from an endpoint in front of this server."""
-    with OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint:
-        endpoint.start(grpc_url)
-        messages = [{"role": "user", "content": QUESTION}]
-        body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
-        request = urllib.request.Request(f"{endpoint.url}/chat/completions", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return " ".join(json.load(response)["choices"][0]["message"]["content"].split())
+async def _ask(client: httpx.AsyncClient, model: str, question: str, **fields: object) -> Answer:
+    """Send a chat of one message."""
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0, **fields}
+    response = await client.post("chat/completions", json=body)
+    answer = response.json()
+    if response.is_error:
+        return Answer(f"HTTP {response.status_code}: {answer['error']['message']}", failed=True)
+    choice = answer["choices"][0]
+    calls = [call["function"] for call in choice["message"].get("tool_calls") or ()]
+    text = "; ".join(f"{call['name']}({call['arguments']})" for call in calls) or choice["message"]["content"] or ""
+    cut = " ..." if choice["finish_reason"] == "length" else ""
+    return Answer(" ".join(text.split()) + cut, answer["usage"]["completion_tokens"])
 
 
 def _batches(http_url: str) -> dict[int, int]:
@@ -120,13 +161,13 @@ def _batches(http_url: str) -> dict[int, int]:
 
 
 def _steps(metrics_url: str) -> tuple[int, int]:
-    """Return the number of decode steps and the sum of their sequences, once the metrics count every prompt."""
+    """Return the number of decode steps and the sum of their sequences, once the metrics count every chat."""
     deadline = time.monotonic() + 10
     while True:
         with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=10) as response:
             metrics = response.read().decode()
         answered = re.findall(r"^llama_requests_total\{.*\} (\d+)", metrics, re.MULTILINE)
-        if sum(map(int, answered)) >= len(PROMPTS) or time.monotonic() > deadline:
+        if sum(map(int, answered)) >= len(QUESTIONS) or time.monotonic() > deadline:
             break
         # The model's metrics are up to 0.2 s old.
         time.sleep(0.05)
@@ -139,32 +180,6 @@ def _loaded(log: str) -> str:
     """Return the model's log line about what it loaded."""
     line = re.search(r"llama: (loaded .*?)\"?$", log, re.MULTILINE)
     return line[1] if line else "the log doesn't say what was loaded"
-
-
-def _print_texts(outcomes: Sequence[Outcome]) -> None:
-    for index, (prompt, outcome) in enumerate(zip(PROMPTS, outcomes, strict=True)):
-        way = "gRPC" if index % 2 else "HTTP"
-        if isinstance(outcome, Completion):
-            text = " ".join(outcome.text.split())
-            print(f"\n[{way}] {prompt} → {text}\n       ({outcome.num_output_tokens} tokens, {outcome.finish_reason})")
-        else:
-            print(f"\n[{way}] {prompt} → {type(outcome).__name__}: {outcome}")
-
-
-def _verdict(outcomes: Sequence[Outcome], together: bool, loaded: str, chat: str) -> int:
-    failures = []
-    if failed := sum(not isinstance(outcome, Completion) for outcome in outcomes):
-        failures.append(f"{failed} of {len(outcomes)} prompts failed")
-    if not together:
-        failures.append("no two sequences were decoded together")
-    # Without compiled kernels they are dequantized.
-    if " in int8" not in loaded and "INT8 weights dequantized" not in loaded:
-        failures.append("the weights are not INT8")
-    if not chat:
-        failures.append("the chat has no answer")
-    for failure in failures:
-        print(f"demo: {failure}", file=sys.stderr)
-    return 1 if failures else 0
 
 
 if __name__ == "__main__":

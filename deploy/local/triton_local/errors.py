@@ -1,7 +1,8 @@
 """The launcher's errors, each with a message for the user.
 
 LauncherError
-├── MissingPartError        the wheel, its stub for this Python, a shared libpython, or NumPy below 2: exit code 2
+├── MissingPartError        the wheel, its stub for this Python, a shared libpython, NumPy below 2, or the default
+│                           checkpoint: exit code 2
 ├── InvalidSettingError     a port, host, variant, model or option that can't be used: exit code 2
 ├── StartFailedError        tritonserver ended before it was ready, or wasn't ready in time: exit code 1
 ├── EndpointEndedError      the OpenAI endpoint ended by itself: exit code 70
@@ -16,7 +17,7 @@ class LauncherError(Exception):
 
 
 class MissingPartError(LauncherError):
-    """nvidia-pytriton, its stub for this Python, a shared libpython, or a NumPy that the stub works with is missing."""
+    """nvidia-pytriton, its stub, a shared libpython, a NumPy that the stub works with or the default checkpoint."""
 
 
 class InvalidSettingError(LauncherError):

@@ -30,6 +30,7 @@ from triton_supervisor.command import Options, refuse_reserved, served_models
 from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
 from triton_supervisor.triton import MODEL, Address, RepositoryApi
 
+from triton_local.default_model import fetch_default_model
 from triton_local.errors import InvalidSettingError, StartFailedError
 from triton_local.installation import Interpreter, find_wheel, link_runtime, refuse_numpy_2, runtime_environment
 from triton_local.log import MAX_LINES, failure_reason
@@ -54,9 +55,10 @@ class LocalTriton:
     """A tritonserver that is ready on entering the context and gone on leaving it, under `triton_supervisor`.
 
     Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
-    folder or a hub id for LLAMA_MODEL. environment: overrides the current one, which has the supervisor's settings
-    too (TRITON_GRACE_SECONDS, TRITON_STUCK_SECONDS). extra_args: for tritonserver. on_log_line: takes each line of the
-    log, in another thread. Methods raise errors of the LauncherError tree.
+    folder, GGUF file or hub id for LLAMA_MODEL; None: the environment's, else the default checkpoint. environment:
+    overrides the current one, which has the supervisor's settings too (TRITON_GRACE_SECONDS, TRITON_STUCK_SECONDS).
+    extra_args: for tritonserver. on_log_line: takes each line of the log, in another thread. Methods raise errors of
+    the LauncherError tree.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class LocalTriton:
         self._resources.close()
 
     def _start(self) -> None:
+        fetch_default_model(self._repository, self._environment)
         folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="triton-local-")))
         link_runtime(folder, self._wheel, self._interpreter)
         environment = runtime_environment(folder, self._wheel, self._interpreter, self._environment)

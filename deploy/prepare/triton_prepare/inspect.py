@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="folder, GGUF file or hub id (LLAMA_MODEL, else the embedded one)",
+        help="folder, GGUF file or hub id (LLAMA_MODEL, else SmolLM2-135M-Instruct)",
     )
     parser.add_argument("--revision", help="of a hub id: a commit, a tag or a branch (its default branch)")
     chosen = parser.parse_args(arguments)

@@ -23,7 +23,7 @@ from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation, Prompt, truncate
 
 if TYPE_CHECKING:
-    from triton_llama_openai.routes.models import ServedModel
+    from triton_llama_openai.routes.served_model import ServedModel
 
 _ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
@@ -74,7 +74,7 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
     guided = use.guide is not None and use.guide.kind != "structural_tag"
     without_reasoning = guided and not model.reasons_before_guides
     prompt = render_messages(
-        model.checkpoint.template,
+        model.checkpoint.template(with_tools=bool(use.template_tools)),
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,

@@ -44,7 +44,7 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     model = prepared.model
     generation = prepared.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
-    head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
+    head = response_head("chatcmpl", kind, model.name, model.fingerprint)
     ids: Json = {}
     if chat.return_token_ids:
         ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, prepared.prompt)}

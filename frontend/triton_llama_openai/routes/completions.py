@@ -60,7 +60,7 @@ async def _answer(request: Request, completion: CompletionRequest, models: Model
     # One a choice.
     echoes = [echo for echo in echoes for _ in range(completion.choices)]
     prompt_ids = [ids for ids in prompt_ids for _ in range(completion.choices)]
-    head = response_head("cmpl", "text_completion", model.name, await model.fingerprint())
+    head = response_head("cmpl", "text_completion", model.name, model.fingerprint)
     if completion.streamed:
         events = CompletionEvents(generation, head, completion, echoes, prompt_ids)
         return await stream_answer(request, generation, events)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from triton_llama.completion import Chunk
-from triton_llama.errors import TritonLlamaError
+from triton_llama.errors import RejectedInputError, TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
@@ -25,7 +25,7 @@ from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Re
 if TYPE_CHECKING:
     from triton_llama_openai.output.structured_output import Guide
     from triton_llama_openai.prompt.tokenizer import Checkpoint
-    from triton_llama_openai.routes.models import ServedModel
+    from triton_llama_openai.routes.served_model import ServedModel
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
@@ -101,6 +101,9 @@ class Generation:
         try:
             yield
         except TritonLlamaError as error:
+            if isinstance(error, RejectedInputError):
+                # Another model may have other bounds.
+                self._balancer.doubt.set()
             raise from_engine(error, self._fields) from error
 
     async def whole(self) -> list[Chunk]:

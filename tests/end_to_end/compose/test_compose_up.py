@@ -20,11 +20,11 @@ FOR_COMPOSE = {"TRITON_BIND_ADDRESS": "127.0.0.1", "TRITON_SHM_SIZE": "2gb"}
 @pytest.mark.parametrize("stream", [False, True], ids=["generate", "generate_stream"])
 def test_generate_and_generate_stream_are_answered_by_default(served: ComposeProject, stream: bool) -> None:
     # So many that they can't all wait for their turn on a busy machine and come in one chunk.
-    body = {"text_input": "The list class in Python", "max_tokens": 500, "min_tokens": 500, "stream": stream}
+    body = {"text_input": "The list class in Python", "max_tokens": 200, "min_tokens": 200, "stream": stream}
     path = "/v2/models/llama/generate" + ("_stream" if stream else "")
     text = _post(served.address(HTTP), path, body)
     chunks = [json.loads(line) for line in text.replace("data: ", "").splitlines() if line]
-    assert sum(chunk["num_output_tokens"] for chunk in chunks) == 500
+    assert sum(chunk["num_output_tokens"] for chunk in chunks) == 200
     assert (len(chunks) > 1) == stream
 
 
@@ -68,13 +68,20 @@ def test_the_endpoint_streams_a_guided_chat_on_its_published_port(served: Compos
     address = served.address(OPENAI, "openai")
     assert address.startswith("127.0.0.1:")
     messages = [{"role": "user", "content": "What is a list?"}]
-    body = {"model": "pydoc-llama", "messages": messages, "max_tokens": 20, "stream": True}
+    body = {"model": "SmolLM2-135M-Instruct", "messages": messages, "max_tokens": 20, "stream": True}
     guide = {"response_format": {"type": "json_object"}}
     events = _post(address, "/v1/chat/completions", {**body, **guide}).split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
     assert choices[-1]["finish_reason"]
     assert "".join(choice["delta"].get("content") or "" for choice in choices).lstrip().startswith("{")
+
+
+def test_a_chat_is_answered_by_the_checkpoint_of_the_image(served: ComposeProject) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": "SmolLM2-135M-Instruct", "messages": messages, "temperature": 0}
+    answer = json.loads(_post(served.address(OPENAI, "openai"), "/v1/chat/completions", body))
+    assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
 
 def test_no_process_is_root_or_can_become_root(served: ComposeProject) -> None:

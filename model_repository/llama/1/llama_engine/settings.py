@@ -36,7 +36,7 @@ class Settings:
     model: str | None = _setting(
         None, Text(may_be_empty=False),
         "folder, GGUF file or hub id of the checkpoint",
-        "the embedded checkpoint",
+        "SmolLM2-135M-Instruct",
     )
     revision: str | None = _setting(
         None, Text(may_be_empty=False),

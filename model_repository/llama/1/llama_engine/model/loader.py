@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from llama_engine.text.tokenizer import Tokenizer
 
-EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
-"""The embedded checkpoint, beside the model repository."""
+DEFAULT_MODEL = Path(__file__).resolve().parents[5] / "models" / "SmolLM2-135M-Instruct"
+"""Beside the model repository: in the image, and in a checkout once `models/smollm2/fetch.py` has fetched it."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ def loading(name: str, show_progress: bool = False) -> Iterator[None]:
 def resolve_name(model: str | None) -> str:
     """Return a local path or a hub id. Raises CheckpointError for a missing path that can't be a hub id."""
     if model is None:
-        if not EMBEDDED.is_dir():
+        if not DEFAULT_MODEL.is_dir():
             raise CheckpointError(
-                "no model is set and the embedded checkpoint models/pydoc-llama is not beside the model repository; "
+                f"no model is set and the default, {DEFAULT_MODEL}, is not there; "
                 "set the parameter 'model' or LLAMA_MODEL to a path or hub id"
             )
-        return str(EMBEDDED)
+        return str(DEFAULT_MODEL)
     path = Path(model).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return str(path)

@@ -22,6 +22,7 @@ def description_of(folder: Path = EMBEDDED) -> dict[str, object]:
         chat_templates={"default": (folder / "chat_template.jinja").read_text()},
         tokenizer_class=config["tokenizer_class"],
         tokenizer=(folder / "tokenizer.json").read_text(),
+        checkpoint_defaults=["temperature", "top_p"],
     )
 
 

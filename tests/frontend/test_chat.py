@@ -141,6 +141,19 @@ def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoi
     assert set(triton.last.inputs) == expected
 
 
+@pytest.mark.parametrize(("defaults", "expected"), [([], [1.0]), (["top_p"], [1.0]), (["temperature"], None)])
+def test_the_temperature_is_the_checkpoints_else_openais(
+    triton: FakeTriton, defaults: list[str], expected: list[float] | None
+) -> None:
+    triton.models["other"] = changed(checkpoint_defaults=defaults)
+    with endpoint(triton.port, model="other", served_name="pydoc-llama") as served:
+        for ask in (Endpoint.chat, Endpoint.complete, Endpoint.respond):
+            ask(served)
+            assert triton.last.inputs.get("temperature") == expected
+        served.chat(temperature=0)
+    assert triton.last.inputs["temperature"] == [0.0]
+
+
 def test_several_choices_are_numbered(served: Endpoint) -> None:
     assert [choice["index"] for choice in served.chat(n=3).json()["choices"]] == [0, 1, 2]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from frontend.descriptions import CONTEXT
 from frontend.endpoints import Endpoint, events_of
-from frontend.fake_triton import CONTEXT, FakeTriton
+from frontend.fake_triton import FakeTriton
 
 
 def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton) -> None:

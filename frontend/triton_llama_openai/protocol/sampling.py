@@ -71,9 +71,9 @@ class SamplingFields(Schema):
     stream: bool | None = None
     """true: server-sent events"""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 is greedy; default: the checkpoint's"""
+    """0 is greedy; default: the checkpoint's, else 1"""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """0 is greedy; default: the checkpoint's"""
+    """0 is greedy; default: the checkpoint's, else 1"""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """subtracted from a token's score for each time it was generated"""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

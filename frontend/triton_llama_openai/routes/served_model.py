@@ -23,7 +23,8 @@ class ServedModel:
     """One model as its Tritons describe it; a request has the same one from its beginning to its end.
 
     markers: of its reasoning. reasons_before_guides: whether a guide may hold after that. fingerprint: the
-    `system_fingerprint`, which changes with the description and this version.
+    `system_fingerprint`, which changes with the description and this version. default_temperature: OpenAI's, None where
+    the checkpoint has its own.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ServedModel:
     markers: Markers | None
     reasons_before_guides: bool
     fingerprint: str
+    default_temperature: float | None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -53,7 +55,9 @@ class ServedModel:
         elif not template_for_tools.takes_tools:
             LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
         digest = hashlib.sha256(f"{description.digest} {package_version()}".encode()).hexdigest()
-        return cls(name, checkpoint, balancer, form, markers, reasons_before_guides, f"fp_{digest[:16]}")
+        fingerprint = f"fp_{digest[:16]}"
+        temperature = None if "temperature" in description.checkpoint_defaults else 1.0
+        return cls(name, checkpoint, balancer, form, markers, reasons_before_guides, fingerprint, temperature)
 
     def body(self) -> dict[str, object]:
         """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""

@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Description(BaseModel):
-    """What the endpoint needs of a checkpoint. tokenizer: the content of a tokenizer.json."""
+    """What the endpoint needs of a checkpoint. tokenizer: the content of a tokenizer.json.
+
+    checkpoint_defaults: names of the parameters whose default the checkpoint's generation config has.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -20,3 +23,4 @@ class Description(BaseModel):
     chat_templates: dict[str, str]
     tokenizer: str
     tokenizer_class: str
+    checkpoint_defaults: frozenset[str]

@@ -69,7 +69,7 @@ class Generation:
         self._requests = [
             EngineRequest(
                 record.id if len(prompts) == 1 else f"{record.id}-{number}",
-                _inputs(request, prompt, guide, interval, cache_salt),
+                _inputs(request, prompt, guide, model, interval, cache_salt),
                 range(number * request.choices, (number + 1) * request.choices),
                 prefix_of(prompt, cache_salt),
                 settings.request_timeout,
@@ -196,7 +196,12 @@ class Usage:
 
 
 def _inputs(
-    request: SamplingRequest, prompt: Prompt, guide: Guide | None, stream_interval_ms: int, cache_salt: str | None
+    request: SamplingRequest,
+    prompt: Prompt,
+    guide: Guide | None,
+    model: ServedModel,
+    stream_interval_ms: int,
+    cache_salt: str | None,
 ) -> list[Tensor]:
     """Return the tensors of one prompt; fields without a value are left to the model's defaults.
 
@@ -222,6 +227,8 @@ def _inputs(
     else:
         # The model generates at least one token; `Generation.stream` leaves out one that isn't wanted.
         values["max_tokens"] = max(request.max_new_tokens, 1)
+    if request.temperature is None:
+        values["temperature"] = model.default_temperature
     if request.top_k is not None:
         values["top_k"] = max(request.top_k, 0)
     if request.seed is not None:

@@ -99,6 +99,8 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
         # Other blanks after a marker are the guided text's own.
         return OutputParser(markers or (), calls, begun=begun, blanks="\n" if guided else None)
 
+    if guided and use.call_reader is not None:
+        generation.end_with(new_parser)
     return PreparedChat(prompts[0], use, new_parser, generation, model)
 
 

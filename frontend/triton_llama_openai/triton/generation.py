@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from triton_llama_openai.triton.load_balancer import prefix_of
 from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
 
 if TYPE_CHECKING:
+    from triton_llama_openai.output.output_parser import OutputParser
     from triton_llama_openai.output.structured_output import Guide
     from triton_llama_openai.prompt.tokenizer import Checkpoint
     from triton_llama_openai.routes.served_model import ServedModel
@@ -63,6 +64,7 @@ class Generation:
         self.timeout = settings.request_timeout
         self.record = record
         self._balancer = model.balancer
+        self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
         cache_salt = _cache_salt(b"" if shared else record.key_digest, request.cache_salt)
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
@@ -82,9 +84,15 @@ class Generation:
         if guide is not None:
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
 
+    def end_with(self, new_parser: Callable[[], OutputParser]) -> None:
+        """End each choice where a parser of its own says that its output ends."""
+        self._parsers = {index: new_parser() for index in range(self.request.choices)}
+
     def stream(self) -> ChunkStream:
         """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
         responses = merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
+        if self._parsers:
+            responses = _until_ended(responses, self._parsers)
         return _without_output(responses) if self.request.max_new_tokens == 0 else responses
 
     def count(self, chunks: Sequence[Chunk]) -> None:
@@ -116,6 +124,22 @@ class Generation:
                     for chunk in response:
                         of_choices.setdefault(chunk.index, []).append(chunk)
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
+
+
+async def _until_ended(responses: ChunkStream, parsers: dict[int, OutputParser]) -> ChunkStream:
+    """Yield the chunks of each choice up to the one in which its output ends. parsers: of the running choices."""
+    async with aclosing(responses):
+        async for chunks in responses:
+            running = []
+            for chunk in chunks:
+                if parser := parsers.get(chunk.index):
+                    parser.parse(chunk)
+                    if parser.ended:
+                        del parsers[chunk.index]
+                    running.append(replace(chunk, finish_reason="stop") if parser.ended else chunk)
+            yield running
+            if not parsers:
+                return
 
 
 async def _without_output(responses: ChunkStream) -> ChunkStream:

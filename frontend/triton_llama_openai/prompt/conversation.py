@@ -20,7 +20,8 @@ from triton_llama_openai.prompt.chat_template import Turn, render_messages
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.generation import Generation, Prompt, truncate
+from triton_llama_openai.triton.generation import Generation, truncate
+from triton_llama_openai.triton.inputs import Prompt
 
 if TYPE_CHECKING:
     from triton_llama_openai.routes.served_model import ServedModel

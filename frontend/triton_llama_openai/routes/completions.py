@@ -28,7 +28,8 @@ from triton_llama_openai.prompt.tokenizer import Checkpoint
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.generation import Generation, Prompt, truncate
+from triton_llama_openai.triton.generation import Generation, truncate
+from triton_llama_openai.triton.inputs import Prompt
 
 
 def add_completions(router: APIRouter, models: Models, settings: Settings) -> None:

@@ -1,10 +1,7 @@
-"""One request in the engine: its fields as the model's inputs, and the chunks of its prompts, which run in parallel."""
+"""One request in the engine: the chunks of its prompts, which run in parallel, and its token counts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from triton_llama.completion import Chunk
 from triton_llama.errors import RejectedInputError, TritonLlamaError
-from triton_llama.sampling_params import INPUTS
-from triton_llama.tensors import Tensor
 
 from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.middleware import RequestRecord
-from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
+from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.settings import Settings
+from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of
 from triton_llama_openai.triton.load_balancer import prefix_of
 from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
 
@@ -28,16 +24,11 @@ if TYPE_CHECKING:
     from triton_llama_openai.prompt.tokenizer import Checkpoint
     from triton_llama_openai.routes.served_model import ServedModel
 
-_UP_TO_THE_CONTEXT = 1 << 20
-"""max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
-
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""
 
 _UNARY_INTERVAL_MS = 1000
 """Between two chunks of an answer that isn't streamed to the client: few responses, and little to compute again."""
-
-Prompt = str | list[int]
 
 
 class Generation:
@@ -66,12 +57,12 @@ class Generation:
         self._balancer = model.balancer
         self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
-        cache_salt = _cache_salt(b"" if shared else record.key_digest, request.cache_salt)
+        cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
             EngineRequest(
                 record.id if len(prompts) == 1 else f"{record.id}-{number}",
-                _inputs(request, prompt, guide, model, interval, cache_salt),
+                inputs_of(request, prompt, guide, model, interval, cache_salt),
                 range(number * request.choices, (number + 1) * request.choices),
                 prefix_of(prompt, cache_salt),
                 settings.request_timeout,
@@ -217,68 +208,6 @@ class Usage:
         if self.reasoning_tokens is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return counts
-
-
-def _inputs(
-    request: SamplingRequest,
-    prompt: Prompt,
-    guide: Guide | None,
-    model: ServedModel,
-    stream_interval_ms: int,
-    cache_salt: str | None,
-) -> list[Tensor]:
-    """Return the tensors of one prompt; fields without a value are left to the model's defaults.
-
-    Every request is a stream with its tokens' ids, so that it can be resumed.
-    """
-    if isinstance(prompt, str):
-        tensors = [Tensor("text_input", "BYTES", (prompt,))]
-    else:
-        tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
-    tensors.append(Tensor("stream", "BOOL", (True,)))
-    values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
-        "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
-        "stop_words": request.stop_strings,
-        "repetition_penalty": request.penalty,
-        "num_logprobs": request.num_logprobs,
-        "prompt_logprobs": request.num_prompt_logprobs,
-        "stream_interval_ms": stream_interval_ms,
-        "return_output_ids": True,
-        "cache_salt": cache_salt,
-    }
-    if request.max_new_tokens is None:
-        values |= {"max_tokens": request.DEFAULT_MAX_TOKENS or _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}
-    else:
-        # The model generates at least one token; `Generation.stream` leaves out one that isn't wanted.
-        values["max_tokens"] = max(request.max_new_tokens, 1)
-    if request.temperature is None:
-        values["temperature"] = model.default_temperature
-    if request.top_k is not None:
-        values["top_k"] = max(request.top_k, 0)
-    if request.seed is not None:
-        values["seed"] = request.seed % 2**64
-    elif request.choices > 1:
-        # Resumption sends choices that haven't begun again beside others that have.
-        values["seed"] = secrets.randbits(64)
-    if guide is not None:
-        values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}
-    for name, value in values.items():
-        datatype, is_list = INPUTS[name]
-        elements = (value,) if not is_list else tuple(value or ())
-        if elements and value is not None:
-            tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
-    return tensors
-
-
-def _cache_salt(key_digest: bytes, cache_salt: str | None) -> str | None:
-    """Return the salt of a request's cached prefixes; None shares them with all requests without a salt.
-
-    key_digest: empty for one that shares with other keys. All endpoints derive the same salts, so that a chat finds its
-    prefix whichever endpoint its next turn takes.
-    """
-    scope = key_digest + (cache_salt or "").encode()
-    # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
-    return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None
 
 
 def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], context: int) -> None:

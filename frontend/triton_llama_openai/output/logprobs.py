@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from triton_llama.completion import TokenLogprobs
@@ -13,12 +13,17 @@ MIN_LOGPROB = -9999.0
 
 
 class _Token(NamedTuple):
-    """A token at its place, or an alternative. text: of a special token its name; octets: what it adds to the text."""
+    """A token at its place, or an alternative. text: of a special token its name; part: its bytes where they differ."""
 
     id: str
     text: str
-    octets: bytes
+    part: bytes | None
     logprob: float
+
+    @property
+    def octets(self) -> bytes:
+        """The bytes that the token adds to the text."""
+        return self.text.encode() if self.part is None else self.part
 
     @property
     def id_name(self) -> str:
@@ -26,18 +31,26 @@ class _Token(NamedTuple):
         return f"token_id:{self.id}"
 
 
-def _tokens(position: TokenLogprobs) -> list[_Token]:
-    """Return the token of a position, then its alternatives, likeliest first.
+def _token(token_id: str, entry: Mapping[str, object]) -> _Token:
+    """Return a token of the engine's; MIN_LOGPROB stands for a missing or lower logprob."""
+    logprob, part = entry.get("logprob"), entry.get("bytes")
+    finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
+    octets = bytes(part) if isinstance(part, list) else None
+    return _Token(token_id, str(entry.get("decoded_token") or ""), octets, finite)
 
-    MIN_LOGPROB stands for a missing or lower logprob.
-    """
-    tokens = []
-    for token_id, entry in position.items():
-        logprob = entry.get("logprob")
-        finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
-        text, octets = str(entry.get("decoded_token") or ""), entry.get("bytes")
-        tokens.append(_Token(token_id, text, bytes(octets) if isinstance(octets, list) else text.encode(), finite))
-    return tokens
+
+def _tokens(position: TokenLogprobs) -> list[_Token]:
+    """Return the token of a position, then its alternatives, likeliest first."""
+    return [_token(token_id, entry) for token_id, entry in position.items()]
+
+
+def _own_token(position: TokenLogprobs) -> _Token:
+    return _token(*next(iter(position.items())))
+
+
+def _token_of(token_id: str, octets: bytes, logprob: float) -> _Token:
+    text = octets.decode(errors="replace")
+    return _Token(token_id, text, None if text.encode() == octets else octets, logprob)
 
 
 def logprobs_content(positions: Iterable[TokenLogprobs], top: int, *, as_ids: bool = False) -> list[dict[str, object]]:
@@ -85,30 +98,28 @@ class CompletionLogprobs:
 
         first_id: the id of the first token, for an answer that names tokens by id.
         """
-        tokens = [_tokens(position) for position in positions if position]
+        scored = [position for position in positions if position]
         # In a prompt, a special token is its name.
-        tokens = [[own._replace(octets=own.octets or own.text.encode()), *others] for own, *others in tokens]
-        prompt, rest = text.encode(), b"".join(own.octets for own, *_ in tokens)
+        own = [token._replace(part=token.part or None) for token in map(_own_token, scored)]
+        prompt, rest = text.encode(), b"".join(token.octets for token in own)
         if rest == b" " + prompt:
             # SentencePiece puts a space between the BOS and the text.
-            own, *others = tokens[0]
-            tokens[0] = [own._replace(text=own.text[1:], octets=own.octets[1:]), *others]
-            rest = prompt
+            own[0], rest = _token_of(own[0].id, own[0].octets[1:], own[0].logprob), prompt
         # The first token is what the others leave of the text: nothing for a BOS that the server adds.
-        first = prompt.removesuffix(rest) if prompt.endswith(rest) else b""
-        rows = [self._row(_Token(str(first_id), first.decode(errors="replace"), first, 0.0), None, None)]
-        rows += [self._row(own, own.logprob, self._by_name([own, *others])) for own, *others in tokens]
+        first = _token_of(str(first_id), prompt.removesuffix(rest) if prompt.endswith(rest) else b"", 0.0)
+        rows: list[_Row] = [(self._name(first), None, None, self._advance(first.octets))]
+        rows += map(self._row, own, scored)
         self._offset = len(text)
         self._decoder.reset()
         return _lists(rows)
 
     def add(self, positions: Iterable[TokenLogprobs]) -> Lists:
         """Return the lists of these tokens."""
-        tokens = [_tokens(position) for position in positions]
-        return _lists([self._row(own, own.logprob, self._by_name([own, *others])) for own, *others in tokens])
+        return _lists([self._row(_own_token(position), position) for position in positions])
 
-    def _row(self, token: _Token, logprob: float | None, top: dict[str, float] | None) -> _Row:
-        return self._name(token), logprob, top, self._advance(token.octets)
+    def _row(self, own: _Token, position: TokenLogprobs) -> _Row:
+        top = self._by_name([own, *_tokens(position)[1:]])
+        return self._name(own), own.logprob, top, self._advance(own.octets)
 
     def _advance(self, octets: bytes) -> int:
         """Return the offset of the character in which a token begins, and add the token to the text before."""
@@ -130,6 +141,4 @@ class CompletionLogprobs:
         """Return a token's text; of a part of a character its bytes, as OpenAI wrote them."""
         if self._as_ids:
             return token.id_name
-        if token.octets and token.text.encode() != token.octets:
-            return "bytes:" + "".join(f"\\x{octet:02x}" for octet in token.octets)
-        return token.text
+        return "bytes:" + "".join(f"\\x{octet:02x}" for octet in token.part) if token.part else token.text

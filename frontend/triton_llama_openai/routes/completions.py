@@ -66,11 +66,15 @@ async def _answer(request: Request, completion: CompletionRequest, models: Model
         events = CompletionEvents(generation, head, completion, echoes, prompt_ids)
         return await stream_answer(request, generation, events)
     chunks = await until_disconnect(request, generation.whole())
-    choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
-    for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
-        choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
-    body = head | {"choices": choices, "usage": generation.usage.body()}
-    return Response(dumps(body), media_type="application/json")
+
+    def encoded() -> bytes:
+        choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
+        for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
+            choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
+        return dumps(head | {"choices": choices, "usage": generation.usage.body()})
+
+    # In a thread: log probabilities are megabytes.
+    return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
 
 def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:

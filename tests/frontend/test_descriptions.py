@@ -186,3 +186,11 @@ def test_any_triton_that_answers_can_describe_the_model(pair: Pair) -> None:
     pair[0].kill()
     with in_front_of(*pair) as served:
         assert served.complete().status_code == 200
+
+
+def test_a_triton_that_was_gone_is_asked_without_a_request(own: FakeTriton) -> None:
+    with endpoint(own.port) as served:
+        own.kill()
+        own.models["llama"] = changed(max_model_len=64)
+        own.start()
+        _until_exchanged(served, own)

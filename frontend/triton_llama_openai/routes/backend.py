@@ -115,8 +115,9 @@ class Backend:
         results = await asyncio.gather(*map(self._describe, replicas), return_exceptions=True)
         for replica, result in zip(replicas, results, strict=True):
             if isinstance(result, LlamaConnectionError):
-                # It takes no request before it has said what it serves now.
+                # It takes no request before it has said what it serves now; the others may serve another model.
                 replica.fail(result)
+                self._balancer.doubt.set()
         reason = "; ".join(str(result) for result in results if result is not None)
         if not self._balancer.digest and reason != self._reason:
             self._reason = reason

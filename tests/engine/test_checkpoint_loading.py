@@ -182,7 +182,25 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     torch.save(load_file(weights), folder / "pytorch_model.bin")
     weights.unlink()
-    assert _refusal(folder).startswith(f"can't load {folder}: it has no model.safetensors")
+    assert _refusal(folder).startswith(f"can't load {folder}: it has pytorch_model.bin and no safetensors; ")
+
+
+def test_shards_without_an_index_are_refused_by_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    assert _refusal(folder) == (
+        f"can't load {folder}: it has model-00001-of-00002.safetensors and no model.safetensors.index.json, which "
+        "lists the files of the weights; download that, too"
+    )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "it.gguf"])
+def test_a_git_lfs_pointer_is_named_as_one(folder: Path, name: str) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 98362432\n"
+    (folder / name).write_text(pointer)
+    model = folder / name if name.endswith("gguf") else folder
+    refusal = _refusal(model)
+    assert "it is a Git LFS pointer and not the file itself; run `git lfs pull`" in refusal
+    assert name in refusal
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def _folder(path: Path, config: object) -> Path:
 def test_a_config_is_read_as_transformers_reads_it(config: dict[str, object], tmp_path: Path) -> None:
     folder = _folder(tmp_path, config)
     read, expected = read_config(folder, "it"), LlamaConfig.from_pretrained(folder)
+    # transformers takes Llama 2's end token for one that isn't named.
+    expected.eos_token_id = config.get("eos_token_id")  # type: ignore[assignment]  # a file may hold anything
     assert vars(read) == vars(expected)
     assert GenerationConfig.from_model_config(read) == GenerationConfig.from_model_config(expected)
 

@@ -1,15 +1,19 @@
 """Defaults from the checkpoint's generation config, and which values are refused."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
+from engine.engines import completions, engine_of
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.parameters import PARAMETERS
-from transformers import GenerationConfig, LlamaConfig
+from llama_engine.request.parser import GenerationRequest, RequestParser
+from transformers import GenerationConfig
 
-VOCABULARY = 1000
 SAMPLED: dict[str, object] = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1}
 OTHERS: dict[str, object] = {"repetition_penalty": 1.1, "max_new_tokens": 7, "min_new_tokens": 3}
 
@@ -19,13 +23,14 @@ def _defaults(default_max_tokens: int = 128, /, **values: object) -> GenerationD
     config = GenerationConfig()
     for name, value in values.items():
         setattr(config, name, value)
-    return GenerationDefaults.from_config(config, default_max_tokens, VOCABULARY)
+    return GenerationDefaults.from_config(config, default_max_tokens, {})
 
 
 def test_every_value_of_the_config_is_used() -> None:
-    defaults = _defaults(do_sample=True, **SAMPLED, **OTHERS, eos_token_id=[2, 5])
+    defaults = _defaults(do_sample=True, **SAMPLED, **OTHERS)
     assert defaults.values == {"max_tokens": 7, "min_tokens": 3, "repetition_penalty": 1.1, **SAMPLED}
-    assert defaults.end_tokens == {2, 5}
+    assert defaults.from_checkpoint == defaults.values.keys()
+    assert not defaults.ignored
 
 
 def test_a_greedy_config_ignores_its_sampling_values() -> None:
@@ -35,10 +40,10 @@ def test_a_greedy_config_ignores_its_sampling_values() -> None:
 
 
 def test_an_empty_config_gives_the_defaults_of_the_table() -> None:
-    defaults = _defaults(9, eos_token_id=0)
+    defaults = _defaults(9)
     table = {name: row.default for name, row in PARAMETERS.items() if row.checkpoint}
     assert defaults.values == {**table, "max_tokens": 9}
-    assert defaults.end_tokens == {0}
+    assert not defaults.from_checkpoint
 
 
 def test_sampling_without_a_temperature_is_at_one() -> None:
@@ -53,7 +58,8 @@ def test_sampling_without_a_temperature_is_at_one() -> None:
         ("temperature", [-0.1, 2.1, math.nan], "a finite number, at least 0 and at most 2"),
         ("top_k", [-1], "a whole number, at least 0"),
         ("top_p", [-0.1, 1.1, math.nan], "a finite number, at least 0 and at most 1"),
-        ("eos_token_id", [-1, 1000], "below 1000"),
+        ("suppress_tokens", [3], "a list of token ids"),
+        ("bad_words_ids", [3], "a list of lists of token ids"),
         ("repetition_penalty", [0.0, math.inf, math.nan], "a finite number, greater than 0"),
     ],
 )
@@ -64,13 +70,27 @@ def test_a_value_beyond_its_bound_is_refused(name: str, values: list[float], bou
             _defaults(do_sample=True, **{name: value})
 
 
-def test_a_refusal_names_the_config_that_stands_in_for_a_missing_file() -> None:
-    config = GenerationConfig.from_model_config(LlamaConfig(eos_token_id=VOCABULARY))
-    with pytest.raises(CheckpointError, match=r"or the model's config without one: eos_token_id is 1000; "):
-        GenerationDefaults.from_config(config, 128, VOCABULARY)
+def test_suppressed_tokens_are_those_of_single_tokens_in_both_fields() -> None:
+    defaults = _defaults(suppress_tokens=[5, 3], bad_words_ids=[[3], [7], [8, 9]])
+    assert defaults.suppressed == (5, 3, 7)
 
 
-def test_the_embedded_checkpoint_has_an_end_token(fp32: LoadedModel) -> None:
-    defaults = GenerationDefaults.from_config(fp32.generation_config, 128, VOCABULARY)
-    assert defaults.end_tokens == {fp32.tokenizer.pretrained.eos_token_id}
-    assert f"end_tokens={sorted(defaults.end_tokens)}" in defaults.describe()
+def test_fields_without_effect_are_named_with_their_values() -> None:
+    neutral = {"num_beams": 1, "typical_p": 1.0, "max_length": 20, "pad_token_id": 7}
+    defaults = _defaults(**neutral, no_repeat_ngram_size=3, bad_words_ids=[[3], [8, 9]], temperature=0.6)
+    assert (
+        defaults.describe_ignored() == "max_length 20, temperature 0.6, no_repeat_ngram_size 3, bad_words_ids [[8, 9]]"
+    )
+
+
+def test_suppressed_tokens_are_never_sampled(fp32: LoadedModel) -> None:
+    greedy = engine_of(fp32)
+    request = partial(GenerationRequest, prompt="", prompt_tokens=(5,), max_tokens=4, temperature=0.0)
+    (first,) = completions(greedy, [request()])
+    config = GenerationConfig(suppress_tokens=list(fp32.tokenizer.encode_inside(first.text)))
+    changed = replace(fp32, generation_config=config)
+    (parsed,) = RequestParser(fp32.tokenizer, engine_of(changed).defaults, 64).parse(
+        {"input_ids": np.array([[5]], np.int32), "max_tokens": np.array([[4]], np.int32)}
+    )
+    (second,) = completions(greedy, [parsed])
+    assert not {*fp32.tokenizer.encode_inside(second.text)} & {*config.suppress_tokens}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.model.llama import Llama
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
@@ -168,14 +168,6 @@ def test_a_tensor_of_an_unknown_name_is_refused(tmp_path: Path) -> None:
         GgufTensors(replace(headers.gguf, tensors=renamed), headers.architecture)
 
 
-def test_a_file_is_refused_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_model(tmp_path / "it.gguf", small_model("qwen2"))
-    # An import of it fails.
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=f"^can't load {path}: GGUF files need the package gguf"):
-        read_gguf(path)
-
-
 @pytest.fixture(scope="module")
 def bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(EMBEDDED, "bf16", tmp_path_factory.mktemp("bf16") / "it.gguf")
@@ -195,6 +187,16 @@ def test_a_quantized_file_is_served(kind: str, linears: dict[str, int], tmp_path
     served = load("checkpoint", model=str(write(EMBEDDED, kind, tmp_path / "it.gguf")))
     assert served.info.linears == linears
     assert _generate(served)[:12] == _generate(fp32)[:12]
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
+def test_without_quantization_a_file_is_served_dequantized(kind: str, tmp_path: Path) -> None:
+    path = write(EMBEDDED, kind, tmp_path / "it.gguf")
+    served = load("none", model=str(path))
+    assert served.info.linears == {"float32": 43}
+    assert isinstance(served.model, Llama)
+    # Products with the identity are exact.
+    assert torch.equal(served.model.head(torch.eye(256)).T, _by_package(path, "token_embd.weight"))
 
 
 def test_nf4_of_a_file_is_refused(bf16: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -148,6 +149,26 @@ def test_digits_are_split_where_the_pre_tokenizer_says_so(tmp_path: Path) -> Non
     for pre, pieces in {"gpt-2": ["12", "345"], "smollm": ["1", "2", "3", "4", "5"]}.items():
         path = _with_tokenizer(tmp_path, "gpt2", tokens, merges=merges, pre=pre)
         assert _pieces(_tokenizer(path), "12345") == pieces
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_without_a_pre_tokenizer_texts_are_split_as_by_llama_cpp(
+    pre: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = [*BYTE_LEVEL, "34", "a=", "Ġ="]
+    path = _with_tokenizer(tmp_path, "gpt2", tokens, merges=["1 2", "3 4", "34 5", "a =", "Ġ ="], pre=pre)
+    # Punctuation such as = is split from the space before it, and digits are in threes from the left.
+    assert _pieces(_tokenizer(path), "a= =123456") == ["a", "=", "Ġ", "=", "12", "3", "4", "5", "6"]
+    assert ("it has no tokenizer.ggml.pre: texts are split as by llama.cpp's default" in caplog.text) == (pre is None)
+
+
+def test_named_chat_templates_of_a_file_are_known_by_name(tmp_path: Path) -> None:
+    templates = {"chat_template": "a", "chat_template.tool_use": "b"}
+    path = _with_tokenizer(tmp_path, "gpt2", BYTE_LEVEL, merges=["1 2"], pre="gpt-2")
+    file = read_gguf(path)
+    metadata = {**file.metadata, **{f"tokenizer.{name}": text for name, text in templates.items()}}
+    read = read_gguf_tokenizer(replace(file, metadata=metadata), read_gguf_config(file))
+    assert read.chat_templates == {"default": "a", "tool_use": "b"}
 
 
 def test_a_llama_3_takes_whole_words_and_begins_with_bos(tmp_path: Path) -> None:

@@ -105,6 +105,15 @@ def test_a_long_context_does_not_multiply_the_default_cache(fp32: LoadedModel) -
     assert plan_memory(long, Settings(), 32).shape.tokens == 32 * 4096
 
 
+def test_the_default_cache_is_bounded_by_the_weights_or_a_gibibyte(fp32: LoadedModel) -> None:
+    long = replace(fp32, max_model_len=4096)
+    slots, page = 256, 16 * long.cache_shape(1).bytes_per_token
+    for weights, limit in ((1, 1 << 30), (300 * MIB, 1200 * MIB)):
+        checkpoint = replace(long, info=replace(long.info, weight_bytes=weights))
+        assert plan_memory(checkpoint, Settings(), slots).shape.pages == limit // page
+        assert plan_memory(checkpoint, Settings(kv_cache_tokens=1 << 20), slots).shape.tokens == 1 << 20
+
+
 def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: LoadedModel) -> None:
     """A cache of terabytes, whose allocation would fail with another error."""
     with pytest.raises(OutOfMemoryPlan, match=r"memory plan on cpu: .* does not fit; "):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.end_tokens import find_end_tokens
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer, read_tokenizer
 from model_families import BY_NAME, FAMILIES, Family
@@ -50,12 +50,11 @@ def test_a_bos_in_the_prompt_is_not_doubled(family: Family, tokenizer: Tokenizer
 
 
 def test_each_end_token_ends_the_answer_and_has_no_text(family: Family, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    size = len(tokenizer.vocabulary.token_bytes)
-    defaults = GenerationDefaults.from_config(GenerationConfig.from_pretrained(tmp_path), 16, size)
-    assert len(defaults.end_tokens) == len(family.ends)
+    ends = find_end_tokens(GenerationConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path), tokenizer)
+    assert {*family.ends} <= {*tokenizer.pretrained.convert_ids_to_tokens([*ends])}
     for name in family.ends:
         (end,) = tokenizer.encode_inside(name)
-        checker = StopChecker(min_tokens=0, max_tokens=16, stop_words=[], end_tokens=defaults.end_tokens)
+        checker = StopChecker(min_tokens=0, max_tokens=16, stop_words=[], end_tokens=ends)
         for token in tokenizer.encode_inside("Yes"):
             assert not checker.add(token, tokenizer.vocabulary.token_bytes[token])
         assert checker.add(end, tokenizer.vocabulary.token_bytes[end]), name

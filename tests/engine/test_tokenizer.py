@@ -103,3 +103,28 @@ def test_a_tokenizer_of_another_kind_is_refused() -> None:
     backend.decoder = decoders.WordPiece()
     with pytest.raises(CheckpointError, match=r"decodes by \['WordPiece'\]: neither byte-level nor SentencePiece"):
         Vocabulary.from_tokenizer(wrapped(backend), 1)
+
+
+def test_named_chat_templates_in_the_config_are_known_by_name(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    assert _templates(tmp_path, chat_template=named) == {"default": "a", "tool_use": "b"}
+
+
+def test_template_files_are_known_by_name_and_come_before_the_config(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("c")
+    (tmp_path / "chat_template.jinja").write_text("b")
+    assert _templates(tmp_path, chat_template="a") == {"default": "b", "rag": "c"}
+
+
+def test_a_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
+    assert _templates(tmp_path) == {}
+
+
+def _templates(folder: Path, **config: object) -> dict[str, str]:
+    """The chat templates of the embedded checkpoint's tokenizer with another tokenizer_config.json."""
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((EMBEDDED / name).read_bytes())
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return read_tokenizer(folder, read_config(folder, "it")).chat_templates

@@ -182,7 +182,24 @@ def test_the_description_in_use_stays_while_a_triton_has_it(pair: Pair) -> None:
         _until_exchanged(served, pair[0])
 
 
+def test_the_description_in_use_goes_with_the_last_triton_that_has_it(pair: Pair) -> None:
+    pair[1].models["llama"] = changed(max_model_len=64)
+    with in_front_of(*pair) as served:
+        context = _context(served)
+        (home,) = [triton for triton in pair if triton.models["llama"]["max_model_len"] == context]
+        home.kill()
+        home.wait_for(lambda _: _context(served) != context)
+
+
 def test_any_triton_that_answers_can_describe_the_model(pair: Pair) -> None:
     pair[0].kill()
     with in_front_of(*pair) as served:
         assert served.complete().status_code == 200
+
+
+def test_a_triton_that_was_gone_is_asked_without_a_request(own: FakeTriton) -> None:
+    with endpoint(own.port) as served:
+        own.kill()
+        own.models["llama"] = changed(max_model_len=64)
+        own.start()
+        _until_exchanged(served, own)

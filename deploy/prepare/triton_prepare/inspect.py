@@ -26,6 +26,8 @@ from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.errors import CheckpointError, EngineError
 from llama_engine.model.loader import LoadedModel, describe_checkpoint, loading, resolve_name
 from llama_engine.model.precision import choose_device, saved_quantization
+from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.end_tokens import describe_end_tokens, find_end_tokens
 from llama_engine.settings import Settings
 from transformers import PreTrainedConfig
 
@@ -53,6 +55,13 @@ def inspect(settings: Settings) -> Iterator[tuple[str, str]]:
     device = choose_device(settings.device, 0 if settings.device == "auto" and torch.cuda.is_available() else None)
     checkpoint = describe_checkpoint(name, headers, settings, device)
     yield "served", _served(checkpoint)
+    ends = find_end_tokens(checkpoint.generation_config, checkpoint.config, checkpoint.tokenizer)
+    yield "ends", f"a completion ends at {describe_end_tokens(ends, checkpoint.tokenizer)}"
+    yield "chats", ", ".join(checkpoint.tokenizer.chat_templates) or "no chat template"
+    defaults = GenerationDefaults.from_config(checkpoint.generation_config, settings.default_max_tokens, ends)
+    yield "defaults", defaults.describe()
+    if defaults.ignored:
+        yield "ignored", f"of the generation config: {defaults.describe_ignored()}"
     plan = plan_memory(checkpoint, settings, settings.slots or SLOTS)
     yield "memory", plan.describe().removeprefix("memory plan ")
     plan.check()

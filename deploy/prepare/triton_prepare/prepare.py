@@ -1,5 +1,7 @@
 """Quantize a checkpoint in floats to INT8 once, as a server does at every start; copy one that is quantized already.
 
+A GGUF file is dequantized, and its weights are quantized as those of any checkpoint in floats.
+
 The result is complete or absent: it is written into a folder beside OUT, loaded once, and renamed.
 """
 
@@ -8,16 +10,17 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports torch
 import torch
 from llama_engine.bounds import show
+from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
-from llama_engine.checkpoint.hub import SMALL_FILES, resolve_folder
+from llama_engine.checkpoint.hub import LICENCES, SMALL_FILES, resolve_folder
 from llama_engine.checkpoint.per_channel import for_each_block, quantize_per_channel, row_blocks
 from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears
 from llama_engine.checkpoint.tensors import SavedTensors
@@ -26,7 +29,6 @@ from llama_engine.errors import CheckpointError, one_line
 from llama_engine.model.loader import load_checkpoint, loading, resolve_name
 from llama_engine.model.precision import quantization_config
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import read_tokenizer
 from safetensors.torch import save_file
 
 SHARD_BYTES = 4 << 30
@@ -36,7 +38,7 @@ _QUANTIZATION = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8
 
 
 def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Prepare a checkpoint, a folder or a hub id. Raises CheckpointError, as the server does or if OUT exists.
+    """Prepare a checkpoint: a folder, GGUF file or hub id. Raises CheckpointError as the server does, or if OUT exists.
 
     Tensors that aren't quantized keep their saved dtype, and the server converts them.
     """
@@ -47,20 +49,25 @@ def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHAR
     refuse_revision(name, revision)
     with loading(name):
         headers = read_checkpoint_headers(resolve_folder(name, revision, sys.stderr.isatty()), name)
-        if headers.gguf is not None:
-            raise CheckpointError(f"{name} is a GGUF file, which servers read as it is")
-        quantized = quantization_config(headers.config) is not None
+        quantized = headers.gguf is None and quantization_config(headers.config) is not None
         if not quantized:
             # Checks shapes and dtypes before anything is written.
             WeightReader(headers.saved, headers.architecture, torch.float32, int8=True)
-        read_tokenizer(headers.folder, headers.config)
+        tokenizer = headers.read_tokenizer()
     part = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
     part.mkdir(parents=True)
     try:
-        print(f"prepare: {'copying' if quantized else 'quantizing'} {headers.folder}", flush=True)
-        _copy(headers.folder, part, with_weights=quantized)
+        print(f"prepare: {'copying' if quantized else 'quantizing'} {name}", flush=True)
+        if headers.gguf is None:
+            _copy(headers.folder, part, SMALL_FILES, with_weights=quantized)
+        else:
+            _copy(headers.folder, part, LICENCES, with_weights=False)
+            headers.config.save_pretrained(part)
+            tokenizer.pretrained.save_pretrained(part)
         if not quantized:
-            _quantize(headers, part, shard_bytes)
+            # GGUF saves norms with Gemma's 1 added.
+            offset = read_architecture(headers.config, name).gain_offset - headers.architecture.gain_offset
+            _quantize(headers, part, shard_bytes, offset)
         print("prepare: loading the result", flush=True)
         load_checkpoint(Settings(model=str(part), quantization="checkpoint"), torch.device("cpu"))
         _flush(part)
@@ -77,17 +84,22 @@ def refuse_revision(name: str, revision: str | None) -> None:
         raise CheckpointError(f"revision is {show(revision)}, but {name} is no hub id; only a hub id has revisions")
 
 
-def _copy(folder: Path, out: Path, with_weights: bool) -> None:
-    """Copy configs, tokenizer and licence, and the weights with their index."""
-    weights = {path.name for path in weight_files(folder)}
-    for path in folder.iterdir():
-        small = any(fnmatch(path.name, pattern) for pattern in SMALL_FILES)
-        if path.is_file() and (path.name in weights or small if with_weights else small and path.name != INDEX):
-            shutil.copyfile(path, out / path.name)
+def _copy(folder: Path, out: Path, patterns: Sequence[str], with_weights: bool) -> None:
+    """Copy the files of these patterns, such as configs, tokenizer and licence, and the weights with their index."""
+    weights = {path.name for path in weight_files(folder)} if with_weights else set()
+    for path in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+        name = str(path.relative_to(folder))
+        small = any(fnmatch(name, pattern) for pattern in patterns) and (with_weights or name != INDEX)
+        if path.is_file() and (small or name in weights):
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, out / name)
 
 
-def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int) -> None:
-    """Write the weights in files, their index if there are several, and the config."""
+def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int, offset: float) -> None:
+    """Write the weights in files, their index if there are several, and the config.
+
+    offset: what is added to the gains of norms in the files that are read, and not in those of a folder.
+    """
     saved, linears = headers.saved, {f"{linear.name}.weight": linear for linear in all_linears(headers.architecture)}
     shards = list(_shards(saved, shard_bytes))
     weight_map: dict[str, str] = {}
@@ -95,7 +107,12 @@ def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int) -> None:
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for name in names:
-            tensors |= _int8_per_channel(saved, linears[name]) if name in linears else {name: saved.read(name)}
+            if name in linears:
+                tensors |= _int8_per_channel(saved, linears[name])
+            else:
+                tensors[name] = (
+                    saved.read(name) - offset if offset and name.endswith("norm.weight") else saved.read(name)
+                )
         try:
             save_file(tensors, out / file, {"format": "pt"})
         except Exception as error:
@@ -141,10 +158,10 @@ def _int8_per_channel(saved: SavedTensors, linear: SavedLinear) -> dict[str, tor
 def _flush(folder: Path) -> None:
     """Write the files through to the volume, readable as the umask allows: safetensors creates them for their owner."""
     mode = (folder / "config.json").stat().st_mode
-    for path in folder.iterdir():
-        path.chmod(mode)
+    for path in (*folder.rglob("*"), folder):
+        if path.is_file():
+            path.chmod(mode)
         _sync(path)
-    _sync(folder)
 
 
 def _sync(path: Path) -> None:

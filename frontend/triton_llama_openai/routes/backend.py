@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import TritonLlamaError
+from triton_llama.errors import LlamaConnectionError, TritonLlamaError
 
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
@@ -49,7 +49,7 @@ class Backend:
         """Why there is none."""
         self._adopting = asyncio.Lock()
         self._differ = False
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._looked = asyncio.Event()
 
     @property
@@ -72,16 +72,17 @@ class Backend:
 
     async def start(self, seconds: float) -> None:
         """Ask for the description from now on; return after the first attempt, or after this time."""
-        self._watch = asyncio.create_task(self._look())
+        watches = [self._watch_connection(replica) for replica in self._balancer.replicas]
+        self._tasks = [asyncio.create_task(task) for task in (self._look(), *watches)]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._looked.wait()
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._balancer.close()
 
     async def why_not_ready(self) -> str | None:
@@ -92,21 +93,35 @@ class Backend:
         return None if None in reasons else "; ".join(filter(None, reasons))
 
     async def _look(self) -> None:
+        """Ask again and again."""
         while True:
             self._balancer.doubt.clear()
             replicas = self._balancer.replicas
-            working = [replica for replica in replicas if replica.error is None] or replicas
-            results = await asyncio.gather(*map(self._describe, working), return_exceptions=True)
-            reason = "; ".join(str(result) for result in results if result is not None)
-            if not self._balancer.digest and reason != self._reason:
-                self._reason = reason
-                LOG.warning("%s is not served yet: %s", self.label, reason)
+            await self._ask([replica for replica in replicas if replica.error is None] or replicas)
             self._looked.set()
             await asyncio.sleep(_PAUSE_S)
             if self._balancer.digest:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CHECK_S):
                         await self._balancer.doubt.wait()
+
+    async def _watch_connection(self, replica: Replica) -> None:
+        """Ask when the connection was lost: the server that is found next may be another one."""
+        while True:
+            await replica.engine.until_lost()
+            await self._ask([replica])
+
+    async def _ask(self, replicas: Sequence[Replica]) -> None:
+        results = await asyncio.gather(*map(self._describe, replicas), return_exceptions=True)
+        for replica, result in zip(replicas, results, strict=True):
+            if isinstance(result, LlamaConnectionError):
+                # It takes no request before it has said what it serves now; the others may serve another model.
+                replica.fail(result)
+                self._balancer.doubt.set()
+        reason = "; ".join(str(result) for result in results if result is not None)
+        if not self._balancer.digest and reason != self._reason:
+            self._reason = reason
+            LOG.warning("%s is not served yet: %s", self.label, reason)
 
     async def _describe(self, replica: Replica) -> None:
         """Ask a replica for its description; serve by it once no working replica has the one in use."""

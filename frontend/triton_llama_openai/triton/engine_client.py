@@ -154,6 +154,15 @@ class EngineClient:
         model = f"the model {self.model} of {self.endpoint}"
         return ServerError(f"{model} has no description for this endpoint: its server is of another version ({error})")
 
+    async def until_lost(self) -> None:
+        """Return when a connection was made and is lost."""
+        state = None
+        while state is not grpc.ChannelConnectivity.READY:
+            self.stub()
+            assert self._channel is not None
+            state = self._channel.get_state()
+            await self._channel.wait_for_state_change(state)
+
     async def can_stream(self) -> bool:
         """Return whether the model can stream: its config says so, or couldn't be read yet."""
         if time.monotonic() - self._config_time >= CONFIG_S:

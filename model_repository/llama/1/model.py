@@ -22,6 +22,7 @@ from llama_engine.model.precision import choose_device
 from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
 from llama_engine.observability.stats import Stats
+from llama_engine.request.end_tokens import describe_end_tokens
 from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
 from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, settings_parameters
@@ -121,6 +122,9 @@ def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> En
     _log.info("%s", loaded.info.describe())
     engine = Engine(loaded, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
+    _log.info("end tokens: %s", describe_end_tokens(engine.defaults.end_tokens, engine.tokenizer))
+    if engine.defaults.ignored:
+        _log.warning("fields of the generation config without effect: %s", engine.defaults.describe_ignored())
     _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())
     _log.info("served as %s, description %s", engine.description.name, engine.description.digest)
     engine.warm_up()

@@ -24,6 +24,7 @@ from triton_prepare.inspect import main
 
 from models import gguf_checkpoints, quantized_checkpoints
 
+LINES = ["model", "saved", "served", "ends", "chats", "defaults", "memory"]
 CPU = torch.device("cpu")
 SAVED: dict[str, dict[str, object]] = {
     "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
@@ -112,7 +113,7 @@ def test_the_contents_of_weights_are_not_read(out: Path) -> None:
 
 def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(original)]) == 0
-    model, saved, served, memory = capsys.readouterr().out.splitlines()
+    model, saved, served, ends, chats, defaults, memory = capsys.readouterr().out.splitlines()
     assert model == (
         f"model    {original}: llama, 2 layers, hidden 64, 4 heads (2 KV) of 16, vocabulary 3,072, context 128"
     )
@@ -120,7 +121,19 @@ def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytes
     assert served == (
         "served   float32 weights: not batch-invariant; linear layers 15 in float32, everything else float32"
     )
+    assert ends == "ends     a completion ends at 2 '</s>' (config)"
+    assert chats == "chats    default"
+    assert defaults.startswith("defaults max_tokens=128 min_tokens=0 temperature=0.0 ")
     assert memory.startswith("memory   on cpu: weights 2 MiB + cache 2 MiB (4,096 tokens x 512 B: 32 sequences of 128 ")
+
+
+def test_ignored_fields_of_the_generation_config_are_a_line(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(original, tmp_path / "changed"))
+    (folder / "generation_config.json").write_text('{"no_repeat_ngram_size": 3, "bos_token_id": 1}')
+    assert main([str(folder)]) == 0
+    assert "\nignored  of the generation config: no_repeat_ngram_size 3\n" in capsys.readouterr().out
 
 
 def test_the_settings_are_those_of_the_environment(
@@ -140,7 +153,7 @@ def test_the_settings_are_those_of_the_environment(
     [
         ("LLAMA_QUANTIZATION", "nf4", ["model", "saved", "refused"]),
         ("LLAMA_MEMORY_FRACTION", "2", ["refused"]),
-        ("LLAMA_KV_CACHE_TOKENS", str(1 << 30), ["model", "saved", "served", "memory", "refused"]),
+        ("LLAMA_KV_CACHE_TOKENS", str(1 << 30), [*LINES, "refused"]),
     ],
 )
 def test_a_refusal_is_the_last_line_and_exit_code_1(
@@ -183,7 +196,7 @@ def test_a_downloaded_hub_id_is_inspected(hub: Hub, capsys: pytest.CaptureFixtur
     resolve_folder(MODEL, None)
     hub.requests.clear()
     assert main([MODEL]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["model", "saved", "served", "memory"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == LINES
     assert hub.downloads(WEIGHTS) == []
 
 

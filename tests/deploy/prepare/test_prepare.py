@@ -18,11 +18,13 @@ from engine.checkpoints import small_config
 from engine.engines import EMBEDDED, load
 from engine.gguf_files import small_model, write_model
 from engine.logits import logits_of
+from gguf import GGMLQuantizationType as Kind
+from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 from triton_prepare import inspect
 from triton_prepare.__main__ import main
 from triton_prepare.prepare import prepare
@@ -168,10 +170,30 @@ def test_a_model_that_cannot_be_prepared_is_one_line(
     assert [path for path in tmp_path.iterdir() if path != model] == []
 
 
-def test_a_gguf_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_model(tmp_path / "it.gguf", small_model("llama"))
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == f"prepare: {path} is a GGUF file, which servers read as it is\n"
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_a_gguf_file_becomes_a_folder_in_int8(model_type: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Its logits are those of the dequantized floats, quantized per channel as any checkpoint in floats."""
+    model = small_model(model_type, vocab_size=len(tokenizer.vocabulary.token_bytes), tie_word_embeddings=True)
+    path = write_model(tmp_path / "it.gguf", model, Kind.Q8_0)
+    tokenizer.pretrained.save_pretrained(tmp_path)
+    prepare(str(path), None, tmp_path / "out")
+    saved = read_checkpoint_headers(path, "it").saved
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            parameter.data = saved.read(name)
+    assert isinstance(model, PreTrainedModel)
+    model.save_pretrained(tmp_path / "floats")
+    tokenizer.pretrained.save_pretrained(tmp_path / "floats")
+    _assert_same(load("int8", model=str(tmp_path / "out")), load("int8", model=str(tmp_path / "floats")))
+
+
+def test_named_chat_templates_are_copied(original: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(original, tmp_path / "source"))
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    prepare(str(source), None, tmp_path / "out")
+    templates = load("checkpoint", model=str(tmp_path / "out")).tokenizer.chat_templates
+    assert templates.keys() == {"default", "tool_use"}
 
 
 @pytest.mark.long

@@ -11,8 +11,10 @@ import torch
 from deploy.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
 from llama_engine.checkpoint.hub import resolve_folder
 from llama_engine.errors import CheckpointError
+from llama_engine.model.loader import resolve_name
 from safetensors.torch import load_file, save_file
 
+GGUF_SHARDS = ("it-Q8_0-00001-of-00002.gguf", "it-Q8_0-00002-of-00002.gguf")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
@@ -105,3 +107,59 @@ def test_a_gated_model_is_refused_until_the_token_has_access(hub: Hub, monkeypat
         assert "\n" not in str(refused.value)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert (resolve_folder(MODEL, None) / WEIGHTS).is_file()
+
+
+@pytest.fixture
+def gguf_repository(repository: Path) -> Path:
+    """The repository with files of other quantizations, and one in shards."""
+    for path in repository.glob("*.safetensors"):
+        path.unlink()
+    for name in ("it-Q4_K_M.gguf", "it-IQ4_K_M.gguf", "it-Q4_K.gguf", "mmproj-it-f16.gguf", *GGUF_SHARDS):
+        (repository / name).write_text(name)
+    return repository
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        (f"{MODEL}:Q4_K_M", ["it-Q4_K_M.gguf"]),
+        (f"hf.co/{MODEL}:q4_k", ["it-Q4_K.gguf"]),
+        (f"{MODEL}:Q8_0", [*GGUF_SHARDS]),
+        (f"{MODEL}/it-Q4_K.gguf", ["it-Q4_K.gguf"]),
+        (f"{MODEL}/{GGUF_SHARDS[0]}", [*GGUF_SHARDS]),
+    ],
+)
+def test_a_gguf_file_of_the_hub_has_llama_cpps_names(
+    hub: Hub, gguf_repository: Path, name: str, files: list[str]
+) -> None:
+    assert resolve_name(name) == name
+    found = resolve_folder(name, None)
+    assert found.name == files[0]
+    assert found.read_text() == files[0]
+    assert sorted(path.name for path in found.parent.glob("*.gguf")) == files
+    hub.is_reachable = False
+    assert resolve_folder(name, None, with_weights=False) == found
+
+
+@pytest.mark.parametrize("name", [f"{MODEL}:Q5_0", f"{MODEL}/other.gguf"])
+def test_a_gguf_file_that_the_hub_lacks_is_refused(hub: Hub, gguf_repository: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^{MODEL} must have .* once; it has none$"):
+        resolve_folder(name, None)
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "models/missing.gguf"])
+def test_a_missing_gguf_file_is_not_looked_for_on_the_hub(hub: Hub, name: str) -> None:
+    assert resolve_folder(name, None) == Path(name)
+    assert hub.requests == []
+
+
+def test_a_gguf_file_is_not_downloaded_without_weights(hub: Hub, gguf_repository: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"^the GGUF file of {MODEL} isn't downloaded; "):
+        resolve_folder(f"{MODEL}:Q4_K_M", None, with_weights=False)
+    assert not [name for name in _downloaded(hub) if name.endswith(".gguf")]
+
+
+def test_a_repository_without_a_config_is_refused_with_a_gguf_name(hub: Hub, gguf_repository: Path) -> None:
+    (gguf_repository / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=rf"it has no config\.json; if it has GGUF files, .* {MODEL}:Q4_K_M$"):
+        resolve_folder(MODEL, None)

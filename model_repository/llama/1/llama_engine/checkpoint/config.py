@@ -51,6 +51,8 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
             check_values(values, f"{name}: config.json")
         config = _config(folder, name, values, kind)
         check_heads(config, f"{name}: config.json")
+        # The class's default is a token of another vocabulary.
+        config.eos_token_id = values.get("eos_token_id")
     except CheckpointError:
         raise
     except Exception as error:

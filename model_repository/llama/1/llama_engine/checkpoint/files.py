@@ -32,6 +32,9 @@ _LENGTH_BYTES = 8
 _MAX_JSON = 100_000_000
 """Maximum size of a header and of a JSON file in bytes; for headers, the limit of the safetensors library."""
 
+_LFS = b"version https://git-lfs.github.com/spec/"
+LFS_ADVICE = "it is a Git LFS pointer and not the file itself; run `git lfs pull` in the clone, or download the file"
+
 _MAX_NAME, _MAX_DIMENSIONS = 1000, 8
 """Maximum characters of a tensor's name, and dimensions of its shape."""
 
@@ -102,12 +105,32 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def weights_advice(folder: Path) -> str:
+    """Return why a folder without weights that can be read has none, and what to do."""
+    if shards := sorted(path.name for path in folder.glob("*.safetensors")):
+        return f"it has {shards[0]} and no {INDEX}, which lists the files of the weights; download that, too"
+    if pickles := sorted(path.name for suffix in ("bin", "pth", "pt") for path in folder.glob(f"*.{suffix}")):
+        return (
+            f"it has {pickles[0]} and no safetensors; files of pickles can run code and aren't read: save the model "
+            f"with transformers' save_pretrained, which writes {WEIGHTS}"
+        )
+    return f"it has no {WEIGHTS}, nor an index of several such files"
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a pointer of Git LFS, as a clone without LFS has them."""
+    return start.startswith(_LFS)
+
+
 def _object(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file. Raises CheckpointError if there is none."""
     try:
         if (size := path.stat().st_size) > _MAX_JSON:
             raise _error(path, f"it has {size} bytes; a JSON file has at most {_MAX_JSON}")
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        if is_lfs_pointer(data):
+            raise _error(path, LFS_ADVICE)
+        content = json.loads(data)
     except OSError as error:
         raise _error(path, str(error.strerror)) from error
     except (ValueError, RecursionError) as error:
@@ -125,7 +148,11 @@ def _read_header(path: Path) -> Mapping[str, TensorHeader]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            start = file.read(len(_LFS))
+            if is_lfs_pointer(start):
+                raise _error(path, LFS_ADVICE)
+            length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+            file.seek(_LENGTH_BYTES)
             if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _MAX_JSON):
                 raise _error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
             header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)

@@ -13,7 +13,9 @@ from llama_engine.checkpoint.files import check_files
 from llama_engine.checkpoint.gguf.config import read_gguf_config
 from llama_engine.checkpoint.gguf.header import GgufFile, find_gguf, read_gguf
 from llama_engine.checkpoint.gguf.tensors import GgufTensors
+from llama_engine.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.text.tokenizer import Tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -31,6 +33,12 @@ class CheckpointHeaders(NamedTuple):
     def folder(self) -> Path:
         """The folder of the checkpoint's files."""
         return self.saved.folder if self.gguf is None else self.gguf.path.parent
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the folder, or of the GGUF file. Raises CheckpointError."""
+        if self.gguf is None:
+            return read_tokenizer(self.folder, self.config)
+        return read_gguf_tokenizer(self.gguf, self.config)
 
 
 def read_checkpoint_headers(folder: Path, name: str) -> CheckpointHeaders:

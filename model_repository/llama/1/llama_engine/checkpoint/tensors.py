@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from llama_engine.checkpoint.files import read_headers, weight_files
+from llama_engine.checkpoint.files import read_headers, weight_files, weights_advice
 from llama_engine.errors import CheckpointError
 
 _DTYPES = {
@@ -59,9 +59,7 @@ class SavedTensors(Mapping[str, SavedTensor]):
     def __init__(self, folder: Path) -> None:
         """Read the headers of all files. Raises CheckpointError if there are none or one is invalid."""
         if not weight_files(folder):
-            raise CheckpointError(
-                f"can't load {folder}: it has no model.safetensors, nor an index of several such files"
-            )
+            raise CheckpointError(f"can't load {folder}: {weights_advice(folder)}")
         self.folder = folder
         self._headers = {name: SavedTensor(path, *header) for name, (path, header) in read_headers(folder).items()}
         if not any(name.startswith("model.") for name in self._headers):

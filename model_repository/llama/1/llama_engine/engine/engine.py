@@ -31,6 +31,7 @@ from llama_engine.kernels.activation_terms import TermCounts
 from llama_engine.model.description import ModelDescription
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.end_tokens import find_end_tokens
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.settings import Settings
@@ -73,8 +74,9 @@ class Engine:
         """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
         self._device = loaded.info.device
         self.tokenizer = loaded.tokenizer
+        end_tokens = find_end_tokens(loaded.generation_config, loaded.config, loaded.tokenizer)
         self.defaults = GenerationDefaults.from_config(
-            loaded.generation_config, settings.default_max_tokens, loaded.architecture.vocabulary
+            loaded.generation_config, settings.default_max_tokens, end_tokens
         )
         self.plan = plan_memory(loaded, settings, slots)
         self.plan.check()
@@ -89,7 +91,7 @@ class Engine:
         self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self.builder = SequenceBuilder(
-            self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
+            self.tokenizer.vocabulary, frozenset(end_tokens), self._device, settings.stream_interval
         )
         self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
         self._wants_graphs = settings.cuda_graphs in ("on", "auto" if self._device.type == "cuda" else "on")

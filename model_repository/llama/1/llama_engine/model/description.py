@@ -63,7 +63,7 @@ def _name(name: str) -> str:
     path = Path(name)
     if path.is_dir():
         return path.resolve().name
-    return path.stem if path.suffix == ".gguf" else name
+    return path.stem if path.is_file() else name
 
 
 def _dtype(dtype: object) -> str:

@@ -17,9 +17,8 @@ from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.checkpoint.architecture import Architecture
-from llama_engine.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
-from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.checkpoint.hub import parse_gguf_name, resolve_folder
 from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
@@ -33,7 +32,6 @@ from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.settings import MAX_MODEL_LEN, Settings
-from llama_engine.text.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -156,7 +154,7 @@ def resolve_name(model: str | None) -> str:
     path = Path(model).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return str(path)
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+    if model.startswith(("/", ".", "~")) or (model.count("/") > 1 and parse_gguf_name(model) is None):
         raise CheckpointError(f"model is {model!r}: no such folder or GGUF file")
     return model
 
@@ -172,11 +170,11 @@ def _load_files(
 
     dry_run: read no weights; the model has their sizes alone.
     """
-    config, folder, gguf = headers.config, headers.folder, headers.gguf
+    config, folder = headers.config, headers.folder
     max_model_len: int = settings.max_model_len or min(config.max_position_embeddings, MAX_MODEL_LEN)
     if max_model_len > (positions := max_positions(config)):
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
-    tokenizer = read_tokenizer(folder, config) if gguf is None else read_gguf_tokenizer(gguf, config)
+    tokenizer = headers.read_tokenizer()
     load = describe_model if dry_run else load_model
     model, info, attention = load(name, headers, settings, device, max_model_len)
     return LoadedModel(

@@ -56,8 +56,8 @@ def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings)
     """Return the quantization to serve (none, int8 or nf4) and the outlier threshold of LLM.int8().
 
     The threshold is the setting's, whatever the checkpoint was saved with. int8 are the weights of any format that
-    `formats` reads. Raises CheckpointError for another format, and if the checkpoint is saved in another quantization
-    than the setting's.
+    `formats` reads; under none a GGUF file is dequantized. Raises CheckpointError for another format, and if the
+    checkpoint is saved in another quantization than the setting's.
     """
     method = saved_quantization(config)
     if method not in (*_UNIFORM, *FORMATS):
@@ -67,6 +67,8 @@ def choose_quantization(name: str, config: PreTrainedConfig, settings: Settings)
             f"int8_threshold is {settings.int8_threshold:g}, but {name} is saved in {method}, which has no outlier "
             f"threshold; set it to 0"
         )
+    if method == "gguf" and settings.quantization == "none":
+        return "none", 0.0
     saved = "int8" if method in FORMATS else method
     if settings.quantization not in ("checkpoint", saved) and saved != "none":
         raise CheckpointError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llama_engine.bounds import BoundError, show
 from llama_engine.errors import CheckpointError
+from llama_engine.request.compound_bounds import TokenIds
 from llama_engine.request.parameters import PARAMETERS
 
 if TYPE_CHECKING:
@@ -16,6 +17,24 @@ if TYPE_CHECKING:
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Values of the generation config that apply only with `do_sample: true`."""
 
+_HONOURED = {
+    *(parameter.checkpoint for parameter in PARAMETERS.values()),
+    *("do_sample", "eos_token_id", "suppress_tokens", "bad_words_ids"),
+    # Without an effect on the tokens of a decoder.
+    *(
+        "bos_token_id",
+        "pad_token_id",
+        "cache_implementation",
+        "use_cache",
+        "transformers_version",
+        "_from_model_config",
+    ),
+}
+"""Fields of the generation config that aren't named as ignored."""
+
+_NEUTRAL = (None, 0, 1)
+"""Values that turn a field off, such as one beam; flags change nothing without beams."""
+
 _SOURCE = "generation_config.json, or the model's config without one"
 
 
@@ -23,18 +42,24 @@ _SOURCE = "generation_config.json, or the model's config without one"
 class GenerationDefaults:
     """A checkpoint's defaults. values: default by parameter name, for parameters that can have one in the checkpoint.
 
-    end_tokens: ids of the tokens that end a completion. from_checkpoint: names of the values that the checkpoint has.
+    end_tokens: ids of the tokens that end a completion, with their sources. from_checkpoint: names of the values that
+    the checkpoint has. suppressed: ids of tokens that are never sampled. ignored: fields of the generation config that
+    have no effect.
     """
 
     values: Mapping[str, object]
-    end_tokens: frozenset[int] = frozenset()
+    end_tokens: Mapping[int, str] = field(default_factory=dict)
     from_checkpoint: frozenset[str] = frozenset()
+    suppressed: tuple[int, ...] = ()
+    ignored: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
-    def from_config(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
+    def from_config(
+        cls, config: GenerationConfig, default_max_tokens: int, end_tokens: Mapping[int, str]
+    ) -> GenerationDefaults:
         """Read a checkpoint's generation config. Raises CheckpointError for a value outside a parameter's bound.
 
-        default_max_tokens: the setting. vocabulary: number of token ids. With `do_sample: false`, the default of
+        default_max_tokens: the setting. end_tokens: see `find_end_tokens`. With `do_sample: false`, the default of
         generation configs, the temperature is 0, whatever temperature the config has.
         """
         # With do_sample, a missing temperature is 1, as in transformers.
@@ -56,13 +81,40 @@ class GenerationDefaults:
                     values[name] = parameter.bound.parse(value)
                 except BoundError as error:
                     raise CheckpointError(f"{_SOURCE}: {parameter.checkpoint} {error}") from None
-        end = config.eos_token_id
-        end_tokens = tuple(end if isinstance(end, list) else [] if end is None else [end])
-        if not all(type(token) is int and 0 <= token < vocabulary for token in end_tokens):
-            raise CheckpointError(f"{_SOURCE}: eos_token_id is {show(end)}; it must be below {vocabulary}")
-        return cls(values, frozenset(end_tokens), frozenset(from_checkpoint))
+        return cls(values, end_tokens, frozenset(from_checkpoint), _suppressed(config), _ignored(config))
 
     def describe(self) -> str:
         """Return the defaults as one line, for the log."""
-        values = " ".join(f"{name}={value}" for name, value in self.values.items())
-        return f"{values} end_tokens={sorted(self.end_tokens)}"
+        return " ".join(f"{name}={value}" for name, value in self.values.items())
+
+    def describe_ignored(self) -> str:
+        """Return the ignored fields as one line, empty without any."""
+        return ", ".join(f"{name} {show(value)}" for name, value in self.ignored.items())
+
+
+def _suppressed(config: GenerationConfig) -> tuple[int, ...]:
+    """Return the ids of `suppress_tokens`, and of the `bad_words_ids` of one token."""
+    tokens = _tokens("suppress_tokens", config.suppress_tokens or [])
+    words = config.bad_words_ids or []
+    if not isinstance(words, list):
+        raise CheckpointError(f"{_SOURCE}: bad_words_ids is {show(words)}; it must be a list of lists of token ids")
+    single = [word for word in (_tokens("bad_words_ids", word) for word in words) if len(word) == 1]
+    return tuple(dict.fromkeys([*tokens, *(token for (token,) in single)]))
+
+
+def _tokens(name: str, value: object) -> tuple[int, ...]:
+    try:
+        return TokenIds().parse(value)
+    except BoundError as error:
+        raise CheckpointError(f"{_SOURCE}: {name} {error}") from None
+
+
+def _ignored(config: GenerationConfig) -> Mapping[str, object]:
+    """Return the fields that have no effect here and would have one in transformers."""
+    fields = {
+        name: value
+        for name, value in config.to_diff_dict().items()
+        if (name not in _HONOURED or (name in _SAMPLING and not config.do_sample)) and value not in _NEUTRAL
+    }
+    words = [word for word in config.bad_words_ids or [] if len(word) > 1]
+    return {**fields, **({"bad_words_ids": words} if words else {})}

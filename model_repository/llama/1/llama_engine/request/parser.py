@@ -7,6 +7,7 @@ InvalidRequest, which names the parameter, the value and the bound.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable
@@ -99,7 +100,8 @@ class RequestParser:
         self._check_tokens(element, "logit_bias", (token for token, _ in request.logit_bias))
         end = self._end_tokens(request, element)
         stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *end)))
-        return replace(request, logit_bias=self._biases(request, element), stop_token_ids=stop_token_ids)
+        biases = {**dict(self._biases(request, element)), **dict.fromkeys(self.defaults.suppressed, -math.inf)}
+        return replace(request, logit_bias=tuple(biases.items()), stop_token_ids=stop_token_ids)
 
     def _prompt(self, element: RawElement) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as text and as tokens."""

@@ -83,7 +83,7 @@ def grouped(data: torch.Tensor, kind: BlockType) -> LinearWeight:
 
 def dequantized(data: torch.Tensor, kind: BlockType) -> torch.Tensor:
     """Return rows as float32. data: uint8 [rows, bytes]. Raises CheckpointError for a type that isn't supported."""
-    # Imported here because the package is optional; without it, `read_gguf` has refused the file.
+    # Imported here because only GGUF files need it.
     from gguf import GGMLQuantizationType, dequantize
 
     # Invalid scales become infinite or NaN, without a warning for each.

@@ -16,16 +16,11 @@ from llama_engine.checkpoint.config import LlamaConfig
 from llama_engine.checkpoint.formats.linear_format import FLOATS
 from llama_engine.checkpoint.gguf.header import GgufFile
 from llama_engine.checkpoint.gguf.tensors import ROPE_TENSORS
+from llama_engine.checkpoint.gguf.tokenizer import end_tokens, token_id
 from llama_engine.checkpoint.tensors import read_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-END_TOKENS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_utterance>", "<EOT>", "_<EOT>",
-)  # fmt: skip
-"""Tokens that end a text besides those that the file names, as in llama.cpp. A file can name only three."""
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3's parameters besides the factor. A file has the divisors of the frequencies that follow from them."""
@@ -85,27 +80,10 @@ def _common(file: GgufFile) -> Options:
         "max_position_embeddings": positions,
         "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": _token(file, "bos"),
-        "eos_token_id": _end_tokens(file),
-        "pad_token_id": _token(file, "padding"),
+        "bos_token_id": token_id(file, "bos"),
+        "eos_token_id": end_tokens(file),
+        "pad_token_id": token_id(file, "padding"),
     }
-
-
-def _token(file: GgufFile, kind: str) -> int | None:
-    """Return the number of a special token, None if the file has none."""
-    value = file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
-    if value is not None and not isinstance(value, int):
-        raise file.error(f"tokenizer.ggml.{kind}_token_id isn't an integer")
-    return value
-
-
-def _end_tokens(file: GgufFile) -> list[int] | int | None:
-    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
-    texts = {token: number for number, token in enumerate(tokens if isinstance(tokens, tuple) else ())}
-    named = [_token(file, kind) for kind in ("eos", "eot", "eom")]
-    found = [number for number in named if number is not None] + [texts[end] for end in END_TOKENS if end in texts]
-    ends = list(dict.fromkeys(found))
-    return (ends[0] if len(ends) == 1 else ends) if ends else None
 
 
 def _has_bias(file: GgufFile, *names: str) -> bool:

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 
 from llama_engine.bounds import show
+from llama_engine.checkpoint.files import LFS_ADVICE, is_lfs_pointer
 from llama_engine.errors import CheckpointError
 
 Value: TypeAlias = int | float | bool | str | tuple["int | float | bool | str", ...]
@@ -150,11 +151,9 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _read_file(path: Path) -> GgufFile:
-    try:
-        # Imported here because only GGUF files need it, and it is optional.
-        from gguf import GGML_QUANT_SIZES
-    except ImportError as error:
-        raise _error(path, "GGUF files need the package gguf (pip install gguf)") from error
+    # Imported here because only GGUF files need it.
+    from gguf import GGML_QUANT_SIZES
+
     types = {kind.value: BlockType(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
     try:
         with path.open("rb") as opened:
@@ -176,8 +175,9 @@ class _Header:
         self._end = min(self._size, _MAX_HEADER)
 
     def read(self) -> GgufFile:
-        if self._take(4) != b"GGUF":
-            raise ValueError("it doesn't begin with GGUF")
+        if (start := self._take(4)) != b"GGUF":
+            pointer = is_lfs_pointer(start + self._file.read(100))
+            raise ValueError(LFS_ADVICE if pointer else "it doesn't begin with GGUF")
         if (version := self._number("<I")) not in (2, 3):
             raise ValueError(f"it is of version {version}; this engine reads 2 and 3, little-endian")
         tensors, keys = self._number("<Q"), self._number("<Q")

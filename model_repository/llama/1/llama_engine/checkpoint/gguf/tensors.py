@@ -123,7 +123,7 @@ class GgufTensors(SavedTensors):
 
 def _modules(file: GgufFile, architecture: Architecture) -> Mapping[str, str]:
     """Return transformers' names of the model's modules by GGUF's, which are the package's."""
-    # Imported here because the package is optional; without it, `read_gguf` has refused the file.
+    # Imported here because only GGUF files need it.
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     names = get_tensor_name_map(MODEL_ARCH[file.architecture.upper()], architecture.layers)

@@ -163,14 +163,10 @@ def logprobs(token: str, top: int) -> dict[str, dict[str, object]]:
     """Return what the model says about a token: itself first, then the likeliest."""
     alternatives = [token, *(f"{token}{number}" for number in range(top))]
     return {
-        str(number): {"logprob": -0.5 - number, "rank": number + 1, "decoded_token": text, **_bytes(text)}
+        str(number): {"logprob": -0.5 - number, "rank": number + 1, "decoded_token": text}
+        | ({"bytes": [0xC3]} if text == "\ufffd" else {})
         for number, text in enumerate(alternatives[: max(1, top)])
     }
-
-
-def _bytes(text: str) -> dict[str, object]:
-    """Return the bytes of a part of a character, U+FFFD; any other text has none."""
-    return {"bytes": [0xC3]} if text == "\ufffd" else {}
 
 
 class Server:

@@ -21,11 +21,6 @@ def _position(*tokens: bytes, name: str = "") -> TokenLogprobs:
     }
 
 
-def _echo(text: str, *tokens: bytes) -> tuple[object, object]:
-    lists = CompletionLogprobs().add_prompt(text, [None, *map(_position, tokens)], None)
-    return lists["tokens"], lists["text_offset"]
-
-
 @pytest.mark.parametrize(
     ("tokens", "offsets"),
     [
@@ -68,7 +63,8 @@ def test_of_alternatives_that_read_alike_the_less_likely_has_its_id() -> None:
     ids=["no BOS", "BOS", "BOS and a space", "the first token ends within a character", "one token"],
 )
 def test_the_tokens_of_an_echoed_prompt_are_its_text(text: str, tokens: list[bytes], expected: object) -> None:
-    assert _echo(text, *tokens) == expected
+    lists = CompletionLogprobs().add_prompt(text, [None, *map(_position, tokens)], None)
+    assert (lists["tokens"], lists["text_offset"]) == expected
 
 
 def test_the_text_after_an_echo_counts_the_prompts_characters() -> None:

@@ -200,11 +200,3 @@ def test_forced_calls_are_the_complete_ones_up_to_a_repetition(
     name: str | None, text: str, calls: list[tuple[str, str]]
 ) -> None:
     assert _read(ForcedCalls(name), text) == ("", calls)
-
-
-def test_a_forced_call_comes_with_its_closing_brace() -> None:
-    reader = ForcedCalls()
-    assert reader.read(f"[{PING[:-1]}") == []
-    (call,) = reader.read("}, ")
-    assert isinstance(call, ToolCall)
-    assert (call.index, call.name) == (0, "ping")

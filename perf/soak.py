@@ -57,7 +57,7 @@ def main() -> int:
         LocalTriton(
             model=str(options.model), environment={"LLAMA_LOG_REQUESTS": "none"}, ready_timeout=_READY_S
         ) as triton,
-        OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
+        OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
     ):
         endpoint.start(triton.grpc_url)
         until = time.monotonic() + 60 * options.minutes

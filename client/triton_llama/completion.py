@@ -9,7 +9,7 @@ from typing import Self
 from triton_llama.errors import ServerError
 
 TokenLogprobs = dict[str, dict[str, object]]
-"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
+"""Token id → logprob, rank, decoded_token, bytes if not the text's; the token of the text first, then the likeliest."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,6 @@
 
     HTTP request → schemas → chat template, guide → engine's inputs → one gRPC stream → deltas → answer or events
 
-A process of its own that may run anywhere: it talks to Triton over gRPC and needs only the tokenizer files of the
-checkpoint. `docs/openai.md` lists every field.
+A process of its own that may run anywhere: it talks to Triton over gRPC, which describes the model, too.
+`docs/openai.md` lists every field.
 """

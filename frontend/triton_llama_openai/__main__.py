@@ -9,10 +9,10 @@ import resource
 import signal
 import socket
 import sys
+from functools import partial
 
 try:
     import uvicorn
-    from huggingface_hub.utils.tqdm import disable_progress_bars
     from starlette.types import ASGIApp
 
     from triton_llama_openai.app import create_app
@@ -34,32 +34,31 @@ _KEEP_ALIVE_S = 75
 def main() -> int:
     """Run the endpoint; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    # They log every file and request of theirs.
-    for name in ("httpx", "httpx2", "huggingface_hub", "filelock"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    disable_progress_bars()
     try:
         settings = Settings.parse(sys.argv[1:], os.environ)
         models = Models.load(settings)
-        app = create_app(settings, models)
         listener = _listen(settings.host, settings.port)
+        app = create_app(settings, models, partial(_announce, models, listener))
     except InvalidSettingsError as error:
         print(f"triton-llama-openai: {error}", file=sys.stderr)
         return REFUSED
     _allow_connections(settings.max_connections)
-    # Loaded objects stay: garbage collections that walk them would pause every stream.
-    gc.collect()
-    gc.freeze()
-    host, port = listener.getsockname()[:2]
-    names = ", ".join(model.name for model in models)
     server = create_server(app, settings)
     # For a signal before uvicorn handles signals, and for the one that ended it, which it raises once more: a drained
     # end is no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
-    print(f"triton-llama-openai: serving {names}, listening on http://{host}:{port}/v1", flush=True)
     server.run(sockets=[listener])
     return 0
+
+
+def _announce(models: Models, listener: socket.socket) -> None:
+    # Loaded objects stay: garbage collections that walk them would pause every stream.
+    gc.collect()
+    gc.freeze()
+    host, port = listener.getsockname()[:2]
+    names = ", ".join(models.labels)
+    print(f"triton-llama-openai: serving {names}, listening on http://{host}:{port}/v1", flush=True)
 
 
 def create_server(app: ASGIApp, settings: Settings) -> uvicorn.Server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
 
@@ -31,8 +31,8 @@ _EXPOSED_HEADERS = ["x-request-id", "x-ignored-parameters", "retry-after"]
 _NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
 
 
-def create_app(settings: Settings, models: Models) -> FastAPI:
-    """Return the application. It closes the models' connections when it ends.
+def create_app(settings: Settings, models: Models, on_start: Callable[[], None] = lambda: None) -> FastAPI:
+    """Return the application. It asks for the models' descriptions until it ends. on_start: called when it serves.
 
     Raises:
         InvalidSettingsError: the file of API keys can't be used.
@@ -44,6 +44,8 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await models.start()
+        on_start()
         yield
         await models.close()
 

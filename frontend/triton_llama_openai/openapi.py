@@ -14,7 +14,7 @@ from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from triton_llama_openai.routes.models import package_version
+from triton_llama_openai.routes.served_model import package_version
 
 BODIES: Mapping[str, type[Schema]] = {
     "/v1/chat/completions": ChatRequest,

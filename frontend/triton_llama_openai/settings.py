@@ -21,7 +21,7 @@ ENVIRONMENT_PREFIX = "TRITON_LLAMA_OPENAI_"
 
 
 class InvalidSettingsError(Exception):
-    """A setting, a file that a setting names, or a checkpoint can't be used."""
+    """A setting, or a file that a setting names, can't be used."""
 
 
 def _existing_file(path: Path) -> Path:
@@ -44,21 +44,12 @@ class ModelSettings(BaseModel):
     settings have commas between (docs/openai.md#when-a-triton-dies)"""
     model: Text = "llama"
     """the model's name in Triton; streams need the config streaming"""
-    tokenizer: Text | None = None
-    """folder or hub id of the served checkpoint, for its tokenizer, chat template and context; of a GGUF file, the
-    files beside it; default: the server's LLAMA_MODEL, else the default checkpoint"""
-    revision: Text | None = None
-    """branch, tag or commit of a hub id; default: the server's LLAMA_REVISION where the tokenizer is its LLAMA_MODEL,
-    else the default branch"""
     served_name: Annotated[Text, Field(max_length=256)] | None = None
-    """the name that requests give as model; default: the folder's or GGUF file's name, or the hub id"""
+    """the name that requests give as model; default: that of the checkpoint's folder or GGUF file, or its hub id"""
     chat_template: File | None = None
     """file of a Jinja template, over the checkpoint's own"""
     tool_form: Literal["auto", "hermes", "llama3_json"] = "auto"
     """how the model writes tool calls; auto reads it off the chat template"""
-    max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
-    """the server's, to be set where it has reduced its own because memory is short; default: its LLAMA_MAX_MODEL_LEN,
-    else the checkpoint's context"""
 
 
 class Settings(ModelSettings):
@@ -69,7 +60,7 @@ class Settings(ModelSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     """port to listen on; 0 is any free one, which is printed"""
     models_file: File | None = None
-    """JSON list of several models, each with the settings triton to max_model_len, of which only triton may be given
+    """JSON list of several models, each with the settings triton to tool_form, of which only triton may be given
     beside it: it is the default of entries without one"""
     api_keys_file: File | None = None
     """a key a line; without it requests need no key"""
@@ -130,9 +121,6 @@ class Settings(ModelSettings):
         of_one_model = texts.keys() & ModelSettings.model_fields.keys() - {"triton"}
         if "models_file" in texts and of_one_model:
             raise InvalidSettingsError(f"models_file lists the models, so {min(of_one_model)} can't be given as well")
-        if "models_file" not in texts:
-            for name, variable in _server_variables(environment, texts).items():
-                texts[name], sources[name] = environment[variable], f"environment variable {variable}"
         try:
             return cls.model_validate(texts)
         except ValidationError as error:
@@ -151,15 +139,6 @@ def _read(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[dic
         if text is not None:
             texts[name], sources[name] = text, f"option {option(name)}"
     return texts, sources
-
-
-def _server_variables(environment: Mapping[str, str], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of the server's LLAMA_* variables to take settings of the checkpoint from, by setting."""
-    variables = {"tokenizer": "LLAMA_MODEL", "max_model_len": "LLAMA_MAX_MODEL_LEN"}
-    # Another tokenizer has revisions of its own.
-    if texts.get("tokenizer") in (None, environment.get("LLAMA_MODEL")):
-        variables["revision"] = "LLAMA_REVISION"
-    return {name: variable for name, variable in variables.items() if environment.get(variable) and name not in texts}
 
 
 def option(name: str) -> str:

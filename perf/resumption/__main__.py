@@ -79,7 +79,7 @@ def main() -> int:
     for name in options.only:
         with (
             running_tritons(PARTS[name], options.model) as servers,
-            OpenAIEndpoint("127.0.0.1", 0, GRACE_S, str(options.model)) as endpoint,
+            OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
         ):
             endpoint.start(",".join(server.local.grpc_url for server in servers))
             kill = partial(kill_at_random, servers, pause=options.pause, seconds=60 * options.minutes)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.code_blocks import ROOT, blocks
+from deploy.code_blocks import ROOT
 from llama_engine.bounds import Integer
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
@@ -92,10 +92,3 @@ def test_the_endpoint_ends_before_the_server() -> None:
     # compose stops a service before what it depends on.
     assert list(OPENAI["depends_on"]) == ["server"]
     assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10
-
-
-def test_the_endpoint_has_the_servers_checkpoint() -> None:
-    (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")
-    override = yaml.safe_load(text)["services"]
-    assert override["openai"] == override["server"]
-    assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}

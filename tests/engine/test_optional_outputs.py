@@ -68,11 +68,11 @@ def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
     assert set(outputs) == {"logprobs"}
     first, second = (json.loads(text) for text in outputs["logprobs"])
     assert second is None
-    likeliest = {"logprob": -0.5, "rank": 1, "decoded_token": "\ufffd"}
+    likeliest = {"logprob": -0.5, "rank": 1, "decoded_token": "\ufffd", "bytes": [0xC3]}
     assert first == [
         {"0": {"logprob": -1.0, "rank": 7, "decoded_token": "a"}, "3": likeliest},
         {"1": {"logprob": -2.0, "rank": 7, "decoded_token": "b "}, "3": likeliest},
-        {"2": {"logprob": -3.0, "rank": 7, "decoded_token": "</s>"}, "3": likeliest},
+        {"2": {"logprob": -3.0, "rank": 7, "decoded_token": "</s>", "bytes": []}, "3": likeliest},
     ]
     # The sampled token comes first.
     assert [next(iter(entries)) for entries in first] == ["0", "1", "2"]

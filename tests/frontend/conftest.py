@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from frontend.descriptions import description_of
 from frontend.endpoints import Endpoint, Serve, endpoint
 from frontend.fake_triton import FakeTriton, fake_triton
 from frontend.pairs import Pair
@@ -53,8 +54,9 @@ def serve(triton: FakeTriton, tmp_path: Path) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def started(name: str) -> Endpoint:
-            folder = BY_NAME[name].save(tmp_path / name)
-            return stack.enter_context(endpoint(triton.port, tokenizer=str(folder), served_name="pydoc-llama"))
+            # Under another name, beside the model of other tests' endpoints.
+            triton.models[name] = description_of(BY_NAME[name].save(tmp_path / name))
+            return stack.enter_context(endpoint(triton.port, model=name, served_name="pydoc-llama"))
 
         yield started
 

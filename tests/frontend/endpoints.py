@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 from triton_llama_openai.__main__ import create_server
@@ -18,7 +17,6 @@ from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import Settings
 
 HOST = "127.0.0.1"
-EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 Json = dict[str, object]
 WITHOUT_ITS_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
 
@@ -71,9 +69,7 @@ Serve = Callable[[str], Endpoint]
 @contextmanager
 def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
     """Serve in front of a Triton; `changes`: settings other than the defaults."""
-    values: dict[str, object] = {"grace": 5, **changes}
-    if "models_file" not in changes:
-        values = {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED), **values}
+    values: dict[str, object] = {"grace": 5, "triton": f"{HOST}:{triton_port}", **changes}
     settings = Settings.model_construct(**values)  # type: ignore[arg-type]  # fractions of seconds
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from frontend.descriptions import CONTEXT, description_of
 from frontend.model_request import ModelRequest, read_request
-from triton_llama.tensors import Tensor
+from triton_llama.tensors import Tensor, Value
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 HOST = "127.0.0.1"
-CONTEXT = 2048
 FIRST_ID = 100
 """The id of an answer's first token; the others count on."""
 
@@ -26,19 +26,20 @@ FIRST_ID = 100
 class FakeTriton:
     """The model's state and its requests.
 
-    silent: it doesn't say whether it is ready. tokens: the text it generates, for every choice. text: makes another
-    text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
-    tokens of a choice after which it generates no more, until the client cancels. probes_hang: probes get no token.
-    failing: an error's message instead of an answer, with a status if there is one; after_tokens: once that number of
-    responses is sent. broken: changes each response after the first. die_after: responses after which the server dies,
-    once. cancelled: ids of requests whose client has left. probes: their number; they aren't among the requests.
+    models: their descriptions by name. silent: it doesn't say whether it is ready. tokens: the text it generates, for
+    every choice. text: makes another text of a request. by_seed: of a choice's seed. one_by_one: it generates one
+    choice after the other. hold_after: tokens of a choice after which it generates no more, while that is so.
+    probes_hang: probes get no token. failing: an error's message instead of an answer, with a status if there is one;
+    after_tokens: once that number of responses is sent. broken: changes each response after the first. die_after:
+    responses after which the server dies, once. cancelled: ids of requests whose client has left. probes, descriptions,
+    whole_descriptions: their numbers; they aren't among the requests.
     """
 
     port: int = 0
     server: Server | None = None
     ready: bool = True
     silent: bool = False
-    config: str = "llama"
+    models: dict[str, dict[str, object]] = field(default_factory=lambda: {"llama": description_of()})
     decoupled: bool = True
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
     text: Callable[[ModelRequest], list[str]] | None = None
@@ -55,6 +56,8 @@ class FakeTriton:
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
     probes: int = 0
+    descriptions: int = 0
+    whole_descriptions: int = 0
     cancelled: list[str] = field(default_factory=list)
     running: int = 0
 
@@ -89,11 +92,26 @@ class FakeTriton:
         choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
         order = [(number, index) for index, (tokens, _) in enumerate(choices) for number in range(first, len(tokens))]
         for number, index in order if self.one_by_one else sorted(order):
-            if number == self.hold_after:
-                await asyncio.Event().wait()
+            while number == self.hold_after:
+                await asyncio.sleep(0.01)
             tokens, reason = choices[index]
             last = number == len(tokens) - 1
             yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
+
+    def describe(self, model: str, known_digest: Value | None) -> messages.ModelStreamInferResponse:
+        """Return the description of a model; the error of an older server for one without."""
+        self.descriptions += 1
+        description = self.models.get(model)
+        if description is None:
+            error = f"unexpected inference input 'description_digest' for model '{model}'"
+            return messages.ModelStreamInferResponse(error_message=error)
+        message = messages.ModelStreamInferResponse()
+        if description["digest"] == known_digest:
+            description = {"digest": known_digest}
+        else:
+            self.whole_descriptions += 1
+        _add(message, "text_output", [json.dumps(description)])
+        return message
 
     def _generated(self, request: ModelRequest, seed: int) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)
@@ -146,6 +164,7 @@ def logprobs(token: str, top: int) -> dict[str, dict[str, object]]:
     alternatives = [token, *(f"{token}{number}" for number in range(top))]
     return {
         str(number): {"logprob": -0.5 - number, "rank": number + 1, "decoded_token": text}
+        | ({"bytes": [0xC3]} if text == "\ufffd" else {})
         for number, text in enumerate(alternatives[: max(1, top)])
     }
 
@@ -209,13 +228,12 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     ) -> messages.ModelReadyResponse:
         if self._triton.silent:
             await asyncio.Event().wait()
-        return messages.ModelReadyResponse(ready=self._triton.ready and request.name == "llama")
+        return messages.ModelReadyResponse(ready=self._triton.ready and request.name in self._triton.models)
 
     async def ModelConfig(  # noqa: N802 - Triton's name
         self, request: messages.ModelConfigRequest, context: grpc.aio.ServicerContext
     ) -> messages.ModelConfigResponse:
         response = messages.ModelConfigResponse()
-        response.config.name = self._triton.config
         response.config.model_transaction_policy.decoupled = self._triton.decoupled
         return response
 
@@ -237,6 +255,9 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
         triton = self._triton
         request = read_request(message, dict(context.invocation_metadata()))
+        if "description_digest" in request.inputs:
+            yield triton.describe(message.model_name, request.value("description_digest"))
+            return
         if request.id == "probe":
             triton.probes += 1
         else:

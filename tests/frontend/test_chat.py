@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import EMBEDDED, Endpoint, Json, check_refusal, endpoint, error_of, events_of
+from frontend.descriptions import changed
+from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
 from triton_llama.completion import Chunk
@@ -140,6 +141,19 @@ def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoi
     assert set(triton.last.inputs) == expected
 
 
+@pytest.mark.parametrize(("defaults", "expected"), [([], [1.0]), (["top_p"], [1.0]), (["temperature"], None)])
+def test_the_temperature_is_the_checkpoints_else_openais(
+    triton: FakeTriton, defaults: list[str], expected: list[float] | None
+) -> None:
+    triton.models["other"] = changed(checkpoint_defaults=defaults)
+    with endpoint(triton.port, model="other", served_name="pydoc-llama") as served:
+        for ask in (Endpoint.chat, Endpoint.complete, Endpoint.respond):
+            ask(served)
+            assert triton.last.inputs.get("temperature") == expected
+        served.chat(temperature=0)
+    assert triton.last.inputs["temperature"] == [0.0]
+
+
 def test_several_choices_are_numbered(served: Endpoint) -> None:
     assert [choice["index"] for choice in served.chat(n=3).json()["choices"]] == [0, 1, 2]
 
@@ -173,10 +187,18 @@ def test_no_alternatives_need_no_logprobs(served: Endpoint, fields: Json) -> Non
     assert choice["logprobs"] is None
 
 
-def test_a_part_of_a_character_has_no_bytes(served: Endpoint, triton: FakeTriton) -> None:
+def test_a_part_of_a_character_has_its_bytes(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["\ufffd", "ü"]
     (choice,) = served.chat(logprobs=True).json()["choices"]
-    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [None, [0xC3, 0xBC]]
+    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [[0xC3], [0xC3, 0xBC]]
+
+
+def test_tokens_are_named_by_id_on_request(served: Endpoint) -> None:
+    fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+    (choice,) = served.chat(**fields).json()["choices"]
+    first = choice["logprobs"]["content"][0]
+    assert (first["token"], first["bytes"]) == ("token_id:0", list(b" Hello"))
+    assert [entry["token"] for entry in first["top_logprobs"]] == ["token_id:0", "token_id:1"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -230,9 +252,9 @@ def test_a_message_that_the_template_hides_cannot_be_continued(triton: FakeTrito
     check_refusal(response, "continue_final_message", "doesn't show the last message")
 
 
-def test_a_chat_without_a_template_is_refused(triton: FakeTriton, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-    with endpoint(triton.port, tokenizer=str(tmp_path), max_model_len=64, served_name="pydoc-llama") as served:
+def test_a_chat_without_a_template_is_refused(triton: FakeTriton) -> None:
+    triton.models["untaught"] = changed(chat_templates={})
+    with endpoint(triton.port, model="untaught") as served:
         error = error_of(served.chat())
     assert (error["param"], error["code"]) == (None, "no_chat_template")
 

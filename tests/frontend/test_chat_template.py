@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import EMBEDDED
+from frontend.descriptions import EMBEDDED, changed
+from frontend.endpoints import endpoint
+from frontend.fake_triton import FakeTriton
 from transformers import AutoTokenizer
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.prompt.chat_template import ChatTemplate, Turn
-from triton_llama_openai.prompt.tokenizer import load_checkpoint
-from triton_llama_openai.routes.models import tool_form
-from triton_llama_openai.settings import InvalidSettingsError
+from triton_llama_openai.prompt.tokenizer import Checkpoint
+from triton_llama_openai.routes.served_model import tool_form
+from triton_llama_openai.triton.description import Description
 
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
 FUNCTIONS = [{"type": "function", "function": {"name": "add", "description": "a < b"}}]
@@ -45,6 +46,17 @@ CONVERSATIONS = {
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
 
+def _checkpoint(**fields: object) -> Checkpoint:
+    """Return the embedded checkpoint, described with other fields."""
+    return Checkpoint.of(Description.model_validate(changed(**fields)), None)
+
+
+def _embedded() -> ChatTemplate:
+    template = _checkpoint().template()
+    assert template is not None
+    return template
+
+
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
@@ -58,15 +70,13 @@ def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
 @pytest.mark.parametrize(("letters", "prompt"), CONVERSATIONS.items(), ids=CONVERSATIONS)
 def test_the_embedded_template_renders_any_order_of_roles(letters: str, prompt: str) -> None:
     messages = [{"role": ROLES[letter], "content": letter} for letter in letters]
-    template = load_checkpoint(str(EMBEDDED), None, None).template
-    assert template is not None
+    template = _embedded()
     assert template.render([dict(message) for message in messages]) == prompt
     assert AutoTokenizer.from_pretrained(EMBEDDED).apply_chat_template(messages, tokenize=False) == prompt
 
 
 def test_the_embedded_template_trims_a_block_as_a_whole() -> None:
-    template = load_checkpoint(str(EMBEDDED), None, None).template
-    assert template is not None
+    template = _embedded()
     turns: list[Turn] = [{"role": "system", "content": ""}, {"role": "user", "content": "\n u "}]
     assert template.render(turns) == "<s>[INST] u [/INST]"
     turns[0]["content"] = " s "
@@ -75,8 +85,7 @@ def test_the_embedded_template_trims_a_block_as_a_whole() -> None:
 
 @pytest.mark.parametrize("turns", [["tool"], ["user", "tool"], ["robot", "assistant"]])
 def test_the_embedded_template_refuses_other_roles(turns: list[str]) -> None:
-    template = load_checkpoint(str(EMBEDDED), None, None).template
-    assert template is not None
+    template = _embedded()
     with pytest.raises(ApiError, match=r"Only system, user and assistant roles are supported, not (tool|robot)"):
         template.render([{"role": role, "content": "x"} for role in turns])
 
@@ -108,104 +117,46 @@ def test_a_template_reads_the_clock() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(TURNS) == str(datetime.now().astimezone().year)
 
 
-def test_the_form_of_calls_is_read_off_the_template(tmp_path: Path) -> None:
-    def form(source: str) -> tuple[bool, str]:
-        file = tmp_path / "t.jinja"
-        file.write_text(source)
-        checkpoint = load_checkpoint(str(EMBEDDED), file, None)
-        assert checkpoint.template is not None
-        return checkpoint.template.takes_tools, tool_form(checkpoint)
-
-    assert form("{{ messages }}") == (False, "hermes")
-    assert form("{{ tools }}<tool_call>") == (True, "hermes")
-    assert form('{{ tools }}{"name": function name, "parameters": ...}') == (True, "llama3_json")
-
-
-def test_the_template_is_found_where_checkpoints_have_it(tmp_path: Path) -> None:
-    def rendered(config: dict[str, object]) -> str | None:
-        (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 99, **config}))
-        checkpoint = load_checkpoint(str(tmp_path), None, None)
-        assert checkpoint.context == 99
-        return None if checkpoint.template is None else checkpoint.template.render(TURNS)
-
-    assert rendered({}) is None
-    assert rendered({"chat_template": "a{{ bos_token }}", "bos_token": {"content": "<x>"}}) == "a<x>"
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert rendered({"chat_template": named}) == "d"
-    (tmp_path / "chat_template.jinja").write_text("file")
-    assert rendered({"chat_template": "config"}) == "file"
-
-
-@pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A hub id of which the cache has two commits, main and the tag v1, without a template of their own; no network."""
-    repository = tmp_path / "models--org--name"
-    for name, length in (("main", 99), ("v1", 77)):
-        commit = f"{length:040}"
-        (repository / "refs").mkdir(parents=True, exist_ok=True)
-        (repository / "refs" / name).write_text(commit)
-        folder = repository / "snapshots" / commit
-        folder.mkdir(parents=True)
-        (folder / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length, "chat_template": name}))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    # As a process takes it from HF_HUB_OFFLINE=1.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return "org/name"
-
-
-@pytest.mark.parametrize(("revision", "template", "context"), [(None, "main", 99), ("v1", "v1", 77)])
-def test_a_hub_id_is_loaded_from_the_cache_at_its_revision_without_the_hub(
-    cached: str, revision: str | None, template: str, context: int
-) -> None:
-    checkpoint = load_checkpoint(cached, None, None, revision)
-    assert checkpoint.template is not None
-    assert (checkpoint.name, checkpoint.template.source, checkpoint.context) == (cached, template, context)
-
-
-def test_a_hub_id_that_the_cache_lacks_is_refused_without_the_hub(cached: str) -> None:
-    with pytest.raises(InvalidSettingsError, match="tokenizer 'org/other': no folder, and not on the hub"):
-        load_checkpoint("org/other", None, None)
-    with pytest.raises(InvalidSettingsError, match="tokenizer 'org/name at v2': no folder, and not on the hub"):
-        load_checkpoint(cached, None, None, "v2")
-
-
-def test_the_context_is_the_checkpoints_unless_it_is_set(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-    with pytest.raises(InvalidSettingsError, match="set max_model_len"):
-        load_checkpoint(str(tmp_path), None, None)
-    assert load_checkpoint(str(tmp_path), None, 77).context == 77
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 131072}')
-    assert load_checkpoint(str(tmp_path), None, None).context == 131072
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("source", "form"),
     [
-        ("tokenizer.json", "{", "tokenizer.json can't be loaded"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
-        ("config.json", "[]", "config.json has no JSON object"),
+        ("{{ messages }}", "hermes"),
+        ("{{ tools }}<tool_call>", "hermes"),
+        ('{{ tools }}{"name": function name, "parameters": ...}', "llama3_json"),
     ],
 )
-def test_a_damaged_file_of_a_checkpoint_is_refused_by_name(
-    name: str, content: str, message: str, tmp_path: Path
+def test_the_form_of_calls_is_read_off_the_template(source: str, form: str) -> None:
+    assert tool_form(_checkpoint(chat_templates={"default": source})) == form
+
+
+def test_the_form_of_calls_is_that_of_the_template_for_tools() -> None:
+    templates = {"default": "{{ tools }}", "tool_use": "{{ tools }}<tool_call>"}
+    assert tool_form(_checkpoint(chat_templates=templates)) == "hermes"
+
+
+@pytest.mark.parametrize(("tools", "prompt"), [(None, "plain"), (FUNCTIONS, "with add")])
+def test_a_chat_with_tools_takes_the_template_for_tools(
+    triton: FakeTriton, tools: list[object] | None, prompt: str
 ) -> None:
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / file).write_bytes((EMBEDDED / file).read_bytes())
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InvalidSettingsError, match=message):
-        load_checkpoint(str(tmp_path), None, None)
+    templates = {"default": "plain", "tool_use": "with {{ tools[0].function.name }}"}
+    triton.models["named"] = changed(chat_templates=templates)
+    with endpoint(triton.port, model="named") as served:
+        served.chat(tools=tools)
+        assert triton.last.value("text_input") == prompt
+        tokens = served.http.post("/tokenize", json={"messages": MESSAGES, "tools": tools}).json()["tokens"]
+        assert served.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == prompt
 
 
-def test_a_gguf_files_tokenizer_is_read_beside_it(tmp_path: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        (tmp_path / name).write_bytes((EMBEDDED / name).read_bytes())
-    (tmp_path / "it.Q8_0.gguf").touch()
-    assert load_checkpoint(str(tmp_path / "it.Q8_0.gguf"), None, None).name == "it.Q8_0"
+def test_the_operators_template_replaces_all_of_the_checkpoint(triton: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("operator")
+    triton.models["named"] = changed(chat_templates={"default": "plain", "tool_use": "with {{ tools }}"})
+    with endpoint(triton.port, model="named", chat_template=tmp_path / "t.jinja") as served:
+        served.chat(tools=FUNCTIONS, tool_choice="none")
+    assert triton.last.value("text_input") == "operator"
 
 
-def test_a_gguf_file_without_a_tokenizer_beside_it_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "it.gguf").touch()
-    with pytest.raises(InvalidSettingsError, match=r"is a GGUF file without tokenizer\.json beside it; put "):
-        load_checkpoint(str(tmp_path / "it.gguf"), None, None)
+def test_a_special_token_that_the_checkpoint_lacks_is_empty() -> None:
+    template = _checkpoint(special_tokens={"eos_token": "</s>"}, chat_templates={"default": "{{ bos_token + 'a' }}"})
+    rendered = template.template()
+    assert rendered is not None
+    assert rendered.render(TURNS) == "a"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
-from frontend.endpoints import EMBEDDED, HOST
+from frontend.endpoints import HOST
 from frontend.fake_triton import FakeTriton
 from triton_local.openai_endpoint import OpenAIEndpoint
 
@@ -24,8 +22,7 @@ BODY = {"model": "pydoc-llama", "prompt": "a", "stream": True}
 @contextmanager
 def _running(triton: FakeTriton, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield the process and its base URL, as it prints it."""
-    source = ["--triton", f"{HOST}:{triton.port}", "--tokenizer", str(EMBEDDED)]
-    command = [*COMMAND, "--port", "0", *source, *options]
+    command = [*COMMAND, "--port", "0", "--triton", f"{HOST}:{triton.port}", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -86,21 +83,10 @@ def test_the_health_probe_tells_the_model_from_the_process(triton: FakeTriton) -
     assert reason.startswith("no answer from http://127.0.0.1:")
 
 
-@pytest.mark.parametrize("listed", [False, True])
-def test_beside_a_local_server_it_serves_the_servers_checkpoint(
-    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
-) -> None:
-    checkpoint = tmp_path / "other"
-    checkpoint.mkdir()
-    for source in EMBEDDED.glob("*.json"):
-        (checkpoint / source.name).write_bytes(source.read_bytes())
-    if listed:
-        file = tmp_path / "models.json"
-        file.write_text(json.dumps([{"served_name": "first", "tokenizer": str(EMBEDDED)}]))
-        monkeypatch.setenv("TRITON_LLAMA_OPENAI_MODELS_FILE", str(file))
-    with OpenAIEndpoint(HOST, 0, grace=5, model=str(checkpoint)) as endpoint:
+def test_beside_a_local_server_it_serves_the_servers_model(triton: FakeTriton) -> None:
+    with OpenAIEndpoint(HOST, 0, grace=5) as endpoint:
         endpoint.start(f"{HOST}:{triton.port}")
-        assert endpoint.served_name == ("first" if listed else "other")
+        assert endpoint.served_name == "pydoc-llama"
         assert httpx.get(f"http://{endpoint.address}/health").status_code == 200
 
 

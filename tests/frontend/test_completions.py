@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from frontend.endpoints import Endpoint
+from frontend.descriptions import CONTEXT
+from frontend.endpoints import Endpoint, events_of
 from frontend.fake_triton import FakeTriton
 
 
@@ -58,23 +61,41 @@ def test_echo_with_logprobs_has_the_prompts_too(served: Endpoint, triton: FakeTr
     (choice,) = served.complete(echo=True, logprobs=1, max_tokens=1).json()["choices"]
     assert choice["prompt_logprobs"] is None
     logprobs = choice["logprobs"]
-    assert logprobs["tokens"] == ["", " a", " list", " Hello"]
+    assert logprobs["tokens"] == ["Return", " a", " list", " Hello"]
+    assert logprobs["text_offset"] == [0, 6, 8, 13]
     assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["top_logprobs"][1] == {" a": -0.5}
     assert triton.last.value("prompt_logprobs") == 1
 
 
-def test_echoed_tokens_are_their_text(served: Endpoint) -> None:
-    body = {"prompt": "Return a list", "add_special_tokens": False}
-    tokens = served.http.post("/tokenize", json=body).json()["tokens"]
-    first = served.http.post("/detokenize", json={"tokens": tokens[:1]}).json()["prompt"]
-    (choice,) = served.complete(prompt=tokens, echo=True, logprobs=0).json()["choices"]
-    assert first
-    assert choice["text"] == "Return a list Hello, world."
-    assert choice["logprobs"]["tokens"][0] == first
-    assert choice["logprobs"]["token_logprobs"][0] is None
-    assert choice["logprobs"]["text_offset"][:2] == [0, len(first)]
+def test_a_completion_has_at_most_16_tokens_unless_it_sets_a_maximum(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["a"] * 20
+    usage = [served.complete(max_tokens=maximum).json()["usage"] for maximum in (None, 18)]
+    assert [counts["completion_tokens"] for counts in usage] == [16, 18]
+    assert served.complete(prompt=[1] * (CONTEXT - 3)).json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_max_tokens_0_with_echo_scores_the_prompt(served: Endpoint, stream: bool) -> None:
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 0, "n": 2, "return_token_ids": True}
+    response = served.complete(**fields, stream=stream, stream_options={"include_usage": True} if stream else None)
+    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
+    choices = [choice for body in bodies for choice in body["choices"] if choice["index"] == 1]
+    assert "".join(choice["text"] for choice in choices) == "Return a list"
+    tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+    assert tokens == ["Return", " a", " list"]
+    assert (choices[-1]["finish_reason"], choices[-1]["token_ids"]) == ("length", [])
+    assert bodies[-1]["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completions_tokens_are_named_by_id_on_request(served: Endpoint, stream: bool) -> None:
+    fields = {"prompt": [5, 9, 7], "echo": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stream": stream}
+    response = served.complete(**fields)
+    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
+    named = [name for body in bodies for choice in body["choices"] for name in choice["logprobs"]["tokens"]]
+    assert named == ["token_id:5", *["token_id:0"] * 6]
 
 
 def test_logprobs_have_the_offsets_of_their_tokens(served: Endpoint) -> None:

@@ -17,9 +17,13 @@ from triton_llama_openai.triton.replica import Replica
 PREFIXES = [prefix_of(f"prompt {number}", None) for number in range(64)]
 
 
+async def _before_return(replica: Replica) -> None:
+    raise AssertionError("no replica returns")
+
+
 def _balancer(replicas: int = 3) -> LoadBalancer:
     addresses = [Address.parse(f"triton-{number}:8001", "grpc") for number in range(replicas)]
-    return LoadBalancer([EngineClient(address, "llama") for address in addresses], 0)
+    return LoadBalancer([EngineClient(address, "llama") for address in addresses], 0, _before_return)
 
 
 def _picked(balancer: LoadBalancer, prefix: bytes) -> Replica:

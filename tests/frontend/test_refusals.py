@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from frontend.descriptions import CONTEXT
 from frontend.endpoints import Endpoint, Json, check_refusal, error_of
-from frontend.fake_triton import CONTEXT, FakeTriton
+from frontend.fake_triton import FakeTriton
 from httpx import Response
 
 MAXIMUM = "this model's maximum context length is 512 tokens"

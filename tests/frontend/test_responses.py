@@ -134,7 +134,7 @@ def test_logprobs_are_in_the_message_where_included(served: Endpoint, triton: Fa
     (message,) = response.output
     assert isinstance(message, ResponseOutputMessage)
     logprobs = message.content[0].model_dump()["logprobs"]
-    assert [(entry["token"], entry["bytes"]) for entry in logprobs] == [(" Hello", list(b" Hello")), ("\ufffd", [])]
+    assert [(entry["token"], entry["bytes"]) for entry in logprobs] == [(" Hello", list(b" Hello")), ("\ufffd", [0xC3])]
     assert [entry["logprob"] for entry in logprobs[0]["top_logprobs"]] == [-0.5, -1.5]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import EMBEDDED
 from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 
@@ -35,11 +33,6 @@ def test_an_option_overrides_the_environment_which_overrides_the_default() -> No
         (["--port", "70000"], {}, "option --port: port is '70000'; it must be less than or equal to 65535"),
         ([], {f"{PREFIX}GRACE": "7 s"}, "grace is '7 s'; it must be a valid integer"),
         ([], {f"{PREFIX}TRITON": " "}, "triton is ' '; it must have at least 1 character"),
-        (
-            [],
-            {"LLAMA_MAX_MODEL_LEN": "x"},
-            "variable LLAMA_MAX_MODEL_LEN: max_model_len is 'x'; it must be a valid",
-        ),
         (["--prefix-cache-shared", "yes"], {}, "prefix_cache_shared is 'yes'; it must be 'off' or 'on'"),
         (["--log-requests", "all"], {}, "log_requests is 'all'; it must be 'none', 'summary' or 'prompts'"),
         (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file is .*; it must be a file that exists"),
@@ -50,30 +43,11 @@ def test_a_bad_setting_is_refused_by_name(arguments: list[str], environment: dic
         Settings.parse(arguments, environment)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "revision"),
-    [([], "v1"), (["--tokenizer", "org/x"], "v1"), (["--tokenizer", "org/y"], None), (["--revision", "v2"], "v2")],
-)
-def test_the_servers_revision_goes_with_the_servers_model(arguments: list[str], revision: str | None) -> None:
-    settings = Settings.parse(arguments, {"LLAMA_MODEL": "org/x", "LLAMA_REVISION": "v1"})
-    assert settings.revision == revision
-
-
-def test_triton_is_the_default_of_the_models_of_a_file(tmp_path: Path) -> None:
-    # Compose and the launcher always give it.
-    file = tmp_path / "models.json"
-    entry = {"tokenizer": str(EMBEDDED)}
-    file.write_text(json.dumps([{"served_name": "a", **entry}, {"served_name": "b", "triton": "b:2", **entry}]))
-    environment = {"LLAMA_MODEL": "x", f"{PREFIX}MODELS_FILE": str(file)}
-    models = Models.load(Settings.parse(["--triton", "a:1"], environment))
-    assert [model.balancer.replicas[0].engine.endpoint.authority for model in models] == ["a:1", "b:2"]
-
-
 def test_a_file_of_models_excludes_the_settings_of_one_model(tmp_path: Path) -> None:
     file = tmp_path / "models.json"
     file.write_text("[]")
-    with pytest.raises(InvalidSettingsError, match="models_file lists the models, so tokenizer can't be given"):
-        Settings.parse(["--models-file", str(file), "--tokenizer", "x"], {})
+    with pytest.raises(InvalidSettingsError, match="models_file lists the models, so model can't be given"):
+        Settings.parse(["--models-file", str(file), "--model", "x"], {})
 
 
 @pytest.mark.parametrize(
@@ -81,10 +55,9 @@ def test_a_file_of_models_excludes_the_settings_of_one_model(tmp_path: Path) -> 
     [
         ("{", "not valid JSON"),
         ("[]", "at least 1 item"),
-        ("[{}, {}]", "two models have one name"),
-        ('[{"tokeniser": "x"}]', r"\[0\].tokeniser is unknown"),
+        ('[{"served_name": "a"}, {"served_name": "a"}]', "two models have one name"),
+        ('[{"tokenizer": "x"}]', r"\[0\].tokenizer is unknown"),
         ('[{"triton": "http://x"}]', "triton: url is 'http://x'"),
-        ('[{"tokenizer": "."}]', "has no tokenizer.json"),
         ('[{"chat_template": "/does/not/exist"}]', "chat_template is '/does/not/exist'; it must be a file"),
     ],
 )
@@ -104,10 +77,3 @@ def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, content: byte
     template.write_bytes(content)
     with pytest.raises(InvalidSettingsError, match=message):
         Models.load(Settings(chat_template=template))
-
-
-def test_a_checkpoints_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-    with pytest.raises(InvalidSettingsError, match=r"chat_template\.jinja is not UTF-8"):
-        Models.load(Settings(tokenizer=str(tmp_path)))

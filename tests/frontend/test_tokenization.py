@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from frontend.endpoints import EMBEDDED, Endpoint, error_of
+from frontend.descriptions import EMBEDDED
+from frontend.endpoints import Endpoint, error_of
 from transformers import AutoTokenizer
 
 

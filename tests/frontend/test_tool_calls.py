@@ -89,6 +89,8 @@ CASES: list[tuple[Form, str, Read]] = [
     ("hermes", '<tool_call>{"name": "add", "argum', ('<tool_call>{"name": "add", "argum', [])),
 ]
 
+PING, PONG = '{"name": "ping", "parameters": {}}', '{"name": "pong", "parameters": {}}'
+
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
 def test_calls_are_found_in_a_text(form: Form, text: str, expected: Read) -> None:
@@ -186,11 +188,15 @@ def test_every_call_has_its_id() -> None:
     ("name", "text", "calls"),
     [
         ("add", '{"a": 1}', [("add", '{"a": 1}')]),
-        (None, '[{"name": "add", "parameters": {"a": 1}}]', [("add", '{"a": 1}')]),
+        ("add", "1", [("add", "1")]),
+        (None, '[{"name": "add", "parameters": {"a": "}"}}]', [("add", '{"a": "}"}')]),
         ("add", '{"a": 1', []),
-        (None, '[{"name": "add", "parameters": {"a": 1}}', []),
+        (None, '[{"name": "add", "parameters": {"a": 1}}, {"name": "add"', [("add", '{"a": 1}')]),
+        (None, f"[{PING}, {PONG}, {PING}, {PONG}]", [("ping", "{}"), ("pong", "{}")]),
     ],
-    ids=["named", "a list", "named and cut off", "a list cut off"],
+    ids=["named", "no object", "a list", "named and cut off", "a list cut off", "a repetition"],
 )
-def test_a_forced_text_is_calls_or_nothing(name: str | None, text: str, calls: list[tuple[str, str]]) -> None:
+def test_forced_calls_are_the_complete_ones_up_to_a_repetition(
+    name: str | None, text: str, calls: list[tuple[str, str]]
+) -> None:
     assert _read(ForcedCalls(name), text) == ("", calls)

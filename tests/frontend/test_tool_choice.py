@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from frontend.endpoints import Endpoint, Json, events_of
 from frontend.fake_triton import FakeTriton
+from httpx import Response
 
 PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
 ADD: Json = {"type": "function", "function": {"name": "add", "description": "Add one.", "parameters": PARAMETERS}}
@@ -131,7 +133,7 @@ def test_a_forced_call_wins_over_another_guide(
     assert '"integer"' in str(triton.last.value("guided_decoding_guide"))
 
 
-_TWO_CALLS = '[{"name": "clock", "parameters": {}}, {"name": "clock", "parameters": {}}]'
+_CALLS = [f'{{"name": "add", "parameters": {{"a": {number}}}}}' for number in range(3)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -142,10 +144,8 @@ _TWO_CALLS = '[{"name": "clock", "parameters": {}}, {"name": "clock", "parameter
         (NAMED, '{"a": 123456789}', 10),
         # What came is JSON.
         (NAMED, "123456789", 1),
-        (NAMED, '{"a": 1} ', 8),
-        ("required", _TWO_CALLS, 2),
-        ("required", _TWO_CALLS, len(_TWO_CALLS) - 1),
-        ("required", f"{_TWO_CALLS} ", len(_TWO_CALLS)),
+        ("required", f"[{_CALLS[0]}]", 2),
+        ("required", f"[{_CALLS[0]}]", len(_CALLS[0])),
     ],
 )
 def test_a_forced_call_that_is_cut_off_leaves_no_text(
@@ -161,6 +161,38 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(
         (answer,) = response.json()["choices"]
         assert answer["message"] == {"role": "assistant", "content": "", "refusal": None}
         assert answer["finish_reason"] == "length"
+
+
+def _calls(response: Response, stream: bool) -> tuple[list[Json], str]:
+    """Return the functions of a chat's calls, and its finish reason."""
+    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
+    choices = [choice for body in bodies for choice in body["choices"]]
+    parts = [choice["delta" if stream else "message"] for choice in choices]
+    calls = [call for part in parts for call in part.get("tool_calls", [])]
+    return [call["function"] for call in calls], choices[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_forced_calls_that_are_cut_off_are_the_complete_ones(
+    served: Endpoint, triton: FakeTriton, stream: bool
+) -> None:
+    text = f"[{', '.join(_CALLS)}]"
+    triton.tokens = list(text)
+    response = served.chat(tools=[ADD], tool_choice="required", max_tokens=len(text) - 3, stream=stream)
+    expected = [{"name": "add", "arguments": f'{{"a": {number}}}'} for number in range(2)]
+    assert _calls(response, stream) == (expected, "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_repeated_forced_call_ends_the_list_and_the_generation(
+    served: Endpoint, triton: FakeTriton, stream: bool
+) -> None:
+    # A model that would go on for ever.
+    triton.tokens, triton.hold_after = [f"[{_CALLS[0]}", *[f", {_CALLS[0]}"] * 9], 2
+    response = served.chat(tools=[ADD], tool_choice="required", n=2, stream=stream)
+    expected = {"name": "add", "arguments": '{"a": 0}'}
+    assert _calls(response, stream) == ([expected, expected], "tool_calls")
+    triton.wait_for(lambda triton: len(triton.cancelled) == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

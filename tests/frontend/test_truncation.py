@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from frontend.descriptions import CONTEXT
 from frontend.endpoints import Endpoint
-from frontend.fake_triton import CONTEXT, FakeTriton
+from frontend.fake_triton import FakeTriton
 
 TEXT = "Return a list of all names"
 LONG = {"role": "user", "content": "word " * 2000}
@@ -41,7 +42,14 @@ def test_an_echo_is_what_is_left_of_the_prompt(served: Endpoint) -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "left"),
-    [(None, CONTEXT - 1), (12, CONTEXT - 12), (CONTEXT - 1, 1), (CONTEXT, CONTEXT - 1), (5000, CONTEXT - 1)],
+    [
+        (None, CONTEXT - 16),
+        (0, CONTEXT - 1),
+        (12, CONTEXT - 12),
+        (CONTEXT - 1, 1),
+        (CONTEXT, CONTEXT - 1),
+        (5000, CONTEXT - 1),
+    ],
 )
 def test_minus_one_leaves_room_for_the_completion(
     served: Endpoint, triton: FakeTriton, max_tokens: int | None, left: int

@@ -33,7 +33,7 @@ def tritons() -> Iterator[Sequence[RestartedTriton]]:
 
 @pytest.fixture(scope="module")
 def endpoint(tritons: Sequence[RestartedTriton]) -> Iterator[OpenAIEndpoint]:
-    with OpenAIEndpoint("127.0.0.1", 0, 30, str(EMBEDDED)) as endpoint:
+    with OpenAIEndpoint("127.0.0.1", 0, 30) as endpoint:
         endpoint.start(",".join(server.local.grpc_url for server in tritons))
         yield endpoint
 

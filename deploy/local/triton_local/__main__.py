@@ -87,7 +87,7 @@ def main(
             ready_timeout=ready_timeout,
             on_log_line=_show,
         )
-        endpoint = OpenAIEndpoint(host, ports["openai"], server.grace, model) if "openai" in ports else None
+        endpoint = OpenAIEndpoint(host, ports["openai"], server.grace) if "openai" in ports else None
         sys.exit(_serve(server, endpoint, host, ready_file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)

@@ -88,7 +88,7 @@ def main() -> int:
     print("starting Triton ...", flush=True)
     try:
         with LocalTriton(model=model, ready_timeout=600) as server:
-            with OpenAIEndpoint("127.0.0.1", 0, grace=10, model=model) as endpoint:
+            with OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint:
                 endpoint.start(server.grpc_url)
                 failures = asyncio.run(_show(server, endpoint))
             # Every answer has been read; a drain would take five seconds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -21,11 +20,10 @@ _END_S = 10.0
 class OpenAIEndpoint:
     """An endpoint; its log goes to stderr. A context manager, which ends it.
 
-    host, port: where it listens; port 0 is any free one. grace: seconds that accepted requests have at its end. model:
-    LLAMA_MODEL, None for the environment's, else the default checkpoint.
+    host, port: where it listens; port 0 is any free one. grace: seconds that accepted requests have at its end.
     """
 
-    def __init__(self, host: str, port: int, grace: int, model: str | None = None) -> None:
+    def __init__(self, host: str, port: int, grace: int) -> None:
         """Start nothing. Raises InvalidSettingError without the endpoint's packages, or its port."""
         for package in _PACKAGES:
             if find_spec(package) is None:
@@ -35,7 +33,6 @@ class OpenAIEndpoint:
         self._host = resolve_host(host)
         self._port = choose_ports(self._host, {"openai": port})["openai"]
         self._grace = grace
-        self._model = model
         self._process: subprocess.Popen[str] | None = None
         self.served_name = ""
 
@@ -75,8 +72,6 @@ class OpenAIEndpoint:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            # It takes the tokenizer from LLAMA_MODEL, as the server does, unless its own settings say more.
-            env={**os.environ, "LLAMA_MODEL": self._model} if self._model else None,
             # Ctrl-C at the terminal is the launcher's: it ends the endpoint before the server.
             start_new_session=True,
         )

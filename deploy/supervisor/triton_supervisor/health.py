@@ -121,16 +121,19 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the probe, print one line and return the exit code; `arguments` defaults to `sys.argv[1:]`."""
     parser = _Parser(prog="health", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
-    url_help = "Triton's HTTP endpoint, with its metrics two ports above (default: %(default)s)"
-    parser.add_argument("--url", metavar="HOST:PORT", type=_address, default="127.0.0.1:8000", help=url_help)
     for option, default, text in (
+        ("--url", "127.0.0.1:8000", "Triton's HTTP endpoint (default: %(default)s)"),
+        ("--metrics", None, "Triton's metrics (default: two ports above the HTTP endpoint)"),
+    ):
+        parser.add_argument(option, metavar="HOST:PORT", type=_address, default=default, help=text)
+    for option, limit, text in (
         ("--timeout", Limits().timeout, "time for a token to come"),
         ("--step-age", Limits().step_age, "maximum age of the last step that counts"),
     ):
         text = f"{text}; more than the longest step takes (default: %(default)g)"
-        parser.add_argument(option, metavar="SECONDS", type=_seconds, default=default, help=text)
+        parser.add_argument(option, metavar="SECONDS", type=_seconds, default=limit, help=text)
     options = parser.parse_args(arguments)
-    metrics = Address(options.url.host, options.url.port + 2)
+    metrics = options.metrics or Address(options.url.host, options.url.port + 2)
     verdict = healthy(options.url, metrics, Limits(options.timeout, options.step_age))
     print(f"{'healthy' if verdict.ok else 'unhealthy'}: {verdict.reason}")
     return 0 if verdict.ok else UNHEALTHY

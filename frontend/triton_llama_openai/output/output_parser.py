@@ -138,6 +138,11 @@ class OutputParser:
             self.tokens = []
         return parts
 
+    @property
+    def ended(self) -> bool:
+        """Whether the output ends here, whatever the model goes on to write."""
+        return isinstance(self._calls, ForcedCalls) and self._calls.ended
+
     def take_tokens(self) -> list[TokenLogprobs]:
         """Return and remove the log probabilities."""
         tokens, self.tokens = self.tokens, []

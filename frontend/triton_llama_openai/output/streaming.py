@@ -29,7 +29,7 @@ _READING_S = 5.0
 """Seconds that a stream's client has for what it hasn't read when the request's own time is over."""
 
 
-def response_head(prefix: str, kind: str, model: str, fingerprint: str | None) -> Json:
+def response_head(prefix: str, kind: str, model: str, fingerprint: str) -> Json:
     """Return the fields that every object of one answer begins with; its id begins with `prefix`."""
     return {
         "id": f"{prefix}-{secrets.token_hex(16)}",
@@ -139,7 +139,7 @@ class ChoiceEvents(Events):
         self,
         index: int,
         content: Json,
-        logprobs: Json | None,
+        logprobs: Mapping[str, object] | None,
         finish_reason: str | None = None,
         additions: Json | None = None,
         head: Json | None = None,

@@ -54,32 +54,51 @@ class CallReader(Protocol):
 class ForcedCalls:
     """All text, but for reasoning before it, is JSON: the arguments of one call, or without a name a list of calls.
 
-    Cut off, it is nothing: what parses may be the beginning of a longer number, and calls go together.
+    A call that is cut off is nothing. A call that repeats an earlier one ends the list: the model might go on for ever.
     """
 
     def __init__(self, name: str | None = None) -> None:
+        self.ended = False
         self._name = name
         self._text = ""
+        """Text after the last call."""
+        self._calls: list[tuple[str, str]] = []
+        """Names and arguments."""
 
     def read(self, text: str) -> list[str | ToolCall]:
-        """Hold the text back."""
+        """Return the calls that this text completes."""
         self._text += text
-        return []
+        calls: list[str | ToolCall] = []
+        while "}" in text and not self.ended and (call := self._next()):
+            self.ended = call in self._calls
+            if not self.ended:
+                calls.append(ToolCall(len(self._calls), _new_id(), *call))
+                self._calls.append(call)
+        return calls
 
     def end(self, *, cut: bool = False) -> list[str | ToolCall]:
-        """Return the calls."""
-        if cut:
+        """Return a named function's call whose arguments are no object: only the end tells that they are complete."""
+        if cut or self._name is None or self._calls:
             return []
         try:
-            value = json.loads(self._text)
+            json.loads(self._text)
         except (ValueError, RecursionError):
             return []
+        return [ToolCall(0, _new_id(), self._name, self._text)]
+
+    def _next(self) -> tuple[str, str] | None:
+        """Remove the next complete call of the text; return its name and arguments."""
+        text = self._text.lstrip(_SEPARATORS)
+        if not text.startswith("{"):
+            return None
+        try:
+            value, length = _decode(text)
+        except (ValueError, RecursionError):
+            return None
+        self._text = text[length:]
         if self._name is not None:
-            return [ToolCall(0, _new_id(), self._name, self._text)]
-        return [
-            ToolCall(index, _new_id(), call["name"], json.dumps(call["parameters"], ensure_ascii=False))
-            for index, call in enumerate(value)
-        ]
+            return self._name, text[:length]
+        return value["name"], json.dumps(value["parameters"], ensure_ascii=False)
 
 
 class _CallReader:

@@ -1,6 +1,6 @@
 """A conversation as the model's prompt: its messages rendered by the checkpoint's chat template, as transformers does.
 
-Templates come from the operator; jinja's sandbox keeps them from Python's internals.
+Templates come from the operator or the checkpoint; jinja's sandbox keeps them from Python's internals.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChatTemplate:
             variables = meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except TemplateError as error:
-            raise InvalidTemplateError(_first_line(error)) from error
+            raise InvalidTemplateError(f"can't be compiled: {_first_line(error)}") from error
         self.source = source
         self.takes_tools = "tools" in variables
         # Mistral's templates refuse other ids. Like vLLM, take their ends.

@@ -20,10 +20,11 @@ from triton_llama_openai.prompt.chat_template import Turn, render_messages
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.generation import Generation, Prompt, truncate
+from triton_llama_openai.triton.generation import Generation, truncate
+from triton_llama_openai.triton.inputs import Prompt
 
 if TYPE_CHECKING:
-    from triton_llama_openai.routes.models import ServedModel
+    from triton_llama_openai.routes.served_model import ServedModel
 
 _ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
@@ -74,7 +75,7 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
     guided = use.guide is not None and use.guide.kind != "structural_tag"
     without_reasoning = guided and not model.reasons_before_guides
     prompt = render_messages(
-        model.checkpoint.template,
+        model.checkpoint.template(with_tools=bool(use.template_tools)),
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,
@@ -99,6 +100,8 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
         # Other blanks after a marker are the guided text's own.
         return OutputParser(markers or (), calls, begun=begun, blanks="\n" if guided else None)
 
+    if guided and use.call_reader is not None:
+        generation.end_with(new_parser)
     return PreparedChat(prompts[0], use, new_parser, generation, model)
 
 

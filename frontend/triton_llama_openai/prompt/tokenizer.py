@@ -1,13 +1,10 @@
-"""A checkpoint's tokenizer, chat template and context, without its weights; /tokenize, /detokenize, /tokenizer_info."""
+"""A checkpoint's tokenizer, chat templates and context, as the server describes them; the bodies of /tokenize etc."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from triton_llama_openai.errors import invalid
@@ -15,30 +12,52 @@ from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTempla
 from triton_llama_openai.prompt.conversation import template_tool
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from triton_llama_openai.settings import InvalidSettingsError
+from triton_llama_openai.triton.description import Description
 
-DEFAULT_MODEL = Path(__file__).resolve().parents[3] / "models" / "SmolLM2-135M-Instruct"
-"""The default checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
-_DEFAULT_CLASS = "PreTrainedTokenizerFast"
+
+class UnusableCheckpointError(Exception):
+    """The endpoint's libraries can't load the tokenizer or a chat template that the server describes."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint's tokenizer side.
 
-    context: tokens of prompt and completion. special_tokens: bos_token … pad_token, empty where there is none.
-    digest: of the files that were read. tokenizer_class: transformers' name of the tokenizer's class.
+    templates: by name. context: tokens of prompt and completion. special_tokens: bos_token, eos_token and others, empty
+    where there is none. tokenizer_class: transformers' name of the tokenizer's class.
     """
 
     name: str
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    templates: Mapping[str, ChatTemplate]
     context: int
-    special_tokens: dict[str, str]
-    digest: bytes
-    tokenizer_class: str = _DEFAULT_CLASS
+    special_tokens: Mapping[str, str]
+    tokenizer_class: str
+
+    @classmethod
+    def of(cls, description: Description, template: str | None) -> Checkpoint:
+        """Load from a description. template: in place of the checkpoint's own ones. Raises UnusableCheckpointError."""
+        try:
+            tokenizer = Tokenizer.from_str(description.tokenizer)
+        except Exception as error:
+            # tokenizers raises bare Exceptions for what it can't read.
+            raise UnusableCheckpointError(f"the tokenizer of {description.name} can't be loaded: {error}") from error
+        texts = {name: text for name, text in description.special_tokens.items() if isinstance(text, str)}
+        special = dict.fromkeys(_SPECIAL_TOKENS, "") | texts
+        sources = description.chat_templates if template is None else {"default": template}
+        try:
+            templates = {name: ChatTemplate(source, special) for name, source in sources.items()}
+        except InvalidTemplateError as error:
+            raise UnusableCheckpointError(f"a chat template of {description.name} {error}") from error
+        context, tokenizer_class = description.max_model_len, description.tokenizer_class
+        return cls(description.name, tokenizer, templates, context, special, tokenizer_class)
+
+    def template(self, *, with_tools: bool = False) -> ChatTemplate | None:
+        """Return the template of a conversation: for one with tools `tool_use`, if it exists, else `default`."""
+        default = self.templates.get("default")
+        return self.templates.get("tool_use", default) if with_tools else default
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return a text's tokens. With special tokens, a BOS in the text is doubled, which the server undoes."""
@@ -68,36 +87,6 @@ class Checkpoint:
         return [self.tokenizer.id_to_token(token) or "" for token in tokens]
 
 
-def load_checkpoint(
-    source: str | None, template_file: Path | None, max_model_len: int | None, revision: str | None = None
-) -> Checkpoint:
-    """Load from a folder, from beside a GGUF file or from the hub; None is the default checkpoint. Runs no code of it.
-
-    revision: branch, tag or commit of a hub id.
-
-    Raises:
-        InvalidSettingsError: a file is missing or unusable.
-    """
-    files = _Files(str(DEFAULT_MODEL) if source is None else source, revision)
-    tokenizer_file = files.required("tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_str(tokenizer_file.decode())
-    except Exception as error:
-        # tokenizers raises bare Exceptions for files it can't read.
-        raise InvalidSettingsError(f"tokenizer {files.source!r}: tokenizer.json can't be loaded: {error}") from error
-    config = files.json("tokenizer_config.json")
-    template_source = _find_template(files, config) if template_file is None else _read_template(template_file)
-    special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    try:
-        template = None if template_source is None else ChatTemplate(template_source, special)
-    except InvalidTemplateError as error:
-        raise InvalidSettingsError(f"chat template of {files.source!r} can't be compiled: {error}") from error
-    digest = hashlib.sha256(tokenizer_file + (template_source or "").encode()).digest()
-    context = max_model_len or _context(files, config)
-    tokenizer_class = str(config.get("tokenizer_class") or _DEFAULT_CLASS)
-    return Checkpoint(files.name, tokenizer, template, context, special, digest, tokenizer_class)
-
-
 def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
     """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
     messages = request.messages or []
@@ -124,116 +113,21 @@ def detokenize(checkpoint: Checkpoint, request: DetokenizeRequest) -> JsonObject
 def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
     """Return what lm_eval asks for; special tokens and the chat template are null where the checkpoint has none."""
     special: JsonObject = {name: text or None for name, text in checkpoint.special_tokens.items()}
-    template = None if checkpoint.template is None else checkpoint.template.source
+    template = checkpoint.template()
     return special | {
         "tokenizer_class": checkpoint.tokenizer_class,
-        "chat_template": template,
+        "chat_template": None if template is None else template.source,
         "max_model_len": checkpoint.context,
     }
 
 
 def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
+    tools = [template_tool(tool) for tool in request.tools or []]
     return render_messages(
-        checkpoint.template,
+        checkpoint.template(with_tools=bool(tools)),
         request.messages or [],
-        [template_tool(tool) for tool in request.tools or []],
+        tools,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs,
     )
-
-
-class _Files:
-    """The files of a checkpoint by name."""
-
-    def __init__(self, source: str, revision: str | None) -> None:
-        self.source = source
-        self._folder = Path(source)
-        if self._folder.suffix == ".gguf" and self._folder.is_file():
-            self.name, self._folder = self._folder.stem, self._folder.parent
-            if self.optional("tokenizer.json") is None:
-                raise InvalidSettingsError(
-                    f"tokenizer {source!r} is a GGUF file without tokenizer.json beside it; put tokenizer.json and "
-                    "tokenizer_config.json there, or set tokenizer to the folder or hub id of the original model"
-                )
-        elif self._folder.is_dir():
-            self.name = self._folder.resolve().name
-        else:
-            self._folder, self.name = _downloaded(source, revision), source
-
-    def optional(self, name: str) -> bytes | None:
-        """Return a file's content, None if the checkpoint has no such file."""
-        try:
-            return (self._folder / name).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} can't be read: {error}") from error
-
-    def required(self, name: str) -> bytes:
-        """Return a file's content."""
-        content = self.optional(name)
-        if content is None:
-            raise InvalidSettingsError(f"tokenizer {self.source!r} has no {name}")
-        return content
-
-    def json(self, name: str) -> dict[str, object]:
-        """Return a file's JSON object, an empty one if there is no such file."""
-        content = self.optional(name)
-        try:
-            values = json.loads(content or "{}")
-        except ValueError as error:
-            raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} has no JSON object")
-        return values
-
-
-def _downloaded(source: str, revision: str | None) -> Path:
-    """Return the folder of a hub id's small files: from the hub or, where it is out of reach, from the cache."""
-    try:
-        # All at once, as the server does: without the hub only a folder tells that the checkpoint lacks a file.
-        return Path(snapshot_download(source, revision=revision, allow_patterns=[*_FILES]))
-    except Exception as error:
-        # huggingface_hub and the transport below it raise errors of their own.
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        revision_name = source if revision is None else f"{source} at {revision}"
-        raise InvalidSettingsError(f"tokenizer {revision_name!r}: no folder, and not on the hub: {reason}") from error
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettingsError(f"chat_template {str(file)!r} can't be read: {error}") from error
-
-
-def _find_template(files: _Files, config: dict[str, object]) -> str | None:
-    """Return the template: a file of its own, else in tokenizer_config.json, where several may have names."""
-    content = files.optional("chat_template.jinja")
-    if content is not None:
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidSettingsError(
-                f"tokenizer {files.source!r}: chat_template.jinja is not UTF-8: {error}"
-            ) from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _token_text(token: object) -> str:
-    """Return a special token's text, which older files wrap in an object."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else ""
-
-
-def _context(files: _Files, tokenizer_config: dict[str, object]) -> int:
-    context = files.json("config.json").get("max_position_embeddings", tokenizer_config.get("model_max_length"))
-    if not isinstance(context, int) or context < 1:
-        raise InvalidSettingsError(f"tokenizer {files.source!r} doesn't say how long its context is; set max_model_len")
-    return context

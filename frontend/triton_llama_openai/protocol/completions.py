@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from triton_llama_openai.errors import invalid, unsupported
 from triton_llama_openai.protocol.sampling import SamplingRequest
-from triton_llama_openai.protocol.schema import Items, TokenId, Unsupported, by_json_type, refused
+from triton_llama_openai.protocol.schema import MAX_TOKEN, Items, TokenId, Unsupported, by_json_type, refused
 
 Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[Items[TokenId], Field(min_length=1)]
@@ -50,9 +50,14 @@ class CompletionRequest(SamplingRequest):
         "num_logprobs": "logprobs",
     }
 
+    DEFAULT_MAX_TOKENS = 16
+
     prompt: Prompt
     """a text, a list of texts, tokens, or a list of token lists, each shorter than `max_model_len`; at most
     `max_prompts`, which are computed at the same time"""
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = None
+    """maximum tokens of a choice; default: 16, or less where the context ends; 0: no text, so that with `echo` and
+    `logprobs` the prompt is scored"""
     echo: bool | None = None
     """true: the prompt in front of the text, with `logprobs` its log probabilities, too, in a stream in each choice's
     first event"""

@@ -71,9 +71,9 @@ class SamplingFields(Schema):
     stream: bool | None = None
     """true: server-sent events"""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 is greedy; default: the checkpoint's"""
+    """0 is greedy; default: the checkpoint's, else 1"""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """0 is greedy; default: the checkpoint's"""
+    """0 is greedy; default: the checkpoint's, else 1"""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """subtracted from a token's score for each time it was generated"""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -135,6 +135,9 @@ class SamplingRequest(SamplingFields):
     CLIENT_FIELDS: ClassVar[Mapping[str, str]] = {}
     """The client's name of each field that its path names otherwise."""
 
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+    """Maximum tokens of a request that sets none, cut to what the context leaves; None is all that it leaves."""
+
     stream_options: StreamOptions | None = None
     """with `stream`: `include_usage`; vLLM's `continuous_usage_stats`, without effect where `include_usage` is false;
     `include_obfuscation` is ignored"""
@@ -156,6 +159,8 @@ class SamplingRequest(SamplingFields):
     return_token_ids: bool | None = None
     """vLLM's; true: `token_ids` in each choice, in a stream in each event, and `prompt_token_ids`, in a stream in the
     first event"""
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's; true: log probabilities name tokens `token_id:123`"""
     guided_json: GuidedJson | None = None
     """vLLM's structured output, a JSON schema; one of these four, `structured_outputs` or `response_format`; ignored
     beside a forced tool"""
@@ -219,7 +224,7 @@ class SamplingRequest(SamplingFields):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The bound on the completion's tokens; None is the end of the context."""
+        """The bound on the completion's tokens; None is the default."""
         return self.max_tokens
 
     @property

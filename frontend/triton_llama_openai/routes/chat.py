@@ -44,7 +44,7 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     model = prepared.model
     generation = prepared.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
-    head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
+    head = response_head("chatcmpl", kind, model.name, model.fingerprint)
     ids: Json = {}
     if chat.return_token_ids:
         ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, prepared.prompt)}
@@ -82,8 +82,8 @@ class _Choice:
         """Return and remove the logprobs, None for a request without them."""
         if not self._chat.logprobs:
             return None
-        tokens = self.parser.take_tokens()
-        return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0), "refusal": None}
+        tokens, as_ids = self.parser.take_tokens(), bool(self._chat.return_tokens_as_token_ids)
+        return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0, as_ids=as_ids), "refusal": None}
 
     def token_ids(self) -> Json:
         """Return and remove the ids, for a request with them."""

@@ -28,7 +28,8 @@ from triton_llama_openai.prompt.tokenizer import Checkpoint
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.generation import Generation, Prompt, truncate
+from triton_llama_openai.triton.generation import Generation, truncate
+from triton_llama_openai.triton.inputs import Prompt
 
 
 def add_completions(router: APIRouter, models: Models, settings: Settings) -> None:
@@ -53,23 +54,27 @@ async def _answer(request: Request, completion: CompletionRequest, models: Model
     generation = Generation(completion, prompts, guide, model, settings, request.state.record)
     echoes = [Echo()] * len(prompts)
     if completion.echo:
-        echoes = await asyncio.to_thread(_echoes, prompts, model.checkpoint)
+        echoes = await asyncio.to_thread(_echoes, completion, prompts, model.checkpoint)
     prompt_ids: list[list[int]] = []
     if completion.return_token_ids:
         prompt_ids = await asyncio.to_thread(lambda: [model.checkpoint.prompt_ids(prompt) for prompt in prompts])
     # One a choice.
     echoes = [echo for echo in echoes for _ in range(completion.choices)]
     prompt_ids = [ids for ids in prompt_ids for _ in range(completion.choices)]
-    head = response_head("cmpl", "text_completion", model.name, await model.fingerprint())
+    head = response_head("cmpl", "text_completion", model.name, model.fingerprint)
     if completion.streamed:
         events = CompletionEvents(generation, head, completion, echoes, prompt_ids)
         return await stream_answer(request, generation, events)
     chunks = await until_disconnect(request, generation.whole())
-    choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
-    for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
-        choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
-    body = head | {"choices": choices, "usage": generation.usage.body()}
-    return Response(dumps(body), media_type="application/json")
+
+    def encoded() -> bytes:
+        choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
+        for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
+            choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
+        return dumps(head | {"choices": choices, "usage": generation.usage.body()})
+
+    # In a thread: log probabilities are megabytes.
+    return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
 
 def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
@@ -81,15 +86,19 @@ def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt's text in front of a choice. first_token: the text of its first token, where it is tokens."""
+    """A prompt's text in front of a choice. first_id: of its first token, where the answer names tokens by id."""
 
     text: str = ""
-    first_token: str = ""
+    first_id: int | None = None
 
 
-def _echoes(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Echo]:
+def _echoes(completion: CompletionRequest, prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Echo]:
+    named = completion.logprobs is not None and completion.return_tokens_as_token_ids
     return [
-        Echo(prompt) if isinstance(prompt, str) else Echo(checkpoint.decode(prompt), checkpoint.decode(prompt[:1]))
+        Echo(
+            prompt if isinstance(prompt, str) else checkpoint.decode(prompt),
+            next(iter(checkpoint.prompt_ids(prompt)), None) if named else None,
+        )
         for prompt in prompts
     ]
 
@@ -98,8 +107,9 @@ def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
     """Return the choice of an answer that isn't streamed."""
     logprobs = None
     if completion.logprobs is not None:
-        prompt = (chunk.prompt_logprobs or []) if completion.echo else []
-        logprobs = CompletionLogprobs(echo.first_token).add([*prompt, *chunk.logprobs])
+        writer = CompletionLogprobs(as_ids=bool(completion.return_tokens_as_token_ids))
+        echoed = writer.add_prompt(echo.text, chunk.prompt_logprobs or [], echo.first_id) if completion.echo else {}
+        logprobs = {name: echoed.get(name, []) + values for name, values in writer.add(chunk.logprobs).items()}
     return {
         "index": chunk.index,
         "text": echo.text + chunk.text,
@@ -130,7 +140,8 @@ class CompletionEvents(ChoiceEvents):
         self._completion = completion
         # Echoes not sent yet.
         self._echoes = {index: echo for index, echo in enumerate(echoes) if echo.text}
-        self._logprobs = [CompletionLogprobs(echo.first_token) for echo in echoes]
+        as_ids = bool(completion.return_tokens_as_token_ids)
+        self._logprobs = [CompletionLogprobs(as_ids=as_ids) for _ in echoes]
 
     def begin(self) -> bytes:
         """Return the events that echo the prompts; with log probabilities they come with each choice's first chunk."""
@@ -146,8 +157,9 @@ class CompletionEvents(ChoiceEvents):
 
     def _echo(self, index: int, tokens: list[TokenLogprobs | None] | None) -> bytes:
         """Return the event of a choice's prompt. tokens: its log probabilities, for a request with them."""
-        logprobs = None if tokens is None else self._logprobs[index].add(tokens)
-        return self._event(index, {"text": self._echoes.pop(index).text}, logprobs, additions=self._token_ids(index))
+        echo, writer = self._echoes.pop(index), self._logprobs[index]
+        logprobs = None if tokens is None else writer.add_prompt(echo.text, tokens, echo.first_id)
+        return self._event(index, {"text": echo.text}, logprobs, additions=self._token_ids(index))
 
     def _text(self, chunk: Chunk) -> bytes:
         logprobs = None if self._completion.logprobs is None else self._logprobs[chunk.index].add(chunk.logprobs)

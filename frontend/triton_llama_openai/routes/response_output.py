@@ -179,7 +179,7 @@ class Output:
     def _logprobs(self) -> list[EncodedLogprobs]:
         """Return and remove the tokens whose text is new."""
         tokens = self.parser.take_tokens()
-        content = [] if self._top is None else logprobs_content(tokens, self._top, unknown_bytes=[])
+        content = [] if self._top is None else logprobs_content(tokens, self._top)
         return [EncodedLogprobs(dumps(token), dumps(_without_bytes(token))) for token in content]
 
 

@@ -7,17 +7,20 @@ steps, also for an answer that isn't streamed to the client. All streams share o
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import grpc
+from pydantic import ValidationError
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     LOST,
     LlamaConnectionError,
+    RejectedInputError,
     ServerError,
     TritonLlamaError,
     from_rpc_error,
@@ -27,6 +30,9 @@ from triton_llama.grpc_transport import open_channel
 from triton_llama.tensors import OUTPUT_NAMES, Tensor, decode_response, encode_request, read_chunks
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from triton_llama_openai.errors import from_validation
+from triton_llama_openai.triton.description import Description
 
 CONNECT_TIMEOUT_S = 10.0
 CONFIG_S = 60.0
@@ -122,20 +128,49 @@ class EngineClient:
         self.last_heard = time.monotonic()
         return ready
 
-    async def config(self, timeout: float) -> bytes:
-        """Return the model's live configuration, serialized the same way each time."""
+    async def description(self, known_digest: str, timeout: float) -> Description | None:
+        """Return the description of the served model, None if it has the known digest.
+
+        Raises:
+            TritonLlamaError: the connection, Triton or the model failed, or the model doesn't describe itself.
+        """
+        tensors = [Tensor("description_digest", "BYTES", (known_digest,))]
+        request = encode_request(self.model, "description", tensors, ["text_output"])
+        text = "{}"
         with self.errors(timeout):
-            request = messages.ModelConfigRequest(name=self.model)
-            response = await self.stub().ModelConfig(request, timeout=timeout)
-        self._decoupled = response.config.model_transaction_policy.decoupled
-        self._config_time = time.monotonic()
-        return bytes(response.config.SerializeToString(deterministic=True))
+            async for response in self.stub().ModelStreamInfer(iter([request]), timeout=timeout):
+                if response.error_message:
+                    error = from_stream_error(response.error_message, started=False)
+                    raise self._other_version(error) if isinstance(error, RejectedInputError) else error
+                # The end of a stream has no output.
+                text = str(decode_response(response.infer_response).get("text_output", [text])[0])
+        try:
+            # In a thread: a large vocabulary takes long.
+            return await asyncio.to_thread(_parse_description, text, known_digest)
+        except ValidationError as violation:
+            raise self._other_version(from_validation(violation)) from violation
+
+    def _other_version(self, error: Exception) -> ServerError:
+        model = f"the model {self.model} of {self.endpoint}"
+        return ServerError(f"{model} has no description for this endpoint: its server is of another version ({error})")
+
+    async def until_lost(self) -> None:
+        """Return when a connection was made and is lost."""
+        state = None
+        while state is not grpc.ChannelConnectivity.READY:
+            self.stub()
+            assert self._channel is not None
+            state = self._channel.get_state()
+            await self._channel.wait_for_state_change(state)
 
     async def can_stream(self) -> bool:
         """Return whether the model can stream: its config says so, or couldn't be read yet."""
         if time.monotonic() - self._config_time >= CONFIG_S:
-            with suppress(TritonLlamaError):
-                await self.config(CONFIG_TIMEOUT_S)
+            with suppress(TritonLlamaError), self.errors(CONFIG_TIMEOUT_S):
+                request = messages.ModelConfigRequest(name=self.model)
+                response = await self.stub().ModelConfig(request, timeout=CONFIG_TIMEOUT_S)
+                self._decoupled = response.config.model_transaction_policy.decoupled
+                self._config_time = time.monotonic()
         return self._decoupled
 
     async def disconnect(self, reason: str) -> None:
@@ -173,3 +208,8 @@ class EngineClient:
             self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
+
+
+def _parse_description(text: str, known_digest: str) -> Description | None:
+    fields = json.loads(text)
+    return None if fields.get("digest") == known_digest else Description.model_validate(fields)

@@ -1,42 +1,34 @@
-"""One request in the engine: its fields as the model's inputs, and the chunks of its prompts, which run in parallel."""
+"""One request in the engine: the chunks of its prompts, which run in parallel, and its token counts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from triton_llama.completion import Chunk
-from triton_llama.errors import TritonLlamaError
-from triton_llama.sampling_params import INPUTS
-from triton_llama.tensors import Tensor
+from triton_llama.errors import RejectedInputError, TritonLlamaError
 
 from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.middleware import RequestRecord
-from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
+from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.settings import Settings
+from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of
 from triton_llama_openai.triton.load_balancer import prefix_of
 from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
 
 if TYPE_CHECKING:
+    from triton_llama_openai.output.output_parser import OutputParser
     from triton_llama_openai.output.structured_output import Guide
     from triton_llama_openai.prompt.tokenizer import Checkpoint
-    from triton_llama_openai.routes.models import ServedModel
-
-_UP_TO_THE_CONTEXT = 1 << 20
-"""max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
+    from triton_llama_openai.routes.served_model import ServedModel
 
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""
 
 _UNARY_INTERVAL_MS = 1000
 """Between two chunks of an answer that isn't streamed to the client: few responses, and little to compute again."""
-
-Prompt = str | list[int]
 
 
 class Generation:
@@ -63,13 +55,14 @@ class Generation:
         self.timeout = settings.request_timeout
         self.record = record
         self._balancer = model.balancer
+        self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
-        cache_salt = _cache_salt(b"" if shared else record.key_digest, request.cache_salt)
+        cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
             EngineRequest(
                 record.id if len(prompts) == 1 else f"{record.id}-{number}",
-                _inputs(request, prompt, guide, interval, cache_salt),
+                inputs_of(request, prompt, guide, model, interval, cache_salt),
                 range(number * request.choices, (number + 1) * request.choices),
                 prefix_of(prompt, cache_salt),
                 settings.request_timeout,
@@ -82,9 +75,16 @@ class Generation:
         if guide is not None:
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
 
+    def end_with(self, new_parser: Callable[[], OutputParser]) -> None:
+        """End each choice where a parser of its own says that its output ends."""
+        self._parsers = {index: new_parser() for index in range(self.request.choices)}
+
     def stream(self) -> ChunkStream:
         """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
-        return merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
+        responses = merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
+        if self._parsers:
+            responses = _until_ended(responses, self._parsers)
+        return _without_output(responses) if self.request.max_new_tokens == 0 else responses
 
     def count(self, chunks: Sequence[Chunk]) -> None:
         """Count the tokens of a response."""
@@ -100,6 +100,9 @@ class Generation:
         try:
             yield
         except TritonLlamaError as error:
+            if isinstance(error, RejectedInputError):
+                # Another model may have other bounds.
+                self._balancer.doubt.set()
             raise from_engine(error, self._fields) from error
 
     async def whole(self) -> list[Chunk]:
@@ -112,6 +115,35 @@ class Generation:
                     for chunk in response:
                         of_choices.setdefault(chunk.index, []).append(chunk)
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
+
+
+async def _until_ended(responses: ChunkStream, parsers: dict[int, OutputParser]) -> ChunkStream:
+    """Yield the chunks of each choice up to the one in which its output ends. parsers: of the running choices."""
+    async with aclosing(responses):
+        async for chunks in responses:
+            running = []
+            for chunk in chunks:
+                if parser := parsers.get(chunk.index):
+                    parser.parse(chunk)
+                    if parser.ended:
+                        del parsers[chunk.index]
+                    running.append(replace(chunk, finish_reason="stop") if parser.ended else chunk)
+            yield running
+            if not parsers:
+                return
+
+
+async def _without_output(responses: ChunkStream) -> ChunkStream:
+    """Yield the chunks, each a choice's only one, without the token that the model has generated."""
+    async with aclosing(responses):
+        async for chunks in responses:
+            yield [_without_token(chunk) for chunk in chunks]
+
+
+def _without_token(chunk: Chunk) -> Chunk:
+    return replace(
+        chunk, text="", num_output_tokens=0, logprobs=[], output_ids=(), finish_reason="length", stop_reason=""
+    )
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
@@ -178,60 +210,6 @@ class Usage:
         return counts
 
 
-def _inputs(
-    request: SamplingRequest, prompt: Prompt, guide: Guide | None, stream_interval_ms: int, cache_salt: str | None
-) -> list[Tensor]:
-    """Return the tensors of one prompt; fields without a value are left to the model's defaults.
-
-    Every request is a stream with its tokens' ids, so that it can be resumed.
-    """
-    if isinstance(prompt, str):
-        tensors = [Tensor("text_input", "BYTES", (prompt,))]
-    else:
-        tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
-    tensors.append(Tensor("stream", "BOOL", (True,)))
-    values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
-        "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
-        "stop_words": request.stop_strings,
-        "repetition_penalty": request.penalty,
-        "num_logprobs": request.num_logprobs,
-        "prompt_logprobs": request.num_prompt_logprobs,
-        "stream_interval_ms": stream_interval_ms,
-        "return_output_ids": True,
-        "cache_salt": cache_salt,
-    }
-    if request.max_new_tokens is None:
-        values |= {"max_tokens": _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}
-    else:
-        values["max_tokens"] = request.max_new_tokens
-    if request.top_k is not None:
-        values["top_k"] = max(request.top_k, 0)
-    if request.seed is not None:
-        values["seed"] = request.seed % 2**64
-    elif request.choices > 1:
-        # Resumption sends choices that haven't begun again beside others that have.
-        values["seed"] = secrets.randbits(64)
-    if guide is not None:
-        values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}
-    for name, value in values.items():
-        datatype, is_list = INPUTS[name]
-        elements = (value,) if not is_list else tuple(value or ())
-        if elements and value is not None:
-            tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
-    return tensors
-
-
-def _cache_salt(key_digest: bytes, cache_salt: str | None) -> str | None:
-    """Return the salt of a request's cached prefixes; None shares them with all requests without a salt.
-
-    key_digest: empty for one that shares with other keys. All endpoints derive the same salts, so that a chat finds its
-    prefix whichever endpoint its next turn takes.
-    """
-    scope = key_digest + (cache_salt or "").encode()
-    # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
-    return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None
-
-
 def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], context: int) -> None:
     top = request.num_prompt_logprobs
     if top is None:
@@ -259,7 +237,8 @@ def truncate(request: SamplingRequest, prompts: Sequence[Prompt], checkpoint: Ch
     if count > room:
         raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
     if count < 0:
-        new_tokens = request.max_new_tokens or 1
+        maximum = request.DEFAULT_MAX_TOKENS if request.max_new_tokens is None else request.max_new_tokens
+        new_tokens = maximum or 1
         # With more new tokens than the context has, max_tokens is refused or reduced.
         count = checkpoint.context - new_tokens if new_tokens < checkpoint.context else room
     return [_last_tokens(prompt, count, checkpoint) for prompt in prompts]

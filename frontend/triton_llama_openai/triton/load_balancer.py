@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from triton_llama_openai.triton.engine_client import EngineClient
 from triton_llama_openai.triton.replica import Replica
@@ -24,11 +24,23 @@ def prefix_of(prompt: str | list[int], cache_salt: str | None) -> bytes:
 
 
 class LoadBalancer:
-    """The replicas of one model, in the order of the setting `triton`. hang_timeout: as for `Replica`."""
+    """The replicas of one model, in the order of the setting `triton`.
 
-    def __init__(self, engines: Sequence[EngineClient], hang_timeout: float) -> None:
+    hang_timeout, before_return: as for `Replica`.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineClient],
+        hang_timeout: float,
+        before_return: Callable[[Replica], Awaitable[None]],
+    ) -> None:
         self._available = asyncio.Event()
-        self.replicas = [Replica(engine, hang_timeout, self._available.set) for engine in engines]
+        self.replicas = [Replica(engine, hang_timeout, before_return, self._available.set) for engine in engines]
+        self.digest = ""
+        """Of the description by which requests are prepared; empty before the first one."""
+        self.doubt = asyncio.Event()
+        """Set when the model may have been exchanged."""
         self.closed = False
 
     def pick(self, prefix: bytes, refused: Collection[Replica] = ()) -> Replica | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 from triton_llama.errors import LlamaConnectionError, TritonLlamaError
@@ -34,19 +34,28 @@ _ONE_TOKEN = (
 class Replica:
     """One Triton. hang_timeout: seconds without a response, until its model counts as hung; 0: never.
 
-    on_return: called when it takes requests again.
+    before_return: called when it can take requests again; an error keeps it out. on_return: called when it takes them.
     """
 
-    def __init__(self, engine: EngineClient, hang_timeout: float, on_return: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        hang_timeout: float,
+        before_return: Callable[[Replica], Awaitable[None]],
+        on_return: Callable[[], None],
+    ) -> None:
         self.engine = engine
         self.name = engine.endpoint.authority.encode()
         """Its address; prefixes are distributed by it."""
         self.running = 0
         """Requests in flight here."""
+        self.digest = ""
+        """Of the description that its model gave last."""
         # A text: an error would hold its traceback, and so the failed call and its channel.
         self.error: str | None = None
         """Why it takes no requests; None while it does."""
         self._hang_timeout = hang_timeout
+        self._before_return = before_return
         self._on_return = on_return
         self._watcher: asyncio.Task[None] | None = None
         self._failed_at = 0.0
@@ -85,6 +94,7 @@ class Replica:
                 if self.error is None:
                     await self._check()
                 elif self._goes_on() or await self._generates():
+                    await self._before_return(self)
                     LOG.info("%s takes requests again", self.engine.endpoint)
                     self.error = None
                     self._on_return()

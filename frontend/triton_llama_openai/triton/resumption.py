@@ -78,6 +78,7 @@ class Resumption:
         self._request = request
         self._balancer = balancer
         self._record = record
+        self._digest = balancer.digest
         self._deadline = time.monotonic() + request.timeout
         self._choices = {index: _Choice() for index in request.choices}
         self._refused: set[Replica] = set()
@@ -97,6 +98,8 @@ class Resumption:
         """
         while not self._is_finished():
             replica = await self._replica()
+            if self._error is not None and self._digest != self._balancer.digest:
+                raise self._give_up(LlamaConnectionError(f"{self._error}; since then another model is served"))
             try:
                 with replica.request():
                     async with aclosing(merge(await self._streams(replica))) as responses:
@@ -155,6 +158,7 @@ class Resumption:
         if not is_interruption(error) or self._balancer.closed:
             raise error
         replica.fail(error)
+        self._balancer.doubt.set()
         if not self._request.resume_timeout:
             raise error
         LOG.warning("request %s: interrupted at %s: %s", self._request.id, replica.engine.endpoint, error)

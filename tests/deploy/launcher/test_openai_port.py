@@ -31,8 +31,7 @@ def test_the_endpoints_death_ends_the_server_with_code_70(launch: Launch) -> Non
     launcher = launch(OPENAI)
     address = launcher.facts()["openai"]
     assert launcher.line("  openai  ").split()[-1] == f"http://{address}/v1"
-    (model,) = HTTP.get(f"http://{address}/v1/models").json()["data"]
-    assert model["id"] == "pydoc-llama"
+    assert HTTP.get(f"http://{address}/health/live").status_code == 200
     os.kill(launcher.endpoint(), signal.SIGKILL)
     code, _, errors = launcher.ends()
     assert code == 70

@@ -102,6 +102,13 @@ def test_the_probe_reads_the_metrics_two_ports_above_the_endpoint(capsys: pytest
     assert capsys.readouterr().out.startswith("healthy: a step ")
 
 
+def test_the_probe_reads_the_metrics_at_the_given_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with server(respond(b"")) as http, server(respond(_page(OLD))) as metrics:
+        addresses = ["--url", f"{HOST}:{http}", "--metrics", f"{HOST}:{metrics}"]
+        assert main([*addresses, "--step-age", "1000"]) == 0
+    assert capsys.readouterr().out.startswith("healthy: a step ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -127,13 +127,19 @@ class Tokenizer:
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
 
     def token_in_json(self, token: int) -> str:
-        """Return a token's text as a JSON string: the name of a special token, U+FFFD for a part of a character."""
+        """Return a token's text, and its bytes where they are not the text's, as members of a JSON object.
+
+        The text is the name of a special token, which has no bytes, and has U+FFFD for a part of a character.
+        """
         if (known := self._in_json.get(token)) is not None:
             return known
-        text = self.vocabulary.token_bytes[token]
-        # Ids unknown to the tokenizer become an empty string.
-        name = text.decode(errors="replace") if text else str(self.pretrained.convert_ids_to_tokens(token) or "")
-        return self._in_json.setdefault(token, json.dumps(name))
+        token_bytes = self.vocabulary.token_bytes[token]
+        # Ids unknown to the tokenizer have an empty name.
+        text = token_bytes.decode(errors="replace") or str(self.pretrained.convert_ids_to_tokens(token) or "")
+        members = f'"decoded_token": {json.dumps(text)}'
+        if text.encode() != token_bytes:
+            members += f', "bytes": {list(token_bytes)}'
+        return self._in_json.setdefault(token, members)
 
     @property
     def chat_templates(self) -> dict[str, str]:

@@ -4,7 +4,8 @@ Tensors have one dimension, with one value per completion, because TensorRT-LLM'
 two dimensions: `sequence_index`, `output_ids` and `output_log_probs`.
 
 The JSON of log probabilities has the format of Triton's vLLM backend: a list with one object per token. The object maps
-the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
+the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`; an
+object also has `bytes` where they are not the text's: of a part of a character, and none of a special token.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _entry(token: int, log_prob: float, rank: int, tokenizer: Tokenizer) -> str:
     # Not max(): NaN must become MIN_LOG_PROB, too.
     bounded = log_prob if log_prob > MIN_LOG_PROB else MIN_LOG_PROB
     # An f-string is used because json.dumps takes 1.5 times as long.
-    return f'"{token}": {{"logprob": {bounded!r}, "rank": {rank}, "decoded_token": {tokenizer.token_in_json(token)}}}'
+    return f'"{token}": {{"logprob": {bounded!r}, "rank": {rank}, {tokenizer.token_in_json(token)}}}'
 
 
 def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:

@@ -1,0 +1,97 @@
+"""A model as requests see it: its name, its checkpoint's tokenizer side, how it writes tool calls and reasoning."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+from triton_llama_openai.output.output_parser import Markers, find_markers, precedes_guided_text
+from triton_llama_openai.output.tool_calls import Form
+from triton_llama_openai.prompt.tokenizer import Checkpoint
+from triton_llama_openai.settings import ModelSettings
+from triton_llama_openai.triton.description import Description
+from triton_llama_openai.triton.load_balancer import LoadBalancer
+
+LOG = logging.getLogger("triton_llama_openai")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model as its Tritons describe it; a request has the same one from its beginning to its end.
+
+    markers: of its reasoning. reasons_before_guides: whether a guide may hold after that. fingerprint: the
+    `system_fingerprint`, which changes with the description and this version. default_temperature: OpenAI's, None where
+    the checkpoint has its own.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    balancer: LoadBalancer
+    tool_form: Form
+    markers: Markers | None
+    reasons_before_guides: bool
+    fingerprint: str
+    default_temperature: float | None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(
+        cls, description: Description, settings: ModelSettings, template: str | None, balancer: LoadBalancer
+    ) -> ServedModel:
+        """Return the described model. template: the operator's. Raises UnusableCheckpointError."""
+        checkpoint = Checkpoint.of(description, template)
+        name = settings.served_name or checkpoint.name
+        form = tool_form(checkpoint) if settings.tool_form == "auto" else settings.tool_form
+        LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, settings.triton, form)
+        markers, reasons_before_guides = _reasoning(checkpoint)
+        if markers is not None:
+            LOG.info("%s: text between %s and %s is reasoning_content", name, *markers[:2])
+        template_for_tools = checkpoint.template(with_tools=True)
+        if template_for_tools is None:
+            LOG.warning("%s: the checkpoint has no chat template, so /v1/chat/completions refuses every request", name)
+        elif not template_for_tools.takes_tools:
+            LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
+        digest = hashlib.sha256(f"{description.digest} {package_version()}".encode()).hexdigest()
+        fingerprint = f"fp_{digest[:16]}"
+        temperature = None if "temperature" in description.checkpoint_defaults else 1.0
+        return cls(name, checkpoint, balancer, form, markers, reasons_before_guides, fingerprint, temperature)
+
+    def body(self) -> dict[str, object]:
+        """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "triton-llama",
+            "root": self.checkpoint.name,
+            "parent": None,
+            "max_model_len": self.checkpoint.context,
+        }
+
+
+def tool_form(checkpoint: Checkpoint) -> Form:
+    """Return how the model writes calls, as its template does; without a hint Hermes, as in the system message."""
+    template = checkpoint.template(with_tools=True)
+    if template is None or not template.takes_tools or "<tool_call>" in template.source:
+        return "hermes"
+    return "llama3_json"
+
+
+def _reasoning(checkpoint: Checkpoint) -> tuple[Markers | None, bool]:
+    """Return the model's `markers`, None for one that doesn't think or has no template, and `reasons_before_guides`."""
+    template, tokenizer = checkpoint.template(), checkpoint.tokenizer
+    if template is None:
+        return None, False
+    markers = find_markers(template.source, lambda text: tokenizer.token_to_id(text) is not None)
+    return markers, markers is not None and precedes_guided_text(markers, template.source)
+
+
+def package_version() -> str:
+    """Return this package's version."""
+    try:
+        return version("triton-llama")
+    except PackageNotFoundError:
+        return "unknown"

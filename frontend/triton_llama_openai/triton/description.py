@@ -1,0 +1,26 @@
+"""The description that the engine gives of the model it serves (docs/api.md), as far as the endpoint reads it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Description(BaseModel):
+    """What the endpoint needs of a checkpoint. tokenizer: the content of a tokenizer.json.
+
+    checkpoint_defaults: names of the parameters whose default the checkpoint's generation config has.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    digest: str
+    format: Literal[1]
+    name: str
+    max_model_len: int
+    special_tokens: dict[str, object]
+    chat_templates: dict[str, str]
+    tokenizer: str
+    tokenizer_class: str
+    checkpoint_defaults: frozenset[str]

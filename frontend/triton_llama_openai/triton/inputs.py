@@ -1,0 +1,84 @@
+"""A request's fields as the model's inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from typing import TYPE_CHECKING
+
+from triton_llama.sampling_params import INPUTS
+from triton_llama.tensors import Tensor
+
+from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
+
+if TYPE_CHECKING:
+    from triton_llama_openai.output.structured_output import Guide
+    from triton_llama_openai.routes.served_model import ServedModel
+
+_UP_TO_THE_CONTEXT = 1 << 20
+"""max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
+
+Prompt = str | list[int]
+
+
+def inputs_of(
+    request: SamplingRequest,
+    prompt: Prompt,
+    guide: Guide | None,
+    model: ServedModel,
+    stream_interval_ms: int,
+    cache_salt: str | None,
+) -> list[Tensor]:
+    """Return the tensors of one prompt; fields without a value are left to the model's defaults.
+
+    Every request is a stream with its tokens' ids, so that it can be resumed.
+    """
+    if isinstance(prompt, str):
+        tensors = [Tensor("text_input", "BYTES", (prompt,))]
+    else:
+        tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
+    tensors.append(Tensor("stream", "BOOL", (True,)))
+    values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
+        "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
+        "stop_words": request.stop_strings,
+        "repetition_penalty": request.penalty,
+        "num_logprobs": request.num_logprobs,
+        "prompt_logprobs": request.num_prompt_logprobs,
+        "stream_interval_ms": stream_interval_ms,
+        "return_output_ids": True,
+        "cache_salt": cache_salt,
+    }
+    if request.max_new_tokens is None:
+        values |= {"max_tokens": request.DEFAULT_MAX_TOKENS or _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}
+    else:
+        # The model generates at least one token; `Generation.stream` leaves out one that isn't wanted.
+        values["max_tokens"] = max(request.max_new_tokens, 1)
+    if request.temperature is None:
+        values["temperature"] = model.default_temperature
+    if request.top_k is not None:
+        values["top_k"] = max(request.top_k, 0)
+    if request.seed is not None:
+        values["seed"] = request.seed % 2**64
+    elif request.choices > 1:
+        # Resumption sends choices that haven't begun again beside others that have.
+        values["seed"] = secrets.randbits(64)
+    if guide is not None:
+        values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}
+    for name, value in values.items():
+        datatype, is_list = INPUTS[name]
+        elements = (value,) if not is_list else tuple(value or ())
+        if elements and value is not None:
+            tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
+    return tensors
+
+
+def cache_salt_of(key_digest: bytes, cache_salt: str | None) -> str | None:
+    """Return the salt of a request's cached prefixes; None shares them with all requests without a salt.
+
+    key_digest: empty for one that shares with other keys. All endpoints derive the same salts, so that a chat finds its
+    prefix whichever endpoint its next turn takes.
+    """
+    scope = key_digest + (cache_salt or "").encode()
+    # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
+    return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None

@@ -76,7 +76,8 @@ def write_tensors(
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, architecture)
+    # Seven billion parameters would take 7 GB of memory.
+    writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
     for key, value in {**_metadata(config, architecture), **metadata}.items():
         _add(writer, key, value)
     for name, tensor in tensors:

@@ -1,13 +1,13 @@
-"""The benchmarked checkpoint: a Llama of random weights, created on the spot, or the user's own; and its formats.
+"""The benchmarked checkpoint: SmolLM2-135M-Instruct, a Llama of random weights, or the user's own; and its formats.
 
-The cost of a pass depends on the shapes and not on the values, so random weights measure the same as trained ones and
-need no download. Without a GPU it is a Llama of about 30 million parameters, large enough that computation and not
-Python dominates and small enough for two cores; with one it has Llama-2-7B's shape. It has no end token: our server and
-the baselines generate exactly as many tokens as they are asked for.
+The cost of a pass depends on the shapes and not on the values, so random weights measure the same as trained ones where
+there is no trained checkpoint within reach: larger models, also the default on a GPU, which has Llama-2-7B's shape.
+They have no end token; the trained one's are suppressed by the requests, so that every server generates exactly as many
+tokens as it is asked for.
 
-The tokenizer is the embedded checkpoint's. A larger vocabulary is filled with tokens that no text contains, so that
-every generated token can be decoded. Chats send generated text again: their checkpoint has a tokenizer of words, whose
-text always becomes the same tokens again.
+The tokenizer of random weights is the embedded checkpoint's. A larger vocabulary is filled with tokens that no text
+contains, so that every generated token can be decoded. Chats send generated text again: their checkpoint has a
+tokenizer of words, whose text always becomes the same tokens again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from models.smollm2 import fetch
 from perf.environment import ROOT
 from perf.roofline import Weights
 
@@ -46,6 +49,8 @@ def _shape(
         num_key_value_heads=key_value_heads,
         vocab_size=vocabulary,
         max_position_embeddings=positions,
+        architectures=["LlamaForCausalLM"],
+        dtype="float16",
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
@@ -53,20 +58,31 @@ def _shape(
     )
 
 
-SMALL = _shape(512, 1536, 8, 8, 8, 3072, 1024)
-"""30.4 million parameters, 29 million of them in the layers' matrices and the head."""
+SMOLLM2 = _shape(576, 1536, 30, 9, 3, 49152, 8192)
+"""SmolLM2-135M's, with a head of its own: 163 million parameters."""
 TINY_LLAMA = _shape(2048, 5632, 22, 32, 4, 32000, 2048)
 """TinyLlama's: 1.1 billion parameters."""
-LLAMA_2_7B = _shape(4096, 11008, 32, 32, 32, 32000, 4096)
+LLAMA_2_7B = _shape(4096, 11008, 32, 32, 32, 32000, 512)
+"""Llama-2-7B's: 6.7 billion parameters. Of its 4,096 positions there are as many as the loads take: the KV cache of a
+context of 4,096 has 2 GiB, and baselines allocate one for each slot."""
 
 
 def default_checkpoint() -> Path:
-    """Return the checkpoint that is benchmarked by default, of the shape for this device; created unless it exists."""
-    return random_checkpoint(LLAMA_2_7B if torch.cuda.is_available() else SMALL)
+    """Return the checkpoint that is benchmarked by default; fetched or created unless it exists."""
+    return random_checkpoint(LLAMA_2_7B) if torch.cuda.is_available() else smollm2()
+
+
+def smollm2() -> Path:
+    """Return SmolLM2-135M-Instruct; fetched unless it exists. Ends the program with one line if it can't be had."""
+    try:
+        fetch.fetch()
+    except fetch.FetchError as error:
+        raise SystemExit(f"{fetch.NAME} can't be had: {error}; MODEL=<folder> names another checkpoint") from error
+    return fetch.FOLDER
 
 
 def random_checkpoint(config: LlamaConfig) -> Path:
-    """Return a checkpoint of that config; created unless it exists: a small one in FP32, a larger one in BF16."""
+    """Return a checkpoint of that config in FP16, created unless it exists."""
     return _created(config, FOLDER / f"llama-{config.hidden_size}x{config.num_hidden_layers}", words=False)
 
 
@@ -93,18 +109,36 @@ def _created(config: LlamaConfig, target: Path, words: bool) -> Path:
     # Under another name first: an interrupted write must not pass for a complete checkpoint.
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
         building = Path(folder) / target.name
-        torch.manual_seed(0)
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            small = config.hidden_size == SMALL.hidden_size
-            model = LlamaForCausalLM(config).to(getattr(torch, "float32" if small else "bfloat16"))
-        if words:
-            # Of thousands of random logits the largest is above 0.
-            model.lm_head.weight.data[:SPECIAL_TOKENS] = 0
-        model.generation_config.eos_token_id = None
-        model.save_pretrained(building)
+        building.mkdir()
+        _save_weights(building, config, words)
+        config.save_pretrained(building)
         _save_tokenizer(building, config.vocab_size, words)
         building.rename(target)
     return target
+
+
+def _save_weights(folder: Path, config: LlamaConfig, words: bool) -> None:
+    """Write a file for each layer: seven billion parameters don't fit into the memory of every machine."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in LlamaForCausalLM(config).named_parameters()}
+    shards = [[*names] for _, names in groupby(shapes, lambda name: name.split(".")[:3])]
+    files: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        tensors: dict[str, torch.Tensor] = {}
+        for name in names:
+            weight = torch.ones(shapes[name], device=device)
+            if weight.ndim > 1:
+                weight.normal_(0, config.initializer_range, generator=generator)
+            if words and name == "lm_head.weight":
+                # Of thousands of random logits the largest is above 0.
+                weight[:SPECIAL_TOKENS] = 0
+            tensors[name] = weight.half().cpu()
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(tensors, folder / file, {"format": "pt"})
+        files |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
 def _save_tokenizer(folder: Path, vocabulary_size: int, words: bool) -> None:

@@ -70,6 +70,17 @@ def memory_of(pid: int) -> tuple[str, float]:
     return "PSS", sum(pss_mib(process) for process in family(pid))
 
 
+def peak_mib(pid: int) -> float:
+    """Return the most main memory that one process of a family has had: pages of read files don't count."""
+    peaks = [0]
+    for process in family(pid):
+        # It may have ended; a zombie has none.
+        with suppress(OSError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peaks += map(int, re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE))
+    return max(peaks) / 2**10
+
+
 def family(pid: int) -> list[psutil.Process]:
     """Return the process and its descendants, itself first. Raises psutil.NoSuchProcess."""
     process = psutil.Process(pid)

@@ -2,7 +2,7 @@
 
 - checks: bits of exact INT8 products of Llama-2-7B's shapes against the CPU's reference; greedy tokens of the embedded
   checkpoint against transformers' generate(), where FP32's must agree; requests in random mixes and cuts of their
-  prompts against each alone; KL divergence of INT8 and FP16 from FP32 on the held-out text.
+  prompts against each alone; KL divergence of INT8 and FP16 from FP32 on a chapter of a novel.
 - fp16, int8: Llama-2-7B's shape with random weights: tokens/s of 1, 8 and 32 sequences beside the limit, the peak of
   the memory beside the plan, mixes as above. Then the article's table: 32 requests of 200 tokens, all at once, served
   one at a time (naive), in batches of 8 that wait for their longest, and 32 in flight; with mixed lengths, too.
@@ -30,7 +30,7 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-from perf.checkpoint import EMBEDDED, LLAMA_2_7B, SMALL, described, random_checkpoint
+from perf.checkpoint import EMBEDDED, LLAMA_2_7B, SMOLLM2, described, random_checkpoint
 from perf.command import CORES, count, make_command
 from perf.device_rates import measure_rates
 from perf.gpu_checks import MIX_TOKENS, divergence, exactness, generate, mixes, products, requests
@@ -61,7 +61,7 @@ def main() -> int:
         parser.error("--device is cuda, and there is no GPU; --device cpu tests the program")
     # With an index, which `torch.cuda.set_device` asks for, and without cuDNN's attention.
     device = choose_device(options.device, 0)
-    shape = LLAMA_2_7B if device.type == "cuda" else SMALL
+    shape = LLAMA_2_7B if device.type == "cuda" else SMOLLM2
     results = Results(options.output, "gpu", {"threads": CORES}, make_command("bench-gpu"))
 
     def note(key: str, measurement: dict[str, object]) -> None:

@@ -94,7 +94,7 @@ def main() -> None:
     add = parser.add_argument
     add("--slo-p95-ms", type=positive, required=True, help="the 95th percentile of latency to meet, in milliseconds")
     add("--budget", type=positive, default=30.0, metavar="MINUTES", help="default 30")
-    add("--model", type=existing_checkpoint, help="a Llama in safetensors (default: random weights)")
+    add("--model", type=existing_checkpoint, help="a Llama in safetensors (default: SmolLM2-135M-Instruct)")
     add("--users", type=count, default=32, help="default 32")
     add("--requests", type=count, default=64, help="measured, after one per user (default 64)")
     add("--output-tokens", type=count, default=100, help="mean of the uniform lengths (default 100)")

@@ -1,7 +1,7 @@
 """Measure servers under the same loads, write one file, and print its tables.
 
-Cases (perf/bench/cases.py) run in the given order, because the budget may end first; prefixes and formats are by choice
-alone. What there was no time for is recorded with that reason.
+Cases (perf/bench/cases.py) run in the given order, because the budget may end first; prefixes, formats and 7b are by
+choice alone. What there was no time for is recorded with that reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     add = parser.add_argument
     add("--budget", type=positive, default=120.0, metavar="MINUTES", help="for all of it (default 120)")
-    add("--model", type=existing_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
+    add(
+        "--model",
+        type=existing_checkpoint,
+        metavar="FOLDER",
+        help="a Llama in safetensors (default: SmolLM2-135M-Instruct)",
+    )
     add("--only", nargs="+", choices=CASES, default=BY_DEFAULT, help="cases to measure")
     known = sorted({case.server.key for cases in CASES.values() for case in cases(None)})
     add("--without", nargs="*", choices=known, metavar="SERVER", default=[], help=f"servers to leave out: {known}")

@@ -5,6 +5,7 @@ users     ours, FastAPI and vLLM, streaming to 32, 1, 8 and 128 users
 large     ours and vLLM on TinyLlama's shape
 prefixes  prompts that share prefixes: our prefix cache on and off, and vLLM's
 formats   the larger model in the formats of checkpoints: ours, vLLM and llama.cpp
+7b        Llama-2-7B's shape: ours in INT8 and llama.cpp in Q8_0, streaming to 1 and 8 users
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 from perf.bench.prefixes import LARGE_LOADS, POSITIONS, SMALL_LOADS, PrefixLoad
 from perf.checkpoint import (
     DTYPES,
-    SMALL,
+    LLAMA_2_7B,
+    SMOLLM2,
     TINY_LLAMA,
     default_checkpoint,
     fastest,
@@ -28,7 +30,7 @@ from perf.checkpoint import (
     words_checkpoint,
 )
 from perf.roofline import Weights
-from perf.servers.baselines import fastapi, llama_cpp, vllm
+from perf.servers.baselines import LLAMA_CPP_SLOTS, fastapi, llama_cpp, vllm
 from perf.servers.running import Server
 from perf.servers.triton import our_server
 from perf.workload import MEAN_OUTPUT, SLOTS, Load
@@ -38,6 +40,7 @@ USERS = [
 ]
 LARGE = [Load("large/1", "uniform", 1, 4, MEAN_OUTPUT // 2), Load("large/32", "uniform", 32, 32, MEAN_OUTPUT // 2)]
 """For the larger model: fewer requests with half the tokens."""
+SEVEN_BILLION = [Load("7b/1", "uniform", 1, 4, MEAN_OUTPUT // 2), Load("7b/8", "uniform", 8, 16, MEAN_OUTPUT // 2)]
 FORMATS = [Load("formats/1", "uniform", 1, 4), Load("formats/8", "uniform", 8, 16)]
 TITLES = {
     "w8a8": "W8A8",
@@ -131,7 +134,7 @@ def prefixes(_: Path | None) -> list[Case]:
     ]
     return [
         Case(server, partial(words_checkpoint, shape, POSITIONS), loads)
-        for shape, loads in ((SMALL, SMALL_LOADS), (TINY_LLAMA, LARGE_LOADS))
+        for shape, loads in ((SMOLLM2, SMALL_LOADS), (TINY_LLAMA, LARGE_LOADS))
         for server in servers
     ]
 
@@ -149,6 +152,16 @@ def formats(_: Path | None) -> list[Case]:
         else:
             servers.append(vllm(f"vllm_{name}", f"vLLM {title}", "int8", name, title))
     return [Case(server, partial(random_checkpoint, TINY_LLAMA), FORMATS) for server in servers]
+
+
+def seven_billion(_: Path | None) -> list[Case]:
+    """Ours with INT8 of FP16, and llama.cpp with the same weights in Q8_0, each with eight slots."""
+    eight = INT8 | {"LLAMA_SLOTS": str(LLAMA_CPP_SLOTS)}
+    servers = [
+        our_server("triton_llama_int8", "triton-llama INT8", "streaming", "int8", eight),
+        llama_cpp("llama_cpp_q8_0", "llama.cpp GGUF Q8_0", "q8_0", TITLES["q8_0"]),
+    ]
+    return [Case(server, partial(random_checkpoint, LLAMA_2_7B), SEVEN_BILLION) for server in servers]
 
 
 def _chosen(model: Path | None) -> Path:
@@ -174,5 +187,6 @@ CASES: Mapping[str, Callable[[Path | None], list[Case]]] = {
     "large": large,
     "prefixes": prefixes,
     "formats": formats,
+    "7b": seven_billion,
 }
 """The cases by name. model: the user's checkpoint, for article and users."""

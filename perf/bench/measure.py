@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from perf import perf_analyzer
 from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described, quantized
 from perf.command import CORES, Budget
-from perf.environment import StealTime, memory_of
+from perf.environment import StealTime, memory_of, peak_mib
 from perf.load.generator import drive
 from perf.load.records import TIME_OVER, Run
 from perf.load.summary import summarize
@@ -59,11 +60,14 @@ class Bench:
             self._refuse_late()
             self.budget.say(f"{server.key} is started …")
             served = quantized(checkpoint, server.converted) if server.converted else checkpoint
+            began = time.monotonic()
             with server.start(served, CORES) as running:
-                self.budget.say(f"{server.key} runs: {running.command}")
+                start = {"seconds": round(time.monotonic() - began, 1), "peak_mib": round(peak_mib(running.pid), 1)}
+                self.budget.say(f"{server.key} runs after {start['seconds']} s: {running.command}")
                 while left:
                     self._refuse_late()
-                    self._note(left[0], server, self._apply(server, running, checkpoint, left[0]))
+                    measurement = self._apply(server, running, checkpoint, left[0])
+                    self._note(left[0], server, {**measurement, "start": start})
                     del left[0]
         except perf_analyzer.BadExportError:
             raise

@@ -70,6 +70,7 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
         assert measurement["tokens_per_second"] > 0
         assert measurement["limit"]["tokens_per_second"] > 0
         assert measurement["memory"]["process_mib"] > measurement["memory"]["weights_mib"]
+        assert measurement["start"]["peak_mib"] > measurement["memory"]["weights_mib"]
     assert 1 <= entries["article/ours"]["mean_sequences"] <= 2
     assert 1 <= entries["article/ours"]["mean_batch"] <= 2
 

@@ -104,7 +104,7 @@ test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents
 .whole-%:
 	@exec $(PYTEST) tests/$*
 
-bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats, 7b (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 # torchvision and others are not needed for text, and their CUDA builds do not fit a CPU build of torch.
@@ -115,19 +115,19 @@ bench-vllm: $(READY_DEV) ## install vLLM, for make bench to compare with, into .
 	@.work/vllm/bin/python -c 'import vllm.entrypoints.openai.api_server'
 	@touch .work/vllm/.ready
 
-bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server, for make bench to compare with, in .work/llama.cpp (cmake; ten minutes)
+bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server and llama-perplexity, for make bench and quality to compare with, in .work/llama.cpp (cmake; ten minutes)
 	@rm -rf .work/llama.cpp && mkdir -p .work/llama.cpp
 	@$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary llama-cpp-python --dest .work/llama.cpp '$(LLAMA_CPP)'
 	@tar -C .work/llama.cpp --strip-components=3 --wildcards -xzf .work/llama.cpp/*.tar.gz '*/vendor/llama.cpp/*'
 	@cmake -S .work/llama.cpp -B .work/llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF \
 	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-	@cmake --build .work/llama.cpp/build --target llama-server --parallel
+	@cmake --build .work/llama.cpp/build --target llama-server llama-perplexity --parallel
 	@echo '$(LLAMA_CPP)' > .work/llama.cpp/.version
 
 tune: $(READY_DEV) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
-quality: $(READY_DEV) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
+quality: $(READY_DEV) ## perplexity and KL divergence of INT8, or perplexity beside llama.cpp's (MODEL, TEXT, QUALITY options)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
 soak: $(READY_DEV) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30): every request answered, flat memory (MODEL)

@@ -34,8 +34,6 @@ BUDGETS = (7, 40, 512)
 """Prompt tokens per prefill pass of the random mixes; in all but the last a prompt is cut."""
 MIX_TOKENS = 16
 """Tokens of each request of the random mixes."""
-TEXTS = 32
-"""Rows of the held-out text that KL divergence is taken over."""
 
 
 def requests(checkpoint: LoadedModel, tokens: Sequence[int]) -> list[GenerationRequest]:
@@ -145,6 +143,6 @@ def divergence(device: torch.device, quantization: str, dtype: str) -> dict[str,
     base = Settings(model=str(EMBEDDED), quantization="none", dtype="float32")
     reference = load_checkpoint(base, device)
     candidate = load_checkpoint(replace(base, quantization=quantization, dtype=dtype), device)
-    rows, _ = text.held_out(reference.max_model_len)
-    tokens = distances(Forward(reference), Forward(candidate), rows[:TEXTS])
+    texts = text.from_text(text.PROSE.read_text(), reference.tokenizer.pretrained, reference.max_model_len)
+    tokens = distances(Forward(reference), Forward(candidate), texts)
     return {"loaded": candidate.info.describe(), **summary(tokens)}

@@ -1,4 +1,4 @@
-"""The quality loss of INT8, for the embedded checkpoint and its held-out text or for your own (`make quality`).
+"""The quality loss of INT8, for SmolLM2-135M-Instruct and a chapter of a novel or for your own (`make quality`).
 
 Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
 KL divergence 0. Candidates are loaded by the server's loader:
@@ -7,6 +7,8 @@ KL divergence 0. Candidates are loaded by the server's loader:
 - LLM.int8() (bitsandbytes) with its outlier threshold of 6.
 - or quantized checkpoints of the model.
 
+Or the perplexity of a GGUF file, in FP32 and as it is served, beside llama.cpp's.
+
 Reported facts are read back from the loaded models. Writes one JSON file and prints the table.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +30,9 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
 from perf import report
-from perf.checkpoint import EMBEDDED
+from perf.checkpoint import smollm2
 from perf.command import make_command
-from perf.quality import text
+from perf.quality import llama_cpp, text
 from perf.quality.divergence import Forward, distances, perplexity, summary
 from perf.results_file import RESULTS, Results
 
@@ -63,18 +66,20 @@ def main() -> None:
         prog="make quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
-    add("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
+    add("--model", help="path or hub id of a Llama in safetensors (default: SmolLM2-135M-Instruct)")
+    add("--text", type=Path, default=text.PROSE, help="UTF-8 file (default: a chapter of Alice in Wonderland)")
     add("--quantized", type=Path, nargs="+", metavar="PATH", help="compare these quantized checkpoints of it instead")
-    add("--output", type=Path, help="default: perf/results/quality.json, or quality-formats.json")
+    add("--llama-perplexity", type=Path, metavar="PROGRAM", help="compare MODEL, a GGUF file, with llama.cpp's instead")
+    add(
+        "--output", type=Path, help="default: perf/results/quality.json, quality-formats.json or quality-llama-cpp.json"
+    )
     options = parser.parse_args()
-    options.output = options.output or RESULTS / f"quality{'-formats' if options.quantized else ''}.json"
-    if options.model is not None and options.text is None:
-        parser.error(
-            "--model needs --text (with make: MODEL needs TEXT): the held-out text is the embedded checkpoint's"
-        )
+    kind = "-formats" if options.quantized else "-llama-cpp" if options.llama_perplexity else ""
+    options.output = options.output or RESULTS / f"quality{kind}.json"
+    if options.llama_perplexity and not (options.model or "").endswith(".gguf"):
+        parser.error("--llama-perplexity needs --model FILE.gguf (with make: MODEL)")
     try:
-        _measure(options)
+        (_beside_llama_cpp if options.llama_perplexity else _measure)(options)
     except (EngineError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
     print(report.markdown(report.read(options.output), "", report.quality))
@@ -88,19 +93,15 @@ def _measure(options: argparse.Namespace) -> None:
     can't be loaded, OSError or ValueError for an unusable text.
     """
     # Read first: the checkpoint may take minutes to load.
-    content = None if options.text is None else options.text.read_bytes().decode()
+    content = options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
-    base = Settings(model=options.model or str(EMBEDDED))
+    base = Settings(model=options.model or str(smollm2()))
     reference = load_checkpoint(replace(base, quantization="none"), device)
-    if content is None:
-        texts, origin = text.held_out(reference.max_model_len)
-    else:
-        texts = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
-        origin = options.text.name
+    texts = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
     settings = {
-        "model": options.model or "models/pydoc-llama",
+        "model": options.model or "SmolLM2-135M-Instruct",
         "context": reference.max_model_len,
-        "text": origin,
+        "text": options.text.name,
         "texts": len(texts),
         "tokens": sum(len(tokens) - 1 for tokens in texts),
     }
@@ -115,6 +116,48 @@ def _measure(options: argparse.Namespace) -> None:
         print(f"{candidate.title} …", flush=True)
         for key, measurement in compared(candidate, reference, load(base, device, candidate), texts).items():
             results.add(key, measurement)
+    results.finish()
+
+
+def _beside_llama_cpp(options: argparse.Namespace) -> None:
+    """Compare the perplexity of a GGUF file with llama.cpp's and write the result file. Raises as `_measure` does."""
+    file = Path(str(options.model))
+    content = options.text.read_bytes().decode()
+    program = options.llama_perplexity
+    with tempfile.TemporaryDirectory() as folder:
+        floats = llama_cpp.as_floats(file, Path(folder) / "floats.gguf")
+        expected = llama_cpp.by_llama_cpp(program, floats, options.text)
+    stored = llama_cpp.by_llama_cpp(program, file, options.text)
+    measurements: dict[str, dict[str, object]] = {
+        "llama_cpp_fp32": {"title": "llama.cpp, FP32", "weights": "FP32", "perplexity": expected},
+        "llama_cpp": {
+            "title": "llama.cpp, as stored",
+            "weights": "GGUF",
+            "perplexity": stored,
+            "over_fp32": round(stored / expected - 1, 6),
+        },
+    }
+    texts: text.Texts = []
+    for key, title, quantization in (("fp32", "FP32", "none"), ("served", "as served", "checkpoint")):
+        loaded = load_checkpoint(Settings(model=str(file), quantization=quantization), choose_device("cpu", None))
+        texts = llama_cpp.windows(content, loaded)
+        found = llama_cpp.by_engine(Forward(loaded), texts)
+        measurements[key] = {
+            "title": f"triton-llama, {title}",
+            **_facts(loaded.info),
+            "weights": " and ".join(sorted(loaded.info.linears)).upper(),
+            "perplexity": round(found, 4),
+            "over_fp32": round(found / expected - 1, 6),
+        }
+    settings = {
+        "model": file.name,
+        "context": llama_cpp.CONTEXT,
+        "text": f"{options.text.name}, the second half of each text",
+        "tokens": sum(len(tokens) - llama_cpp.CONTEXT // 2 - 1 for tokens in texts),
+    }
+    results = Results(options.output, "quality", settings, make_command("quality"))
+    for key, measurement in measurements.items():
+        results.add(key, measurement)
     results.finish()
 
 

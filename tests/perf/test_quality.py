@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from llama_engine.model.loader import LoadedModel
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
-from perf.quality import divergence
+from perf.quality import divergence, llama_cpp
 from perf.quality.__main__ import BY_ROW, CANDIDATES, Candidate, compared, load
 from perf.quality.divergence import Forward, Tokens, distances, perplexity, summary
-from perf.quality.text import from_text, held_out
+from perf.quality.text import PROSE, from_text
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +39,12 @@ def test_the_perplexity_is_the_one_by_transformers(fp32: LoadedModel, texts: lis
     assert perplexity(tokens.loss) == pytest.approx(math.exp(loss / predicted), rel=1e-5)
 
 
-def test_every_held_out_document_is_cut_into_rows() -> None:
-    rows, _ = held_out(512)
-    # The card's figure.
-    assert sum(len(row) - 1 for row in rows) == 34_368
-    assert max(map(len, rows)) == 512
-
-
 @pytest.mark.parametrize("candidate", [*BY_ROW, *CANDIDATES], ids=lambda candidate: candidate.key)
 def test_int8_is_close_to_the_reference_but_not_equal(
     fp32: LoadedModel, texts: list[list[int]], candidate: Candidate
 ) -> None:
-    entries: dict[str, Any] = compared(candidate, fp32, load(Settings(), torch.device("cpu"), candidate), texts)
+    loaded = load(Settings(model=str(EMBEDDED)), torch.device("cpu"), candidate)
+    entries: dict[str, Any] = compared(candidate, fp32, loaded, texts)
     entry = entries[candidate.key]
     assert abs(entry["perplexity"] / entries["fp32"]["perplexity"] - 1) < 0.02
     assert 0 < entry["kl_nats"]["mean"] < entry["kl_nats"]["p99"] <= entry["kl_nats"]["max"]
@@ -91,3 +86,32 @@ def test_the_summary_equals_the_one_by_hand() -> None:
         "top1_agreement": 0.666667,
         "loss_difference": {"mean": 0.5, "standard_error": 0.28868},
     }
+
+
+def test_windows_are_whole_and_their_second_half_is_scored(fp32: LoadedModel) -> None:
+    text = PROSE.read_text()
+    rows = llama_cpp.windows(text, fp32)
+    tokens = fp32.tokenizer.encode(text.rstrip())
+    assert [len(row) for row in rows] == [512] * (len(tokens) // 512)
+    assert rows[1] == [fp32.tokenizer.pretrained.bos_token_id, *tokens[513:1024]]
+    with torch.inference_mode():
+        logits = oracle(fp32)(torch.tensor(rows[:1])).logits[0, 256:-1]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(rows[0][257:]))
+    assert llama_cpp.by_engine(Forward(fp32), rows[:1]) == pytest.approx(math.exp(float(loss)), rel=1e-5)
+
+
+def test_a_text_of_less_than_two_windows_is_refused(fp32: LoadedModel) -> None:
+    with pytest.raises(ValueError, match="tokens; 1024 are needed"):
+        llama_cpp.windows("Alice was not a bit hurt. " * 20, fp32)
+
+
+def test_the_perplexity_is_read_from_llama_cpps_output(tmp_path: Path) -> None:
+    program = tmp_path / "llama-perplexity"
+    program.write_text('#!/bin/sh\necho "0.00 I Final estimate: PPL = 12.3456 +/- 0.1" >&2\n')
+    program.chmod(0o755)
+    assert llama_cpp.by_llama_cpp(program, tmp_path / "it.gguf", PROSE) == 12.3456
+
+
+def test_a_program_that_fails_is_an_error_with_its_last_line() -> None:
+    with pytest.raises(ValueError, match=r"sh printed no perplexity, but /bin/sh: "):
+        llama_cpp.by_llama_cpp(Path("/bin/sh"), Path("it.gguf"), PROSE)

@@ -15,8 +15,6 @@ from perf.environment import ROOT
 from perf.results_file import RESULTS
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-MIN_STEAL = 0.005
-"""The smallest share of steal time that is mentioned."""
 
 Row = Mapping[str, Any]
 """A measurement, or several in a line of a table."""
@@ -46,7 +44,7 @@ class Result(NamedTuple):
             _by_server("Not run", [(row["title"], row.get("not_run")) for row in self.entries(prefix)]),
         ]
         steal, title = max((row.get("stolen_share", 0.0), row["title"]) for row in rows)
-        if steal >= MIN_STEAL:
+        if steal >= 0.005:  # less is noise
             notes.append(f"Steal time: at most {percent(steal)} of the processors' time, with {title}.")
         if "text" in settings:
             notes.append(
@@ -159,6 +157,8 @@ MEMORY = (
     Column("weights", "weights", str),
     Column("MiB", "memory/weights_mib"),
     Column("memory of the processes, MiB", "memory/process_mib", INTEGER),
+    Column("start, s", "start/seconds"),
+    Column("largest process's peak at the start, MiB", "start/peak_mib", INTEGER),
 )
 REQUESTS = Column("requests", "requests", INTEGER)
 LATENCY = Column("latency p50 / p95 / max, s", "latency_ms", _latency)
@@ -236,14 +236,11 @@ def quality(rows: Sequence[Row]) -> Table:
         Column("weights", "title", str),
         Column("MiB", "weights_mib"),
         Column("perplexity", "perplexity", "{:.3f}".format),
-        Column(
-            "loss over the first row's, nats per token",
-            "loss_difference",
-            lambda loss: f"{loss['mean']:+.5f} ± {loss['standard_error']:.5f}",
-        ),
+        Column("loss over the first row's, nats", "loss_difference", "{0[mean]:+.5f} ± {0[standard_error]:.5f}".format),
         Column("KL divergence mean / p99, nats", "kl_nats", lambda nats: several(nats["mean"], nats["p99"])),
         Column("products, one term = 1", "products", "{:.2f}".format),
         Column("same best token", "top1_agreement", percent),
+        Column("over llama.cpp's FP32", "over_fp32", "{:+.2%}".format),
     ]
     return Table(columns, rows)
 
@@ -256,7 +253,9 @@ TABLES = {
     "prefixes": ("bench-prefixes", "prefixes", prefixes),
     "formats": ("bench-formats", "formats", large),
     "formats-gguf": ("bench-formats-gguf", "formats", large),
+    "7b": ("bench-7b", "7b", large),
     "quality": ("quality", "", quality),
+    "quality-llama-cpp": ("quality-llama-cpp", "", quality),
     "quality-formats": ("quality-formats", "", quality),
 }
 """For each table's name in the page: its results file, the beginning of its measurements' keys, and what makes it."""
@@ -280,7 +279,7 @@ def markdown(result: Result, prefix: str, make: Callable[[Sequence[Row]], Table]
 
 def summary(result: Result) -> str:
     """Return the tables that a run of `make bench` ends with."""
-    bench = ("article", "users", "large", "prefixes", "formats")
+    bench = ("article", "users", "large", "prefixes", "formats", "7b")
     return "\n\n".join(filter(None, (markdown(result, *TABLES[name][1:]) for name in bench)))
 
 
@@ -291,7 +290,8 @@ def filled(page: str) -> str:
         if (page.count(begin), page.count(end)) != (1, 1):
             raise ValueError(f"the page has not one table {name}, but {page.count(begin)}")
         before, rest = page.split(begin)
-        content = markdown(read(RESULTS / f"{file}.json"), prefix, make)
+        path = RESULTS / f"{file}.json"
+        content = markdown(read(path), prefix, make) if path.exists() else "Not measured yet."
         page = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
     return page
 

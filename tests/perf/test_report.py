@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perf import report
 from perf.report import PAGE, Result, article, figure, filled, markdown, read, summary
 from perf.results_file import RESULTS
 
@@ -55,6 +57,11 @@ def test_the_speed_up_is_over_naive_fp32() -> None:
 
 def test_the_run_ends_with_every_table_it_measured() -> None:
     assert summary(changed()).count("writes `x.json`.") == 3
+
+
+def test_a_table_without_a_result_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert filled(PAGE.read_text()).count("\nNot measured yet.\n") == len(report.TABLES)
 
 
 def test_the_committed_page_is_current() -> None:

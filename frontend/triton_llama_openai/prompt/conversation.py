@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.middleware import RequestRecord
 from triton_llama_openai.output.output_parser import Markers, OutputParser, is_closed, is_open, is_open_in, tag_format
-from triton_llama_openai.output.structured_output import Guide, follow, guide_fields, guide_of, json_guide
+from triton_llama_openai.output.structured_output import (
+    Guide,
+    follow,
+    guide_fields,
+    guide_of,
+    lenient_schema,
+    schema_guide,
+    strict_schema,
+)
 from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader
 from triton_llama_openai.prompt.chat_template import Turn, render_messages
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool, text_of
@@ -25,7 +33,7 @@ from triton_llama_openai.triton.generation import Generation, Prompt, truncate
 if TYPE_CHECKING:
     from triton_llama_openai.routes.models import ServedModel
 
-_ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+_ON_ONE_LINE: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
 
 
@@ -154,9 +162,12 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
         if name not in names:
             field = request.client_field("tool_choice.function.name")
             raise invalid(field, name, f"one of the tools: {', '.join(names)}")
-        guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
+        index = names.index(name)
+        parameters, dropped = _parameters(request, index, tools[index])
+        parameters["x-guidance"] = _ON_ONE_LINE | _options(parameters)
+        guide = schema_guide(_tool_field(request, index), parameters, dropped)
         return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
-    guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
+    guide = _calls_guide(request, tools, single)
     return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
 
 
@@ -167,32 +178,50 @@ def template_tool(tool: Tool) -> Turn:
     return {"type": "function", "function": function}
 
 
-def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
-    """Return the JSON schema of an array of calls of these tools. single: of one call at most.
+def _calls_guide(request: ChatRequest, tools: Sequence[Tool], single: bool) -> Guide:
+    """Return the guide of an array of calls of these tools. single: of one call at most.
 
-    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve.
-    Raises ApiError if two tools define a name differently.
+    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve;
+    so are their `x-guidance`. Raises ApiError if two tools define a name differently.
     """
-    definitions: dict[str, JsonObject] = {}
-    calls = []
-    for tool in tools:
-        parameters = dict(_parameters(tool))
-        for key in ("$defs", "definitions"):
-            schemas = parameters.pop(key, None)
-            if isinstance(schemas, dict):
-                _merge(definitions.setdefault(key, {}), schemas, key)
+    merged: dict[str, JsonObject] = {"x-guidance": {}}
+    calls, ignored = [], set()
+    for index, tool in enumerate(tools):
+        parameters, dropped = _parameters(request, index, tool)
+        ignored.update(dropped)
+        for key in ("$defs", "definitions", "x-guidance"):
+            values = parameters.pop(key, None)
+            if isinstance(values, dict):
+                _merge(merged.setdefault(key, {}), values, f"{_tool_field(request, index)}.{key}")
         properties = {"name": {"const": tool.function.name}, "parameters": parameters}
         call = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
         calls.append({**call, "additionalProperties": False})
+    merged["x-guidance"] = _ON_ONE_LINE | merged["x-guidance"]
     bound = {"maxItems": 1} if single else {}
-    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **definitions}
+    schema = {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **merged}
+    return schema_guide("tools", schema, sorted(ignored))
 
 
-def _merge(definitions: JsonObject, schemas: JsonObject, key: str) -> None:
-    for name, schema in schemas.items():
-        if definitions.setdefault(name, schema) != schema:
-            raise invalid("tools", f"{key}/{name}", "defined the same way in every tool's parameters")
+def _merge(merged: JsonObject, values: JsonObject, field: str) -> None:
+    for name, value in values.items():
+        if merged.setdefault(name, value) != value:
+            message = f"{field}.{name} is another one than an earlier tool's; it must be the same in every tool"
+            raise ApiError(400, message, field, "invalid_value")
 
 
-def _parameters(tool: Tool) -> JsonObject:
-    return tool.function.parameters or {"type": "object", "properties": {}}
+def _tool_field(request: ChatRequest, index: int) -> str:
+    """Return the field of a tool's schema, with the tool's number."""
+    return request.client_field("tools.function.parameters").replace("tools", f"tools[{index}]", 1)
+
+
+def _parameters(request: ChatRequest, index: int, tool: Tool) -> tuple[JsonObject, list[str]]:
+    """Return the schema of a tool's arguments, and the names of its keywords without effect. Raises ApiError."""
+    schema = tool.function.parameters or {"type": "object", "properties": {}}
+    if tool.function.strict:
+        return strict_schema(schema, _tool_field(request, index)), []
+    return lenient_schema(schema, request.client_field("tools.function.parameters"))
+
+
+def _options(schema: JsonObject) -> JsonObject:
+    options = schema.get("x-guidance")
+    return options if isinstance(options, dict) else {}

@@ -33,6 +33,9 @@ _RENDERING_ERRORS = (
 _END = "END_OF_THE_LAST_MESSAGE"
 """Marks where a message that is continued ends; the template may trim the blanks before it."""
 
+_SYSTEM = "THE_SYSTEM_MESSAGE"
+"""Marks where a system message stands; the template's own default one stands there, too."""
+
 TOOLS_AS_TEXT = """You may call functions. These are their signatures, one JSON object a line:
 <tools>
 {tools}
@@ -104,6 +107,19 @@ class ChatTemplate:
             message = f"{field} can't be rendered: the chat template says: {_first_line(error)}"
             raise ApiError(400, message, field, "invalid_value") from error
 
+    def default_system_message(self, variables: Mapping[str, object]) -> str:
+        """Return the system message that the template writes for a conversation without one, an empty text if none."""
+        user = {"role": "user", "content": "user"}
+        try:
+            default = self.render([user], variables=variables)
+            marked = self.render([{"role": "system", "content": _SYSTEM}, user], variables=variables)
+        except ApiError:
+            return ""
+        before, _, after = marked.partition(_SYSTEM)
+        size = len(default) - len(before) - len(after)
+        has_one = size > 0 and default.startswith(before) and default.endswith(after)
+        return default[len(before) :][:size] if has_one else ""
+
     def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
         """Return the prompt that ends with the last message's content, for the model to continue it.
 
@@ -145,6 +161,8 @@ def render_messages(
         variables["documents"] = documents
     turns = [_turn(message, index, template.id_length) for index, message in enumerate(messages)]
     if not template.takes_tools and (tools or any(_is_about_tools(turn) for turn in turns)):
+        if tools and turns and turns[0]["role"] != "system" and (default := template.default_system_message(variables)):
+            turns.insert(0, {"role": "system", "content": default})
         turns, tools = _tools_as_text(turns, tools), []
     if continue_final_message:
         return template.render_open(turns, tools, variables)

@@ -18,6 +18,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.protocol.chat import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 
@@ -107,9 +108,19 @@ class ChatTemplate:
             message = f"{field} can't be rendered: the chat template says: {_first_line(error)}"
             raise ApiError(400, message, field, "invalid_value") from error
 
+    def turn_text(self) -> str:
+        """Return the prompt of a short conversation, an empty text if the template refuses it."""
+        turns: list[Turn] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+        for conversation in (turns, turns[1:]):
+            try:
+                return self.render(conversation, add_generation_prompt=False)
+            except ApiError:
+                continue
+        return ""
+
     def default_system_message(self, variables: Mapping[str, object]) -> str:
         """Return the system message that the template writes for a conversation without one, an empty text if none."""
-        user = {"role": "user", "content": "user"}
+        user: Turn = {"role": "user", "content": "user"}
         try:
             default = self.render([user], variables=variables)
             marked = self.render([{"role": "system", "content": _SYSTEM}, user], variables=variables)
@@ -145,8 +156,11 @@ def render_messages(
     template_kwargs: JsonObject | None = None,
     documents: Sequence[JsonObject] | None = None,
     field: str = "messages",
-) -> str:
+    guard: SpecialTokenGuard | None,
+) -> RenderedPrompt:
     """Return the prompt of a conversation. field: of the messages in the request, for errors.
+
+    guard: None allows clients to write special tokens.
 
     Raises:
         ApiError: the checkpoint has no template, or it refuses the messages.
@@ -160,13 +174,17 @@ def render_messages(
     if documents is not None:
         variables["documents"] = documents
     turns = [_turn(message, index, template.id_length) for index, message in enumerate(messages)]
+    placeholders: dict[str, str] = {}
+    if guard is not None:
+        (turns, tools, variables), placeholders = guard.hide((turns, tools, variables))
     if not template.takes_tools and (tools or any(_is_about_tools(turn) for turn in turns)):
         if tools and turns and turns[0]["role"] != "system" and (default := template.default_system_message(variables)):
             turns.insert(0, {"role": "system", "content": default})
         turns, tools = _tools_as_text(turns, tools), []
     if continue_final_message:
-        return template.render_open(turns, tools, variables)
-    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
+        return RenderedPrompt(template.render_open(turns, tools, variables), placeholders)
+    text = template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
+    return RenderedPrompt(text, placeholders)
 
 
 def _turn(message: Message, index: int, id_length: int | None) -> Turn:

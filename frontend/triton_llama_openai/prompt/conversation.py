@@ -25,12 +25,14 @@ from triton_llama_openai.output.structured_output import (
 )
 from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader
 from triton_llama_openai.prompt.chat_template import Turn, render_messages
+from triton_llama_openai.prompt.special_tokens import RenderedPrompt
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation, Prompt, truncate
 
 if TYPE_CHECKING:
+    from triton_llama_openai.prompt.tokenizer import Checkpoint
     from triton_llama_openai.routes.models import ServedModel
 
 _ON_ONE_LINE: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -64,16 +66,6 @@ async def prepare_chat(
     chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord
 ) -> PreparedChat:
     """Prepare the conversation of a request. Raises ApiError."""
-    if chat.truncate_prompt_tokens is None:
-        prepared = _prepare(chat, model, settings, record)
-    else:
-        # A long text takes the tokenizer long.
-        prepared = await asyncio.to_thread(_prepare, chat, model, settings, record)
-    record.ignored += prepared.use.ignored
-    return prepared
-
-
-def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord) -> PreparedChat:
     field = chat.client_field("messages")
     if len(chat.messages) > settings.max_messages:
         raise invalid(field, f"{len(chat.messages)} messages", f"at most {settings.max_messages}")
@@ -81,7 +73,7 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
     without_reasoning = guided and not model.reasons_before_guides
-    prompt = render_messages(
+    rendered = render_messages(
         model.checkpoint.template,
         chat.messages,
         use.template_tools,
@@ -90,16 +82,22 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
         template_kwargs=_template_kwargs(chat, without_reasoning=without_reasoning),
         documents=chat.documents,
         field=field,
+        guard=model.checkpoint.guard if settings.special_tokens == "text" else None,
     )
+    text = record.prompt = rendered.text
+    if rendered.placeholders or chat.truncate_prompt_tokens is not None:
+        # A long text takes the tokenizer long.
+        prompts = await asyncio.to_thread(_prompts, chat, rendered, model.checkpoint)
+    else:
+        prompts = [text]
     guide = use.guide
     markers = None if without_reasoning else model.markers
-    begun = markers is not None and _is_begun(chat, prompt, markers)
+    begun = markers is not None and _is_begun(chat, text, markers)
     if markers is not None and guide is not None and guided:
-        may_begin = not (chat.continue_final_message or is_closed(markers, prompt))
+        may_begin = not (chat.continue_final_message or is_closed(markers, text))
         if begun or may_begin:
             guide = follow(tag_format(markers, begun=begun), guide)
-    record.prompt = prompt
-    prompts = truncate(chat, [prompt], model.checkpoint)
+    record.ignored += use.ignored
     generation = Generation(chat, prompts, guide, model, settings, record)
 
     def new_parser() -> OutputParser:
@@ -108,6 +106,10 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
         return OutputParser(markers or (), calls, begun=begun, blanks="\n" if guided else None)
 
     return PreparedChat(prompts[0], use, new_parser, generation, model)
+
+
+def _prompts(chat: ChatRequest, rendered: RenderedPrompt, checkpoint: Checkpoint) -> list[Prompt]:
+    return truncate(chat, [checkpoint.prompt_of(rendered)], checkpoint)
 
 
 def _template_kwargs(chat: ChatRequest, *, without_reasoning: bool) -> JsonObject:

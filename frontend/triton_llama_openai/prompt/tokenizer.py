@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -13,9 +14,10 @@ from tokenizers import Tokenizer
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.prompt.conversation import template_tool
+from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from triton_llama_openai.settings import InvalidSettingsError
+from triton_llama_openai.settings import InvalidSettingsError, Settings
 
 EMBEDDED = Path(__file__).resolve().parents[3] / "models" / "pydoc-llama"
 """The embedded checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
@@ -54,7 +56,20 @@ class Checkpoint:
         """Return a prompt's tokens as the server sees them."""
         if not isinstance(prompt, str):
             return prompt
-        tokens = self.encode(prompt, add_special_tokens=True)
+        return self._without_second_bos(self.encode(prompt, add_special_tokens=True))
+
+    @cached_property
+    def guard(self) -> SpecialTokenGuard:
+        """Keeps special tokens out of clients' texts."""
+        return SpecialTokenGuard(self.tokenizer, "" if self.template is None else self.template.turn_text())
+
+    def prompt_of(self, rendered: RenderedPrompt) -> str | list[int]:
+        """Return a conversation's prompt: its text, or its tokens where clients' texts have special tokens in them."""
+        if not rendered.placeholders:
+            return rendered.text
+        return self._without_second_bos(self.guard.encode(rendered, add_special_tokens=True))
+
+    def _without_second_bos(self, tokens: list[int]) -> list[int]:
         bos = self.tokenizer.token_to_id(self.special_tokens["bos_token"])
         return tokens[1:] if bos is not None and tokens[:2] == [bos, bos] else tokens
 
@@ -98,16 +113,19 @@ def load_checkpoint(
     return Checkpoint(files.name, tokenizer, template, context, special, digest, tokenizer_class)
 
 
-def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
+def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, settings: Settings) -> JsonObject:
     """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
     messages = request.messages or []
-    if len(messages) > max_messages:
-        raise invalid("messages", f"{len(messages)} messages", f"at most {max_messages}")
+    if len(messages) > settings.max_messages:
+        raise invalid("messages", f"{len(messages)} messages", f"at most {settings.max_messages}")
     if request.messages is None:
-        text, special = request.prompt or "", request.add_special_tokens is not False
+        tokens = checkpoint.encode(request.prompt or "", request.add_special_tokens is not False)
     else:
-        text, special = _prompt(checkpoint, request), bool(request.add_special_tokens)
-    tokens = checkpoint.encode(text, special)
+        rendered, special = _rendered(checkpoint, request, settings), bool(request.add_special_tokens)
+        if rendered.placeholders:
+            tokens = checkpoint.guard.encode(rendered, special)
+        else:
+            tokens = checkpoint.encode(rendered.text, special)
     strings = checkpoint.token_strings(tokens) if request.return_token_strs else None
     return {"count": len(tokens), "max_model_len": checkpoint.context, "tokens": tokens, "token_strs": strings}
 
@@ -132,7 +150,7 @@ def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
     }
 
 
-def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
+def _rendered(checkpoint: Checkpoint, request: TokenizeRequest, settings: Settings) -> RenderedPrompt:
     return render_messages(
         checkpoint.template,
         request.messages or [],
@@ -140,6 +158,7 @@ def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs,
+        guard=checkpoint.guard if settings.special_tokens == "text" else None,
     )
 
 

@@ -78,6 +78,9 @@ class Settings(ModelSettings):
     stream_interval_ms: Annotated[int, Field(ge=0, le=1000)] = 20
     """minimum milliseconds between two chunks of a stream; tokens of that time share one; 0 sends every token by
     itself"""
+    special_tokens: Literal["text", "allow"] = "text"
+    """text: special tokens that the texts of a conversation spell out are text; allow: they are special tokens
+    (docs/security.md#special-tokens)"""
     request_timeout: Annotated[int, Field(ge=1, le=86400)] = 600
     """maximum seconds of a request"""
     resume_timeout: Annotated[int, Field(ge=0, le=86400)] = 60

@@ -66,6 +66,26 @@ def test_granite_thinks_if_its_variable_says_so(serve: Serve, triton: FakeTriton
     assert (message["reasoning_content"], message["content"]) == ("A sum.", "4")
 
 
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [
+        ("smollm3", "You are a helpful AI assistant named SmolLM, trained by Hugging Face.\n\nYou may call functions."),
+        ("phi-4-mini", "<|system|>You may call functions."),
+        ("gemma-3", "<bos><start_of_turn>user\nYou may call functions."),
+        ("deepseek-r1-distill-llama", "<｜begin▁of▁sentence｜>You may call functions."),
+    ],
+)
+def test_the_templates_default_system_message_stands_before_tools_as_text(
+    serve: Serve, triton: FakeTriton, name: str, beginning: str
+) -> None:
+    endpoint = serve(name)
+    assert endpoint.chat(messages=[USER], tools=[ADD]).status_code == 200
+    assert beginning in str(triton.last.value("text_input"))
+    assert endpoint.chat(messages=[SYSTEM, USER], tools=[ADD]).status_code == 200
+    assert "Be kind.\n\nYou may call functions." in str(triton.last.value("text_input"))
+    assert "helpful AI assistant" not in str(triton.last.value("text_input"))
+
+
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "pad_token", "raise_exception"])
 def test_the_templates_own_variables_are_refused_by_name(served: Endpoint, name: str) -> None:
     check_refusal(served.chat(chat_template_kwargs={name: None}), "chat_template_kwargs", f"kwargs has {name};")

@@ -78,7 +78,11 @@ CHATS: list[Row] = [
         "one of the tools: add",
     ),
     ({"tools": [ADD, ADD]}, "tools", "different names"),
-    ({"tools": [THIRD, OTHER], "tool_choice": "required"}, "tools", "defined the same way in every tool"),
+    (
+        {"tools": [THIRD, OTHER], "tool_choice": "required"},
+        "tools[1].function.parameters.$defs",
+        "the same in every tool",
+    ),
     ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'function'"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
     *(

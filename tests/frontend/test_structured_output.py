@@ -7,7 +7,8 @@ import json
 import pytest
 from frontend.endpoints import Endpoint, Json, error_of
 from frontend.fake_triton import FakeTriton
-from triton_llama_openai.output.structured_output import close_objects, json_guide
+from triton_llama_openai.output.json_schema import close_objects
+from triton_llama_openai.output.structured_output import json_guide
 
 OPEN: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED: Json = {**OPEN, "additionalProperties": False}
@@ -22,6 +23,11 @@ CLOSED: Json = {**OPEN, "additionalProperties": False}
         ({"$defs": {"A": OPEN}, "$ref": "#/$defs/A"}, {"$defs": {"A": CLOSED}, "$ref": "#/$defs/A"}),
         ({"anyOf": [OPEN, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
         ({"additionalProperties": OPEN}, {"additionalProperties": CLOSED}),
+        ({"patternProperties": {"a": OPEN}}, {"patternProperties": {"a": CLOSED}}),
+        (
+            {"definitions": {"Sub": OPEN}, "allOf": [{"$ref": "#/definitions/Sub"}], "title": "t"},
+            {"definitions": {"Sub": CLOSED}, "allOf": [{"$ref": "#/definitions/Sub"}], "title": "t"},
+        ),
     ],
 )
 def test_an_object_that_names_its_properties_is_closed_wherever_it_is(schema: Json, closed: Json) -> None:

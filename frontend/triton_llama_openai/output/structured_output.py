@@ -1,20 +1,16 @@
-"""Structured output: response_format, vLLM's guided_* fields and forced tool calls, as the model's guide.
-
-Objects of a JSON schema are closed: they have the properties that the schema names, and no others. By JSON Schema's
-rules an object may have any property besides those; a model that is held to such a schema invents some. XGrammar, and
-so vLLM by default, reads schemas this way too.
-"""
+"""Structured output: response_format, vLLM's guided_* fields and forced tool calls, as the model's guide."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic_core import from_json
 
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.output.json_schema import close_objects, enforceable
 from triton_llama_openai.protocol.formats import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -29,12 +25,14 @@ from triton_llama_openai.protocol.schema import JsonObject
 class Guide:
     """The model's inputs `guided_decoding_guide_type` and `guided_decoding_guide`, which must come together.
 
-    field: the request's, for errors. guide: the model ignores the one of the kind `json`.
+    field: the request's, for errors. guide: the model ignores the one of the kind `json`. ignored: keywords of its
+    schema without effect.
     """
 
     field: str
     kind: str
     guide: str = "{}"
+    ignored: tuple[str, ...] = ()
 
 
 def guide_of(request: SamplingRequest) -> Guide | None:
@@ -84,16 +82,42 @@ def _with_whitespace(guide: Guide | None, field: str, pattern: str) -> Guide:
         # The model says what is wrong with it.
         return guide
     schema = {**schema, "x-guidance": {**options, "whitespace_pattern": pattern}}
-    return Guide(guide.field, "json_schema", _dumps(schema))
+    return replace(guide, kind="json_schema", guide=_dumps(schema))
 
 
-def json_guide(field: str, schema: JsonObject | str) -> Guide:
-    """Return the guide of a JSON schema, its objects closed."""
+def json_guide(field: str, schema: JsonObject | str, path: str | None = None) -> Guide:
+    """Return the guide of a JSON schema, as `strict_schema`. path: the schema's in the request, if not `field`."""
     parsed = _parsed(schema) if isinstance(schema, str) else schema
     if parsed is None:
         # The model says what is wrong with it.
         return Guide(field, "json_schema", str(schema))
-    return Guide(field, "json_schema", _dumps(close_objects(parsed)))
+    return schema_guide(field, strict_schema(parsed, path or field))
+
+
+def schema_guide(field: str, schema: JsonObject, ignored: Sequence[str] = ()) -> Guide:
+    """Return the guide of a JSON schema as it is."""
+    return Guide(field, "json_schema", _dumps(schema), tuple(ignored))
+
+
+def strict_schema(schema: JsonObject, path: str) -> JsonObject:
+    """Return a schema with its objects closed. Raises ApiError, with the keyword's path, if it can't be enforced."""
+    result, unenforced = enforceable(close_objects(schema))
+    if unenforced:
+        param = path + unenforced[0].path
+        raise ApiError(400, f"{param} can't be enforced; leave it out", param, "unsupported_parameter")
+    return result
+
+
+def lenient_schema(schema: JsonObject, field: str) -> tuple[JsonObject, list[str]]:
+    """Return a schema with its objects closed, without what can't be enforced, and the names of those keywords.
+
+    Schemas of a `oneOf` of which several may hold are taken as `anyOf`. field: the schema's, for the names.
+    """
+    result, unenforced = enforceable(close_objects(schema))
+    options = result.get("x-guidance", {})
+    if isinstance(options, dict) and '"oneOf":' in _dumps(result):
+        result["x-guidance"] = {"coerce_one_of": True, **options}
+    return result, sorted({f"{field}.{dropped.keyword}" for dropped in unenforced})
 
 
 def follow(prefix: JsonObject, guide: Guide) -> Guide:
@@ -113,7 +137,7 @@ def follow(prefix: JsonObject, guide: Guide) -> Guide:
                 return guide
             rest = {"type": "json_schema", "json_schema": schema}
     sequence = {"type": "sequence", "elements": [prefix, rest]}
-    return Guide(guide.field, "structural_tag", _dumps({"type": "structural_tag", "format": sequence}))
+    return replace(guide, kind="structural_tag", guide=_dumps({"type": "structural_tag", "format": sequence}))
 
 
 def _parsed(schema: str) -> JsonObject | None:
@@ -135,7 +159,10 @@ def _response_format(request: SamplingRequest) -> Guide | None:
         case JsonSchemaFormat(json_schema=definition):
             if definition.schema_ is None:
                 return Guide(field, "json")
-            return json_guide(field, definition.schema_)
+            path = request.client_field("response_format.json_schema.schema")
+            if definition.strict:
+                return json_guide(field, definition.schema_, path)
+            return schema_guide(field, *lenient_schema(definition.schema_, path))
         case StructuralTagFormat() as tags:
             fields = {name: value for name, value in vars(tags).items() if value is not None}
             return Guide(field, "structural_tag", _dumps(fields))
@@ -155,7 +182,7 @@ def _vllm_fields(request: SamplingRequest) -> list[Guide | None]:
 def _structured_outputs(outputs: StructuredOutputs) -> Guide:
     field = "structured_outputs"
     candidates = [
-        None if outputs.json_ is None else json_guide(field, outputs.json_),
+        None if outputs.json_ is None else json_guide(field, outputs.json_, f"{field}.json"),
         None if outputs.regex is None else Guide(field, "regex", outputs.regex),
         None if outputs.choice is None else _choice(field, outputs.choice),
         None if outputs.grammar is None else Guide(field, "ebnf_grammar", outputs.grammar),
@@ -185,58 +212,3 @@ def _ebnf_escape(match: re.Match[str]) -> str:
 
 def _dumps(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-_NAMED = ("properties", "$defs", "definitions")
-_LISTED = ("anyOf", "oneOf", "prefixItems")
-_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties"}
-"""Beside `properties`: there may be others, or the schema says itself that there are none."""
-_SAME_OBJECT = {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas"}
-"""Hold more schemas for the same object."""
-
-
-def close_objects(schema: JsonObject) -> JsonObject:
-    """Return the schema with `additionalProperties: false` in each object that names all its properties.
-
-    A schema in which several parts name properties of one object stays as it is: closed, each part would exclude the
-    others' properties.
-    """
-    closed = schema if _combines(schema) else _close(schema)
-    assert isinstance(closed, dict)
-    return closed
-
-
-def _combines(value: object) -> bool:
-    """Return whether an object may be described in several places."""
-    if isinstance(value, list):
-        return any(map(_combines, value))
-    if not isinstance(value, dict):
-        return False
-    parts = value.keys() & (_SAME_OBJECT | _OPEN | {"properties", "required"})
-    if "allOf" in parts or (len(parts) > 1 and parts & _SAME_OBJECT):
-        return True
-    return any(map(_combines, value.values()))
-
-
-def _close(schema: object) -> object:
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: _close_value(key, value) for key, value in schema.items()}
-    if _names_all_properties(closed):
-        closed["additionalProperties"] = False
-    return closed
-
-
-def _close_value(key: str, value: object) -> object:
-    if key in _NAMED and isinstance(value, dict):
-        return {name: _close(part) for name, part in value.items()}
-    if key in _LISTED and isinstance(value, list):
-        return [_close(part) for part in value]
-    return _close(value) if key in ("items", "additionalProperties") else value
-
-
-def _names_all_properties(schema: JsonObject) -> bool:
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, dict) or not isinstance(required, list) or _OPEN & schema.keys():
-        return False
-    return all(name in properties for name in required if isinstance(name, str))

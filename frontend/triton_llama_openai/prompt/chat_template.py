@@ -18,6 +18,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.protocol.chat import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 
@@ -32,6 +33,9 @@ _RENDERING_ERRORS = (
 
 _END = "END_OF_THE_LAST_MESSAGE"
 """Marks where a message that is continued ends; the template may trim the blanks before it."""
+
+_SYSTEM = "THE_SYSTEM_MESSAGE"
+"""Marks where a system message stands; the template's own default one stands there, too."""
 
 TOOLS_AS_TEXT = """You may call functions. These are their signatures, one JSON object a line:
 <tools>
@@ -104,6 +108,29 @@ class ChatTemplate:
             message = f"{field} can't be rendered: the chat template says: {_first_line(error)}"
             raise ApiError(400, message, field, "invalid_value") from error
 
+    def turn_text(self) -> str:
+        """Return the prompt of a short conversation, an empty text if the template refuses it."""
+        turns: list[Turn] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+        for conversation in (turns, turns[1:]):
+            try:
+                return self.render(conversation, add_generation_prompt=False)
+            except ApiError:
+                continue
+        return ""
+
+    def default_system_message(self, variables: Mapping[str, object]) -> str:
+        """Return the system message that the template writes for a conversation without one, an empty text if none."""
+        user: Turn = {"role": "user", "content": "user"}
+        try:
+            default = self.render([user], variables=variables)
+            marked = self.render([{"role": "system", "content": _SYSTEM}, user], variables=variables)
+        except ApiError:
+            return ""
+        before, _, after = marked.partition(_SYSTEM)
+        size = len(default) - len(before) - len(after)
+        has_one = size > 0 and default.startswith(before) and default.endswith(after)
+        return default[len(before) :][:size] if has_one else ""
+
     def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
         """Return the prompt that ends with the last message's content, for the model to continue it.
 
@@ -129,8 +156,11 @@ def render_messages(
     template_kwargs: JsonObject | None = None,
     documents: Sequence[JsonObject] | None = None,
     field: str = "messages",
-) -> str:
+    guard: SpecialTokenGuard | None,
+) -> RenderedPrompt:
     """Return the prompt of a conversation. field: of the messages in the request, for errors.
+
+    guard: None allows clients to write special tokens.
 
     Raises:
         ApiError: the checkpoint has no template, or it refuses the messages.
@@ -144,11 +174,17 @@ def render_messages(
     if documents is not None:
         variables["documents"] = documents
     turns = [_turn(message, index, template.id_length) for index, message in enumerate(messages)]
+    placeholders: dict[str, str] = {}
+    if guard is not None:
+        (turns, tools, variables), placeholders = guard.hide((turns, tools, variables))
     if not template.takes_tools and (tools or any(_is_about_tools(turn) for turn in turns)):
+        if tools and turns and turns[0]["role"] != "system" and (default := template.default_system_message(variables)):
+            turns.insert(0, {"role": "system", "content": default})
         turns, tools = _tools_as_text(turns, tools), []
     if continue_final_message:
-        return template.render_open(turns, tools, variables)
-    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
+        return RenderedPrompt(template.render_open(turns, tools, variables), placeholders)
+    text = template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
+    return RenderedPrompt(text, placeholders)
 
 
 def _turn(message: Message, index: int, id_length: int | None) -> Turn:

@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING
 from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.middleware import RequestRecord
 from triton_llama_openai.output.output_parser import Markers, OutputParser, is_closed, is_open, is_open_in, tag_format
-from triton_llama_openai.output.structured_output import Guide, follow, guide_fields, guide_of, json_guide
+from triton_llama_openai.output.structured_output import (
+    Guide,
+    follow,
+    guide_fields,
+    guide_of,
+    lenient_schema,
+    schema_guide,
+    strict_schema,
+)
 from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader
 from triton_llama_openai.prompt.chat_template import Turn, render_messages
+from triton_llama_openai.prompt.special_tokens import RenderedPrompt
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.settings import Settings
@@ -24,9 +33,10 @@ from triton_llama_openai.triton.generation import Generation, truncate
 from triton_llama_openai.triton.inputs import Prompt
 
 if TYPE_CHECKING:
+    from triton_llama_openai.prompt.tokenizer import Checkpoint
     from triton_llama_openai.routes.served_model import ServedModel
 
-_ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+_ON_ONE_LINE: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
 
 
@@ -57,16 +67,6 @@ async def prepare_chat(
     chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord
 ) -> PreparedChat:
     """Prepare the conversation of a request. Raises ApiError."""
-    if chat.truncate_prompt_tokens is None:
-        prepared = _prepare(chat, model, settings, record)
-    else:
-        # A long text takes the tokenizer long.
-        prepared = await asyncio.to_thread(_prepare, chat, model, settings, record)
-    record.ignored += prepared.use.ignored
-    return prepared
-
-
-def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: RequestRecord) -> PreparedChat:
     field = chat.client_field("messages")
     if len(chat.messages) > settings.max_messages:
         raise invalid(field, f"{len(chat.messages)} messages", f"at most {settings.max_messages}")
@@ -74,7 +74,7 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
     without_reasoning = guided and not model.reasons_before_guides
-    prompt = render_messages(
+    rendered = render_messages(
         model.checkpoint.template(with_tools=bool(use.template_tools)),
         chat.messages,
         use.template_tools,
@@ -83,16 +83,22 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
         template_kwargs=_template_kwargs(chat, without_reasoning=without_reasoning),
         documents=chat.documents,
         field=field,
+        guard=model.checkpoint.guard if settings.special_tokens == "text" else None,
     )
+    text = record.prompt = rendered.text
+    if rendered.placeholders or chat.truncate_prompt_tokens is not None:
+        # A long text takes the tokenizer long.
+        prompts = await asyncio.to_thread(_prompts, chat, rendered, model.checkpoint)
+    else:
+        prompts = [text]
     guide = use.guide
     markers = None if without_reasoning else model.markers
-    begun = markers is not None and _is_begun(chat, prompt, markers)
+    begun = markers is not None and _is_begun(chat, text, markers)
     if markers is not None and guide is not None and guided:
-        may_begin = not (chat.continue_final_message or is_closed(markers, prompt))
+        may_begin = not (chat.continue_final_message or is_closed(markers, text))
         if begun or may_begin:
             guide = follow(tag_format(markers, begun=begun), guide)
-    record.prompt = prompt
-    prompts = truncate(chat, [prompt], model.checkpoint)
+    record.ignored += use.ignored
     generation = Generation(chat, prompts, guide, model, settings, record)
 
     def new_parser() -> OutputParser:
@@ -103,6 +109,10 @@ def _prepare(chat: ChatRequest, model: ServedModel, settings: Settings, record: 
     if guided and use.call_reader is not None:
         generation.end_with(new_parser)
     return PreparedChat(prompts[0], use, new_parser, generation, model)
+
+
+def _prompts(chat: ChatRequest, rendered: RenderedPrompt, checkpoint: Checkpoint) -> list[Prompt]:
+    return truncate(chat, [checkpoint.prompt_of(rendered)], checkpoint)
 
 
 def _template_kwargs(chat: ChatRequest, *, without_reasoning: bool) -> JsonObject:
@@ -157,9 +167,12 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
         if name not in names:
             field = request.client_field("tool_choice.function.name")
             raise invalid(field, name, f"one of the tools: {', '.join(names)}")
-        guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
+        index = names.index(name)
+        parameters, dropped = _parameters(request, index, tools[index])
+        parameters["x-guidance"] = _ON_ONE_LINE | _options(parameters)
+        guide = schema_guide(_tool_field(request, index), parameters, dropped)
         return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop", ignored)
-    guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
+    guide = _calls_guide(request, tools, single)
     return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
 
 
@@ -170,32 +183,50 @@ def template_tool(tool: Tool) -> Turn:
     return {"type": "function", "function": function}
 
 
-def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
-    """Return the JSON schema of an array of calls of these tools. single: of one call at most.
+def _calls_guide(request: ChatRequest, tools: Sequence[Tool], single: bool) -> Guide:
+    """Return the guide of an array of calls of these tools. single: of one call at most.
 
-    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve.
-    Raises ApiError if two tools define a name differently.
+    The tools' `$defs` and `definitions` are merged at the root, so that references such as `#/$defs/x` still resolve;
+    so are their `x-guidance`. Raises ApiError if two tools define a name differently.
     """
-    definitions: dict[str, JsonObject] = {}
-    calls = []
-    for tool in tools:
-        parameters = dict(_parameters(tool))
-        for key in ("$defs", "definitions"):
-            schemas = parameters.pop(key, None)
-            if isinstance(schemas, dict):
-                _merge(definitions.setdefault(key, {}), schemas, key)
+    merged: dict[str, JsonObject] = {"x-guidance": {}}
+    calls, ignored = [], set()
+    for index, tool in enumerate(tools):
+        parameters, dropped = _parameters(request, index, tool)
+        ignored.update(dropped)
+        for key in ("$defs", "definitions", "x-guidance"):
+            values = parameters.pop(key, None)
+            if isinstance(values, dict):
+                _merge(merged.setdefault(key, {}), values, f"{_tool_field(request, index)}.{key}")
         properties = {"name": {"const": tool.function.name}, "parameters": parameters}
         call = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
         calls.append({**call, "additionalProperties": False})
+    merged["x-guidance"] = _ON_ONE_LINE | merged["x-guidance"]
     bound = {"maxItems": 1} if single else {}
-    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **definitions}
+    schema = {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **merged}
+    return schema_guide("tools", schema, sorted(ignored))
 
 
-def _merge(definitions: JsonObject, schemas: JsonObject, key: str) -> None:
-    for name, schema in schemas.items():
-        if definitions.setdefault(name, schema) != schema:
-            raise invalid("tools", f"{key}/{name}", "defined the same way in every tool's parameters")
+def _merge(merged: JsonObject, values: JsonObject, field: str) -> None:
+    for name, value in values.items():
+        if merged.setdefault(name, value) != value:
+            message = f"{field}.{name} is another one than an earlier tool's; it must be the same in every tool"
+            raise ApiError(400, message, field, "invalid_value")
 
 
-def _parameters(tool: Tool) -> JsonObject:
-    return tool.function.parameters or {"type": "object", "properties": {}}
+def _tool_field(request: ChatRequest, index: int) -> str:
+    """Return the field of a tool's schema, with the tool's number."""
+    return request.client_field("tools.function.parameters").replace("tools", f"tools[{index}]", 1)
+
+
+def _parameters(request: ChatRequest, index: int, tool: Tool) -> tuple[JsonObject, list[str]]:
+    """Return the schema of a tool's arguments, and the names of its keywords without effect. Raises ApiError."""
+    schema = tool.function.parameters or {"type": "object", "properties": {}}
+    if tool.function.strict:
+        return strict_schema(schema, _tool_field(request, index)), []
+    return lenient_schema(schema, request.client_field("tools.function.parameters"))
+
+
+def _options(schema: JsonObject) -> JsonObject:
+    options = schema.get("x-guidance")
+    return options if isinstance(options, dict) else {}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tokenizers import Tokenizer
 
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.prompt.conversation import template_tool
+from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.description import Description
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -73,7 +76,20 @@ class Checkpoint:
         """Return a prompt's tokens as the server sees them."""
         if not isinstance(prompt, str):
             return prompt
-        tokens = self.encode(prompt, add_special_tokens=True)
+        return self._without_second_bos(self.encode(prompt, add_special_tokens=True))
+
+    @cached_property
+    def guard(self) -> SpecialTokenGuard:
+        """Keeps special tokens out of clients' texts."""
+        return SpecialTokenGuard(self.tokenizer, "".join(item.turn_text() for item in self.templates.values()))
+
+    def prompt_of(self, rendered: RenderedPrompt) -> str | list[int]:
+        """Return a conversation's prompt: its text, or its tokens where clients' texts have special tokens in them."""
+        if not rendered.placeholders:
+            return rendered.text
+        return self._without_second_bos(self.guard.encode(rendered, add_special_tokens=True))
+
+    def _without_second_bos(self, tokens: list[int]) -> list[int]:
         bos = self.tokenizer.token_to_id(self.special_tokens["bos_token"])
         return tokens[1:] if bos is not None and tokens[:2] == [bos, bos] else tokens
 
@@ -87,16 +103,19 @@ class Checkpoint:
         return [self.tokenizer.id_to_token(token) or "" for token in tokens]
 
 
-def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
+def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, settings: Settings) -> JsonObject:
     """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
     messages = request.messages or []
-    if len(messages) > max_messages:
-        raise invalid("messages", f"{len(messages)} messages", f"at most {max_messages}")
+    if len(messages) > settings.max_messages:
+        raise invalid("messages", f"{len(messages)} messages", f"at most {settings.max_messages}")
     if request.messages is None:
-        text, special = request.prompt or "", request.add_special_tokens is not False
+        tokens = checkpoint.encode(request.prompt or "", request.add_special_tokens is not False)
     else:
-        text, special = _prompt(checkpoint, request), bool(request.add_special_tokens)
-    tokens = checkpoint.encode(text, special)
+        rendered, special = _rendered(checkpoint, request, settings), bool(request.add_special_tokens)
+        if rendered.placeholders:
+            tokens = checkpoint.guard.encode(rendered, special)
+        else:
+            tokens = checkpoint.encode(rendered.text, special)
     strings = checkpoint.token_strings(tokens) if request.return_token_strs else None
     return {"count": len(tokens), "max_model_len": checkpoint.context, "tokens": tokens, "token_strs": strings}
 
@@ -121,7 +140,7 @@ def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
     }
 
 
-def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
+def _rendered(checkpoint: Checkpoint, request: TokenizeRequest, settings: Settings) -> RenderedPrompt:
     tools = [template_tool(tool) for tool in request.tools or []]
     return render_messages(
         checkpoint.template(with_tools=bool(tools)),
@@ -130,4 +149,5 @@ def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs,
+        guard=checkpoint.guard if settings.special_tokens == "text" else None,
     )

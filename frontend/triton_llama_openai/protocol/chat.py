@@ -188,6 +188,7 @@ class ChatRequest(SamplingRequest):
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
         **SamplingRequest.ENGINE_FIELDS,
         "text_input": "messages",
+        "input_ids": "messages",
         "num_logprobs": "top_logprobs",
     }
 

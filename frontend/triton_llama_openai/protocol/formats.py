@@ -24,7 +24,7 @@ class JsonObjectFormat(Schema):
 
 
 class JsonSchema(Schema):
-    """A schema that the text satisfies; it is enforced whatever `strict` is."""
+    """A schema that the text satisfies. strict: true refuses keywords that can't be enforced; others ignore them."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None

@@ -117,7 +117,7 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
     """default: what the context leaves"""
     text: TextOptions | None = None
-    """`format`: `text`, `json_object`, `json_schema` (enforced whatever `strict` is); `verbosity` is ignored"""
+    """`format`: `text`, `json_object`, `json_schema` (`strict`: [schemas](openai.md#tools)); `verbosity` is ignored"""
     tools: FunctionTools | None = None
     """functions; built-in tools are refused by name"""
     tool_choice: ResponseToolChoice | None = None

@@ -146,7 +146,7 @@ class SamplingRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
     """maximum tokens of a choice; default: what the context leaves"""
     response_format: ResponseFormat | None = None
-    """`text`, `json_object`, `json_schema` (enforced whatever `strict` is; its `name` may be missing), vLLM's
+    """`text`, `json_object`, `json_schema` (`strict`: [schemas](openai.md#tools); its `name` may be missing), vLLM's
     `structural_tag`"""
     repeat_penalty: RepetitionPenalty | None = None
     """Ollama's name of `repetition_penalty`"""

@@ -20,6 +20,8 @@ class ResponseChat(ChatRequest):
         "messages": "input",
         "max_tokens": "max_output_tokens",
         "response_format": "text.format",
+        "response_format.json_schema.schema": "text.format.schema",
+        "tools.function.parameters": "tools.parameters",
         "tool_choice.function.name": "tool_choice.name",
     }
 

@@ -24,7 +24,7 @@ def add_tokenization(router: APIRouter, models: Models, settings: Settings) -> N
         """vLLM's: a text or a conversation as tokens."""
         body = await parse_request(request, TokenizeRequest, settings)
         model = models.find(body.model)
-        return JSONResponse(await asyncio.to_thread(tokenize, model.checkpoint, body, settings.max_messages))
+        return JSONResponse(await asyncio.to_thread(tokenize, model.checkpoint, body, settings))
 
     @router.post("/detokenize", response_model=None)
     async def detokenize_tokens(request: Request) -> Response:

@@ -73,6 +73,7 @@ class Generation:
         ]
         self._fields = request.engine_fields()
         if guide is not None:
+            record.ignored += guide.ignored
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
 
     def end_with(self, new_parser: Callable[[], OutputParser]) -> None:

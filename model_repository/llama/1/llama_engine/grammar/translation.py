@@ -20,8 +20,8 @@ _HEAD = '%llguidance {"no_forcing": true}\n'
 
 _ANY_TEXT = r"/(.|\n)*/"
 
-# A gap between two JSON tokens, as tight as llama.cpp's: small models fill what a gap may hold. There may be none.
-_WHITESPACE = r" |\n[ \t]{0,20}"
+# A gap between two JSON tokens, which may also be empty: small models fill what a gap may hold.
+_WHITESPACE = " "
 
 
 class GuideError(ValueError):

@@ -1,0 +1,149 @@
+"""Schemas that llguidance can't enforce as they are: what is dropped, what is named, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from frontend.endpoints import Endpoint, Json, check_refusal
+from frontend.fake_triton import FakeTriton
+from llguidance import LLMatcher
+from triton_llama_openai.output.json_schema import Unenforced, enforceable
+
+HEADER = "x-ignored-parameters"
+TAGS: Json = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+UNIQUE: Json = {"type": "object", "properties": {"a": TAGS}}
+KEPT: Json = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "string"}}},
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, parameters: Json, **fields: object) -> Json:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def schema_format(schema: Json, **fields: object) -> Json:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **fields}}
+
+
+def guide_of(triton: FakeTriton) -> Json:
+    guide = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert isinstance(guide, dict)
+    return guide
+
+
+def is_accepted(schema: Json) -> bool:
+    return not LLMatcher.validate_grammar(f"start: %json {json.dumps(schema)}\n")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({"type": "string", "format": name} for name in ("password", "binary", "uri-reference", "int32")),
+        {"uniqueItems": False},
+        {"propertyNames": {"type": "string"}},
+        {"unevaluatedProperties": True},
+        {"$schema": "https://example.com/schema"},
+    ],
+)
+def test_a_keyword_that_only_annotates_is_dropped(schema: Json) -> None:
+    result, unenforced = enforceable({"type": "object", "properties": {"a": schema}})
+    assert not unenforced
+    assert is_accepted(result)
+    assert not is_accepted(schema)
+
+
+def test_a_format_that_is_enforced_stays() -> None:
+    schema: Json = {"items": {"type": "string", "format": "date-time"}, "properties": {"format": {"type": "string"}}}
+    assert enforceable(schema) == (schema, [])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({name: 1} for name in ("minContains", "maxContains", "dependencies")),
+        *({name: {}} for name in ("contains", "not", "if", "then", "else", "dependentRequired", "dependentSchemas")),
+        {"uniqueItems": True},
+        {"propertyNames": {"maxLength": 2}},
+        {"unevaluatedItems": False},
+        {"unevaluatedProperties": False},
+        {"minProperties": 1, "properties": {"a": {}}},
+        {"patternProperties": {"(?=a)": {}}},
+        *({"pattern": text} for text in ("(?=a)b", "(?<!a)b", r"\bfoo", r"(a)\1", "a$b", r"a\Z", "(?>a)", "a{,3}")),
+    ],
+)
+def test_a_keyword_that_llguidance_refuses_is_found(schema: Json) -> None:
+    assert not is_accepted(schema)
+    result, unenforced = enforceable({"anyOf": [schema]})
+    keyword = next(iter(schema))
+    assert unenforced == [Unenforced(keyword, f".anyOf[0].{keyword}")]
+    assert is_accepted(result)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^[A-Z]{3}-\d{2,}$", r"(?P<a>\w+)@(?:b|c)\.\p{L}", "^a$|^b$", r"[^\]$^(?=]", "(?i)a", r"\x41\u{42}\/\_", "^$"],
+)
+def test_a_pattern_that_is_enforced_stays(pattern: str) -> None:
+    assert is_accepted({"pattern": pattern})
+    assert enforceable({"pattern": pattern}) == ({"pattern": pattern}, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"tools": [tool("f", UNIQUE)], "tool_choice": "required"}, "tools.function.parameters.uniqueItems"),
+        (
+            {"tools": [tool("f", UNIQUE)], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tools.function.parameters.uniqueItems",
+        ),
+        ({"response_format": schema_format(UNIQUE)}, "response_format.json_schema.schema.uniqueItems"),
+        ({"response_format": schema_format(UNIQUE, strict=False)}, "response_format.json_schema.schema.uniqueItems"),
+    ],
+)
+def test_without_strict_what_cannot_be_enforced_is_named(
+    served: Endpoint, triton: FakeTriton, fields: Json, name: str
+) -> None:
+    assert served.chat(**fields).headers[HEADER] == name
+    assert json.dumps(KEPT)[1:-1] in json.dumps(guide_of(triton))
+
+
+def test_with_strict_what_cannot_be_enforced_is_refused_by_its_path(served: Endpoint) -> None:
+    tools = [tool("f", KEPT), tool("g", UNIQUE, strict=True)]
+    param = "tools[1].function.parameters.properties.a.uniqueItems"
+    check_refusal(served.chat(tools=tools, tool_choice="required"), param, "can't be enforced")
+    param = "response_format.json_schema.schema.properties.a.uniqueItems"
+    check_refusal(served.chat(response_format=schema_format(UNIQUE, strict=True)), param, "can't be enforced")
+    flat: Json = {"type": "function", "name": "g", "parameters": UNIQUE, "strict": True}
+    param = "tools[0].parameters.properties.a.uniqueItems"
+    check_refusal(served.respond(tools=[flat], tool_choice="required"), param, "can't be enforced")
+    check_refusal(served.chat(guided_json=UNIQUE), "guided_json.properties.a.uniqueItems", "can't be enforced")
+
+
+def test_tools_that_are_not_forced_may_have_any_schema(served: Endpoint) -> None:
+    response = served.chat(tools=[tool("g", UNIQUE, strict=True)])
+    assert response.status_code == 200
+    assert HEADER not in response.headers
+
+
+def test_schemas_of_which_several_may_hold_need_no_strict(served: Endpoint, triton: FakeTriton) -> None:
+    schema: Json = {"oneOf": [{"minimum": 1}, {"type": "integer"}]}
+    assert not is_accepted(schema)
+    assert served.chat(response_format=schema_format(schema)).status_code == 200
+    assert is_accepted(guide_of(triton))
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_tools_whitespace_is_the_guides(served: Endpoint, triton: FakeTriton, choice: object) -> None:
+    parameters: Json = {**KEPT, "x-guidance": {"key_separator": ":"}}
+    assert served.chat(tools=[tool("f", parameters)], tool_choice=choice).status_code == 200
+    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ":"}
+    assert guide_of(triton)["x-guidance"] == options
+
+
+def test_tools_with_different_whitespace_are_refused(served: Endpoint) -> None:
+    tools = [tool(name, {**KEPT, "x-guidance": {"key_separator": f":{name}"}}) for name in "ab"]
+    param = "tools[1].function.parameters.x-guidance"
+    check_refusal(served.chat(tools=tools, tool_choice="required"), param, "the same in every tool")

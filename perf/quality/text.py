@@ -1,6 +1,6 @@
 """The text of the comparison, in parts of a context, each predicted from its own beginning.
 
-By default prose.txt: chapter VII of Lewis Carroll's "Alice's Adventures in Wonderland" (1865, in the public domain), as
+By default alice.txt: chapter VII of Lewis Carroll's "Alice's Adventures in Wonderland" (1865, in the public domain), as
 in the Canterbury corpus, a paragraph a line.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-PROSE = Path(__file__).with_name("prose.txt")
+PROSE = Path(__file__).with_name("alice.txt")
 
 MIN_TOKENS = 100
 """Fewer predicted tokens have no 99th percentile."""

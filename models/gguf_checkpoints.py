@@ -6,7 +6,7 @@ The types' mixes are llama.cpp's: the head is Q6_K under Q4_0 and Q4_K_M, and in
 `down_proj`, too. Q8_0 and Q4_0 are the gguf package's, whose bytes are llama.cpp's. K quants are rounded to nearest
 here (`llama-quantize` searches for better scales) in the layout of `block_q4_K` and `block_q6_K` in ggml-common.h.
 
-The tokenizer has to be a byte-level BPE with GPT-2's pattern, such as the embedded checkpoint's.
+The tokenizer has to be a byte-level BPE with GPT-2's pattern, such as `pydoc-llama`'s.
 """
 
 from __future__ import annotations

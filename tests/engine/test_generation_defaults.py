@@ -23,7 +23,7 @@ def _defaults(default_max_tokens: int = 128, /, **values: object) -> GenerationD
     config = GenerationConfig()
     for name, value in values.items():
         setattr(config, name, value)
-    return GenerationDefaults.from_config(config, default_max_tokens, {})
+    return GenerationDefaults.from_config(config, default_max_tokens, {}, vocabulary=100)
 
 
 def test_every_value_of_the_config_is_used() -> None:

@@ -80,7 +80,7 @@ def test_all_tokens_of_joined_chunks_are_counted(streaming: LocalTriton, tmp_pat
     target = Target("ours", "triton_stream", f"http://{streaming.http_url}", "llama")
     measurement = measured(tmp_path, server_of(target, streaming), loads=LOADS[:1])["ours/ours"]
     assert measurement["errors"] == 0
-    assert 0 < measurement["time_to_first_token_ms"]["p50"] < measurement["latency_ms"]["p50"]
+    assert 0 < measurement["time_to_first_token_ms"]["p50"] <= measurement["latency_ms"]["p50"]
 
 
 def test_mean_length_and_limit_are_of_the_measured_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,9 @@ def inspect(settings: Settings) -> Iterator[tuple[str, str]]:
     ends = find_end_tokens(checkpoint.generation_config, checkpoint.config, checkpoint.tokenizer)
     yield "ends", f"a completion ends at {describe_end_tokens(ends, checkpoint.tokenizer)}"
     yield "chats", ", ".join(checkpoint.tokenizer.chat_templates) or "no chat template"
-    defaults = GenerationDefaults.from_config(checkpoint.generation_config, settings.default_max_tokens, ends)
+    defaults = GenerationDefaults.from_config(
+        checkpoint.generation_config, settings.default_max_tokens, ends, headers.architecture.vocabulary
+    )
     yield "defaults", defaults.describe()
     if defaults.ignored:
         yield "ignored", f"of the generation config: {defaults.describe_ignored()}"

@@ -113,7 +113,9 @@ def lenient_schema(schema: JsonObject, field: str) -> tuple[JsonObject, list[str
 
     Schemas of a `oneOf` of which several may hold are taken as `anyOf`. field: the schema's, for the names.
     """
-    result, unenforced = enforceable(close_objects(schema))
+    # A keyword that is dropped no longer keeps its object open.
+    remaining, unenforced = enforceable(schema)
+    result = close_objects(remaining)
     options = result.get("x-guidance", {})
     if isinstance(options, dict) and '"oneOf":' in _dumps(result):
         result["x-guidance"] = {"coerce_one_of": True, **options}

@@ -73,11 +73,12 @@ class SpecialTokenGuard:
         text = self._names.sub(lambda match: self._secret_names[match[0]], prompt.rendered)
         (encoded,) = renamed.encode_batch([prompt.restore(text)], add_special_tokens=add_special_tokens)
         # The mask has the tokens that the tokenizer puts around the text.
-        tokens = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+        tokens = list(zip(encoded.ids, encoded.special_tokens_mask, strict=True))
         if any(token in words and not around for token, around in tokens):
             message = "messages have special tokens, which this model's tokenizer can't take as text"
             raise ApiError(400, message, "messages", "invalid_value")
-        return [ids.get(token, token) for token in encoded.ids]
+        # The post-processor is the original's, and so are the ids that it adds.
+        return [token if around else ids.get(token, token) for token, around in tokens]
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int], set[int]]:

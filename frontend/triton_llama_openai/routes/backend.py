@@ -28,9 +28,9 @@ _PROBE_S = 2.0
 _DESCRIPTION_TIMEOUT_S = 60.0
 """A description waits in Triton's queue as every request does."""
 _CHECK_S = 60.0
-"""Between two looks at a model without a sign of an exchange."""
+"""Seconds between two requests for the description without a sign of an exchange."""
 _PAUSE_S = 1.0
-"""Between two looks at any other."""
+"""Seconds between two other requests for it."""
 
 
 class Backend:
@@ -46,7 +46,7 @@ class Backend:
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
         self._reason = "its description hasn't come yet"
-        """Why there is none."""
+        """Reason why `described` is None."""
         self._adopting = asyncio.Lock()
         self._differ = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,7 +93,7 @@ class Backend:
         return None if None in reasons else "; ".join(filter(None, reasons))
 
     async def _look(self) -> None:
-        """Ask again and again."""
+        """Ask for the description until the endpoint ends."""
         while True:
             self._balancer.doubt.clear()
             replicas = self._balancer.replicas
@@ -118,6 +118,8 @@ class Backend:
                 # It takes no request before it has said what it serves now; the others may serve another model.
                 replica.fail(result)
                 self._balancer.doubt.set()
+            elif isinstance(result, Exception) and self._balancer.digest:
+                LOG.warning("%s: %s wasn't asked what it serves: %s", self.label, replica.engine.endpoint, result)
         reason = "; ".join(str(result) for result in results if result is not None)
         if not self._balancer.digest and reason != self._reason:
             self._reason = reason
@@ -154,6 +156,7 @@ class Backend:
             self.described, self._reason = None, str(error)
             LOG.error("%s is not served: %s", self.label, error)
         self._balancer.digest = description.digest
+        self._differ = False
 
 
 async def _why_not_ready(engine: EngineClient) -> str | None:

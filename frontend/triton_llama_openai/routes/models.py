@@ -18,7 +18,7 @@ from triton_llama_openai.routes.backend import Backend
 from triton_llama_openai.routes.served_model import ServedModel
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 
-_START_S = 20.0
+_START_S = 5.0
 """Seconds that the first descriptions have before the endpoint answers requests without them."""
 
 

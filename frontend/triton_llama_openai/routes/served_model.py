@@ -22,12 +22,13 @@ LOG = logging.getLogger("triton_llama_openai")
 class ServedModel:
     """One model as its Tritons describe it; a request has the same one from its beginning to its end.
 
-    markers: of its reasoning. reasons_before_guides: whether a guide may hold after that. fingerprint: the
-    `system_fingerprint`, which changes with the description and this version. default_temperature: OpenAI's, None where
-    the checkpoint has its own.
+    digest: of the description. markers: of its reasoning. reasons_before_guides: whether a guide may hold after that.
+    fingerprint: the `system_fingerprint`, which changes with the description and this version. default_temperature:
+    OpenAI's, None where the checkpoint has its own.
     """
 
     name: str
+    digest: str
     checkpoint: Checkpoint
     balancer: LoadBalancer
     tool_form: Form
@@ -54,10 +55,10 @@ class ServedModel:
             LOG.warning("%s: the checkpoint has no chat template, so /v1/chat/completions refuses every request", name)
         elif not template_for_tools.takes_tools:
             LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
-        digest = hashlib.sha256(f"{description.digest} {package_version()}".encode()).hexdigest()
-        fingerprint = f"fp_{digest[:16]}"
+        digest = description.digest
+        fingerprint = f"fp_{hashlib.sha256(f'{digest} {package_version()}'.encode()).hexdigest()[:16]}"
         temperature = None if "temperature" in description.checkpoint_defaults else 1.0
-        return cls(name, checkpoint, balancer, form, markers, reasons_before_guides, fingerprint, temperature)
+        return cls(name, digest, checkpoint, balancer, form, markers, reasons_before_guides, fingerprint, temperature)
 
     def body(self) -> dict[str, object]:
         """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""

@@ -68,6 +68,7 @@ class Generation:
                 settings.request_timeout,
                 settings.resume_timeout,
                 request.streamed,
+                model.digest,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -126,7 +127,7 @@ async def _until_ended(responses: ChunkStream, parsers: dict[int, OutputParser])
             for chunk in chunks:
                 if parser := parsers.get(chunk.index):
                     parser.parse(chunk)
-                    if parser.ended:
+                    if parser.ended or chunk.finish_reason:
                         del parsers[chunk.index]
                     running.append(replace(chunk, finish_reason="stop") if parser.ended else chunk)
             yield running

@@ -45,7 +45,8 @@ class EngineRequest:
     """A request of one prompt. choices: indices of its completions. prefix: key of the prompt's home.
 
     timeout: seconds for everything. resume_timeout: seconds to wait for a replica, 0: it isn't resumed. streamed:
-    whether its client gets a stream; any other request can be answered by a model that can't stream, too.
+    whether its client gets a stream; any other request can be answered by a model that can't stream, too. digest: of
+    the description by which it was prepared.
     """
 
     id: str
@@ -54,7 +55,8 @@ class EngineRequest:
     prefix: bytes
     timeout: float
     resume_timeout: float
-    streamed: bool = False
+    streamed: bool
+    digest: str
 
 
 @dataclass
@@ -78,7 +80,6 @@ class Resumption:
         self._request = request
         self._balancer = balancer
         self._record = record
-        self._digest = balancer.digest
         self._deadline = time.monotonic() + request.timeout
         self._choices = {index: _Choice() for index in request.choices}
         self._refused: set[Replica] = set()
@@ -98,8 +99,9 @@ class Resumption:
         """
         while not self._is_finished():
             replica = await self._replica()
-            if self._error is not None and self._digest != self._balancer.digest:
-                raise self._give_up(LlamaConnectionError(f"{self._error}; since then another model is served"))
+            if self._request.digest != self._balancer.digest:
+                since = "since the request was prepared" if self._error is None else f"{self._error}; since then"
+                raise self._give_up(LlamaConnectionError(f"{since} another model is served"))
             try:
                 with replica.request():
                     async with aclosing(merge(await self._streams(replica))) as responses:

@@ -76,7 +76,7 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         end_tokens = find_end_tokens(loaded.generation_config, loaded.config, loaded.tokenizer)
         self.defaults = GenerationDefaults.from_config(
-            loaded.generation_config, settings.default_max_tokens, end_tokens
+            loaded.generation_config, settings.default_max_tokens, end_tokens, loaded.architecture.vocabulary
         )
         self.plan = plan_memory(loaded, settings, slots)
         self.plan.check()

@@ -154,7 +154,9 @@ def resolve_name(model: str | None) -> str:
     path = Path(model).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return str(path)
-    if model.startswith(("/", ".", "~")) or (model.count("/") > 1 and parse_gguf_name(model) is None):
+    hub_id = model.count("/") <= 1 or parse_gguf_name(model) is not None
+    # The first part of a hub id is an owner's name.
+    if model.startswith(("/", ".", "~")) or not hub_id or (path.suffix == ".gguf" and Path(path.parts[0]).is_dir()):
         raise CheckpointError(f"model is {model!r}: no such folder or GGUF file")
     return model
 

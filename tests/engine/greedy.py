@@ -5,25 +5,24 @@ from dataclasses import dataclass, field
 
 import torch
 from engine.engines import completions, tokens_in
-from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.engine.engine import Engine
-from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
+from transformers import PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 LONGEST = 16
 """Maximum tokens of a completion."""
 TIE = 1e-4
-"""Largest difference of the two best logits at the first different token that counts as a tie."""
+"""Largest gap of logits at the first different token that counts as a tie."""
 
 
 @dataclass
 class GreedyReference:
     """generate() on single prompts, each run once with `longest` tokens: greedy tokens are prefix-stable."""
 
-    checkpoint: LoadedModel
+    model: PreTrainedModel
     longest: int
     penalty: float = 1.0
     _known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
@@ -32,10 +31,9 @@ class GreedyReference:
         """Return the new tokens of generate(max_new_tokens=max_tokens)."""
         assert max_tokens <= self.longest
         if prompt not in self._known:
-            model = oracle(self.checkpoint)
-            ids = torch.tensor([prompt], device=model.device)
+            ids = torch.tensor([prompt], device=self.model.device)
             with torch.inference_mode():
-                full = model.generate(  # type: ignore[operator]  # models have it from a class beside this one
+                full = self.model.generate(  # type: ignore[operator]  # models have it from a class beside this one
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=self.longest,
@@ -47,14 +45,14 @@ class GreedyReference:
             self._known[prompt] = full[0, len(prompt) :].tolist()
         return self._known[prompt][:max_tokens]
 
-    def is_tie(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> bool:
-        """Return whether the two best logits at the first different token tie."""
+    def gap(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> float:
+        """Return how far the logit of our token is below that of theirs at the first different one."""
         same = next(index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
-        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self.checkpoint.info.device)
+        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self.model.device)
         with torch.inference_mode():
-            logits = oracle(self.checkpoint)(input_ids=ids).logits[:, -1].float()
-        best = RepetitionPenaltyLogitsProcessor(self.penalty)(ids, logits)[0].topk(2).values
-        return float(best[0] - best[1]) <= TIE
+            logits = self.model(input_ids=ids).logits[:, -1].float()
+        processed = RepetitionPenaltyLogitsProcessor(self.penalty)(ids, logits)[0]
+        return float(processed[theirs[same]] - processed[ours[same]])
 
 
 @dataclass
@@ -82,7 +80,8 @@ def compare(
         assert completion.num_input_tokens == len(request.prompt_tokens)
         assert completion.num_output_tokens == len(ours)
         if ours != theirs:
-            assert reference.is_tie(request.prompt_tokens, ours, theirs), f"{request}\nours {ours}\ntheirs {theirs}"
+            gap = reference.gap(request.prompt_tokens, ours, theirs)
+            assert gap <= TIE, f"{request}\nours {ours}\ntheirs {theirs}"
             tally.ties += 1
 
 

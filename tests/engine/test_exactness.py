@@ -7,6 +7,7 @@ import pytest
 from engine.engines import attention_by_sequence, engine_of, run, with_tokens_as_text
 from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
+from engine.oracle import oracle
 from engine.prompts import random_prompt, request_of
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
@@ -15,7 +16,7 @@ from notes import Note
 
 @pytest.fixture(scope="module")
 def short_reference(fp32: LoadedModel) -> GreedyReference:
-    return GreedyReference(fp32, 10)
+    return GreedyReference(oracle(fp32), 10)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def exposed(fp32: LoadedModel) -> LoadedModel:
 def test_greedy_tokens_are_those_of_generate(exposed: LoadedModel, batches: int, prompts: int, note: Note) -> None:
     randomness, tally = random.Random(200), Tally()
     prompt_pool = pool(exposed.tokenizer, prompts, randomness)
-    references = {penalty: GreedyReference(exposed, LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
+    references = {penalty: GreedyReference(oracle(exposed), LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
     by_row = replace(exposed, attention=attention_by_sequence)
     # Three slots: sequences wait, and are prefilled while others decode. A small budget: a batch is prefilled in parts.
     engines = [

@@ -137,7 +137,7 @@ def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, note: Note) -> 
     ]
     # Two slots: sequences wait, and are prefilled in parts while others decode.
     engine = engine_of(checkpoint, 2, prefill_tokens="40")
-    compare(engine, requests, {1.0: GreedyReference(checkpoint, LONGEST)}, tally)
+    compare(engine, requests, {1.0: GreedyReference(oracle(checkpoint), LONGEST)}, tally)
     note(f"{Path(exact.name).name}: greedy FP32 against generate() alone: {tally}")
 
 

@@ -187,6 +187,23 @@ def test_sentencepiece_adds_the_space_that_the_file_says(prefix: bool, pieces: l
     assert read.pretrained.decode(list(read.encode_inside("ab"))) == "ab"
 
 
+def test_sentencepiece_takes_no_pre_tokenizer(tmp_path: Path) -> None:
+    # Converters write "default" for it, too.
+    tokens = [*SENTENCEPIECE, "=", "a="]
+    scores = [-float(number) for number in range(len(tokens))]
+    path = _with_tokenizer(
+        tmp_path,
+        "llama",
+        tokens,
+        scores=scores,
+        eos_token_id=2,
+        unknown_token_id=0,
+        add_space_prefix=False,
+        pre="default",
+    )
+    assert _pieces(_tokenizer(path), "a=") == ["<s>", "a="]
+
+
 def test_no_token_is_beyond_the_vocabulary(tmp_path: Path) -> None:
     # transformers adds GPT-2's.
     read = _tokenizer(_with_tokenizer(tmp_path, "gpt2", BYTE_LEVEL, merges=["1 2"], pre="gpt-2"))

@@ -92,7 +92,10 @@ def _converted(file: GgufFile) -> PreTrainedTokenizerBase:
     if (longest := max((len(str(token)) for token in tokens), default=0)) > _MAX_TOKEN:
         # Merges are computed from all pairs of parts of each token.
         raise CheckpointError(f"tokenizer.ggml.tokens has one of {longest} characters; it must be at most {_MAX_TOKEN}")
-    if kind == "gpt2" and pre is None:
+    if kind == "llama":
+        # SentencePiece has none; converters write "default".
+        pre = None
+    elif pre is None:
         _log.warning("%s: it has no tokenizer.ggml.pre: %s", file.path, _NO_PRE)
         pre = "default"
     if kind == "gpt2" and pre not in {"default", *_TRANSFORMERS_PRE_TOKENIZERS, *_GPT2, *_SINGLE_DIGITS}:

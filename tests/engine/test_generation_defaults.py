@@ -70,6 +70,11 @@ def test_a_value_beyond_its_bound_is_refused(name: str, values: list[float], bou
             _defaults(do_sample=True, **{name: value})
 
 
+def test_suppressed_tokens_beyond_the_vocabulary_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="bad_words_ids have 100; they must be below 100"):
+        _defaults(bad_words_ids=[[3], [100]])
+
+
 def test_suppressed_tokens_are_those_of_single_tokens_in_both_fields() -> None:
     defaults = _defaults(suppress_tokens=[5, 3], bad_words_ids=[[3], [7], [8, 9]])
     assert defaults.suppressed == (5, 3, 7)

@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,10 @@ def test_a_byte_order_mark_is_left_out(served: Endpoint) -> None:
     assert served.http.post(COMPLETIONS, content=b"\xef\xbb\xbf" + BODY).status_code == 200
 
 
-@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("Deflate", zlib.compress)])
+@pytest.mark.parametrize(
+    ("encoding", "encode"),
+    [("gzip", gzip.compress), ("Deflate", zlib.compress), ("deflate", partial(zlib.compress, wbits=-15))],
+)
 def test_a_compressed_body_is_read(
     served: Endpoint, triton: FakeTriton, encoding: str, encode: Callable[[bytes], bytes]
 ) -> None:

@@ -110,6 +110,12 @@ def test_without_strict_what_cannot_be_enforced_is_named(
     assert json.dumps(KEPT)[1:-1] in json.dumps(guide_of(triton))
 
 
+def test_a_keyword_that_is_dropped_keeps_no_object_open(served: Endpoint, triton: FakeTriton) -> None:
+    schema: Json = {"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False}
+    assert served.chat(response_format=schema_format(schema)).status_code == 200
+    assert guide_of(triton)["additionalProperties"] is False
+
+
 def test_with_strict_what_cannot_be_enforced_is_refused_by_its_path(served: Endpoint) -> None:
     tools = [tool("f", KEPT), tool("g", UNIQUE, strict=True)]
     param = "tools[1].function.parameters.properties.a.uniqueItems"

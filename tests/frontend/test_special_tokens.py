@@ -10,7 +10,7 @@ from frontend.descriptions import EMBEDDED
 from frontend.endpoints import Endpoint, Json, Serve, check_refusal, endpoint
 from frontend.fake_triton import FakeTriton
 from model_families import BY_NAME, FAMILIES
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 
@@ -156,6 +156,17 @@ def test_the_longest_special_token_is_hidden_and_line_ends_are_not() -> None:
     shown = RenderedPrompt(hidden, placeholders)
     assert shown.text == "abdab\n\n<turn"
     assert guard.hide(["\n\n"]) == (["\n\n"], {})
+
+
+def test_a_bos_that_the_tokenizer_adds_keeps_its_id() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, "<unk>"))
+    tokenizer.add_tokens(["plain"])
+    tokenizer.add_special_tokens(["<bos>"])
+    bos = tokenizer.token_to_id("<bos>")
+    tokenizer.post_processor = processors.TemplateProcessing("<bos> $0", None, [("<bos>", bos)])
+    guard = SpecialTokenGuard(tokenizer, "")
+    values, placeholders = guard.hide(["<bos>"])
+    assert guard.encode(RenderedPrompt(values[0], placeholders), True)[0] == bos
 
 
 def test_a_tokenizer_that_has_special_tokens_as_words_refuses_them() -> None:

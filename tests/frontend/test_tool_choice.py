@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from frontend.endpoints import Endpoint, Json, events_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
+from triton_llama.completion import Chunk
+from triton_llama_openai.output.output_parser import OutputParser
+from triton_llama_openai.output.tool_calls import ForcedCalls
+from triton_llama_openai.triton.generation import until_ended
 
 PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
 ADD: Json = {"type": "function", "function": {"name": "add", "description": "Add one.", "parameters": PARAMETERS}}
@@ -193,6 +198,17 @@ def test_a_repeated_forced_call_ends_the_list_and_the_generation(
     expected = {"name": "add", "arguments": '{"a": 0}'}
     assert _calls(response, stream) == ([expected, expected], "tool_calls")
     triton.wait_for(lambda triton: len(triton.cancelled) == 1)
+
+
+async def test_a_choice_that_ends_by_itself_lets_the_generation_end() -> None:
+    async def responses() -> AsyncGenerator[list[Chunk]]:
+        yield [Chunk("[", "stop", 1, 1)]
+        yield [Chunk(f"[{_CALLS[0]}, {_CALLS[0]}", "", 1, 1, index=1)]
+        yield [Chunk("never read", "", 1, 1, index=1)]
+
+    parsers = {index: OutputParser((), ForcedCalls()) for index in range(2)}
+    chunks = [chunk async for chunks in until_ended(responses(), parsers) for chunk in chunks]
+    assert [chunk.finish_reason for chunk in chunks] == ["stop", "stop"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -85,7 +85,7 @@ class Generation:
         """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
         responses = merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
         if self._parsers:
-            responses = _until_ended(responses, self._parsers)
+            responses = until_ended(responses, self._parsers)
         return _without_output(responses) if self.request.max_new_tokens == 0 else responses
 
     def count(self, chunks: Sequence[Chunk]) -> None:
@@ -119,7 +119,7 @@ class Generation:
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
 
 
-async def _until_ended(responses: ChunkStream, parsers: dict[int, OutputParser]) -> ChunkStream:
+async def until_ended(responses: ChunkStream, parsers: dict[int, OutputParser]) -> ChunkStream:
     """Yield the chunks of each choice up to the one in which its output ends. parsers: of the running choices."""
     async with aclosing(responses):
         async for chunks in responses:

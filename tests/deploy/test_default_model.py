@@ -99,5 +99,5 @@ def test_the_demo_says_that_the_capital_of_france_is_paris() -> None:
     assert done.returncode == 0, done.stderr
     assert FOLDER.is_dir()
     assert "The capital of France is Paris.\n" in done.stdout
-    assert '{ "name": "Bob", "age": 25, "city": "Rome" }' in done.stdout
+    assert '{"name": "Bob", "age": 25, "city": "Rome"}' in done.stdout
     assert 'get_weather({"city": "Paris", "unit": "celsius"})\n' in done.stdout

@@ -26,7 +26,7 @@ SLOT_TOKENS = 4096
 """Tokens per slot of the default KV cache, if max_model_len isn't less."""
 
 _CACHE_SHARE, _CACHE_BYTES = 4, 1 << 30
-"""The default KV cache has at most that many times the bytes of the weights, or these bytes if they are more."""
+"""On a CPU the default KV cache has at most that many times the weights' bytes, or these bytes if they are more."""
 
 _MIN_MODEL_LEN = 2
 
@@ -103,9 +103,10 @@ class MemoryPlan:
 def plan_memory(loaded: LoadedModel, settings: Settings, slots: int) -> MemoryPlan:
     """Return the plan for a loaded checkpoint with `slots` slots. `MemoryPlan.check` raises if it doesn't fit.
 
-    Without the setting `kv_cache_tokens` the cache is at most 4 times the weights, or 1 GiB if that is more, and is
-    reduced to what fits, but holds at least one sequence of max_model_len. Without the setting `max_model_len` that is
-    reduced, too, by halves, but not below SLOT_TOKENS, and not if RoPE depends on it.
+    Without the setting `kv_cache_tokens` the cache is reduced to what fits, but holds at least one sequence of
+    max_model_len; on a CPU, whose memory has other uses, it is at most 4 times the weights, or 1 GiB if that is more.
+    Without the setting `max_model_len` that is reduced, too, by halves, but not below SLOT_TOKENS, and not if RoPE
+    depends on it.
     Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
     """
     if slots < 1:
@@ -131,9 +132,11 @@ def _fitting_plan(loaded: LoadedModel, settings: Settings, slots: int) -> Memory
     if settings.kv_cache_tokens is not None:
         return _plan(loaded, settings, slots, settings.kv_cache_tokens)
     shape, positions = loaded.cache_shape(slots, settings.kv_cache_dtype), loaded.max_model_len
-    limit = max(_CACHE_SHARE * loaded.info.weight_bytes, _CACHE_BYTES)
-    most = limit // (shape.page_size * shape.bytes_per_token)
-    pages = max(min(slots * shape.pages_of(min(positions, SLOT_TOKENS)), most), shape.pages_of(positions))
+    pages = slots * shape.pages_of(min(positions, SLOT_TOKENS))
+    if loaded.info.device.type == "cpu":
+        limit = max(_CACHE_SHARE * loaded.info.weight_bytes, _CACHE_BYTES)
+        pages = min(pages, limit // (shape.page_size * shape.bytes_per_token))
+    pages = max(pages, shape.pages_of(positions))
     plan = _plan(loaded, settings, slots, pages * shape.page_size)
     if plan.total <= plan.budget:
         return plan

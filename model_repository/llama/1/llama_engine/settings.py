@@ -113,8 +113,8 @@ class Settings:
         "positions in the KV cache's pool, at least `max_model_len`, rounded up to whole pages of 16 (on a GPU "
         "256). All sequences and cached prefixes share it, and the log's memory plan says how many sequences of "
         "which length that is. More: longer prefixes stay cached, fewer sequences are preempted",
-        "`slots` × `max_model_len` (at most 4096 each), on a CPU at most 4 times the weights or 1 GiB, or what fits the "
-        "memory",
+        "`slots` × `max_model_len` (at most 4096 each), on a CPU at most 4 times the weights or 1 GiB, or what fits "
+        "the memory",
     )
     prefix_cache: str = _setting(
         "on", Choice(("on", "off")),

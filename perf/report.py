@@ -249,6 +249,7 @@ TABLES = {
     "article": ("bench", "article", article),
     "users": ("bench", "users", users),
     "users-avx2": ("bench-avx2", "users", users),
+    "users-smollm2": ("bench-smollm2", "users", users),
     "large": ("bench", "large", large),
     "prefixes": ("bench-prefixes", "prefixes", prefixes),
     "formats": ("bench-formats", "formats", large),

@@ -96,7 +96,7 @@ def _compiled(seconds: float) -> float | None:
         return None
     packed = pack_linear(kernels, LinearWeight(torch.ones(edge, edge, dtype=torch.int8), torch.ones(edge)))
     x, y = torch.ones(edge, edge), torch.empty(edge, edge)
-    quantized = QuantizedTokens(edge, edge, TWO_TERMS.limit(edge))
+    quantized = QuantizedTokens(edge, edge, edge, TWO_TERMS)
     threads = torch.get_num_threads()
     product = partial(kernels.linear, packed.matrix, quantized.structure, x.data_ptr(), edge, y.data_ptr(), threads)
     return terms * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)

@@ -18,7 +18,7 @@ from triton_llama.errors import ServerError
 METRICS_PORT = 8002
 _METRICS_TIMEOUT_S = 2.0
 _NAMES = (
-    *("model_info", "int8_tokens_total", "int8_outlier_tokens_total"),
+    *("model_info", "int8_columns_total", "int8_outlier_columns_total"),
     *("kv_cache_pages", "prefix_cache_queries_total", "prefix_cache_hits_total"),
 )
 _SERIES = re.compile(rf"^llama_({'|'.join(_NAMES)})\{{(.*)\}} (\S+)", re.MULTILINE)
@@ -136,7 +136,7 @@ class CacheInfo(NamedTuple):
 class ModelInfo(NamedTuple):
     """How a model computes.
 
-    instances: at least one. outlier_shares: share of the tokens with two 8-bit terms since the start, by linear
+    instances: at least one. outlier_shares: share of the activations with two 8-bit terms since the start, by linear
     layer with exact INT8 products; of all instances. cache: None if the server has no metrics of it.
     """
 
@@ -182,9 +182,9 @@ def read_model_info(address: str, model: str) -> ModelInfo:
         # A model may have several loaded versions.
         counts[name, labels.get("linear") or labels.get("state", "")] += value
     shares = {
-        linear: counts.get(("int8_outlier_tokens_total", linear), 0.0) / rows
-        for (name, linear), rows in counts.items()
-        if name == "int8_tokens_total" and rows
+        linear: counts.get(("int8_outlier_columns_total", linear), 0.0) / columns
+        for (name, linear), columns in counts.items()
+        if name == "int8_columns_total" and columns
     }
     return ModelInfo(instances, shares, _cache_info(counts))
 

@@ -3,7 +3,7 @@
 Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
 KL divergence 0. Candidates are loaded by the server's loader:
 
-- exact INT8, what a CPU serves: activations in 8-bit terms, two, one, or by row, and the KV cache in each dtype.
+- exact INT8, what a CPU serves: 8-bit terms of activations, one, two, or two for outliers, and each KV cache dtype.
 - LLM.int8() (bitsandbytes) with its outlier threshold of 6.
 - or quantized checkpoints of the model.
 
@@ -48,9 +48,9 @@ class Candidate(NamedTuple):
 
 
 BY_ROW = (
-    Candidate("int8", "exact INT8, terms by row", {}),
-    Candidate("int8_kv_float32", "exact INT8, terms by row, KV FP32", {"kv_cache_dtype": "float32"}),
-    Candidate("int8_kv_int8", "exact INT8, terms by row, KV INT8", {"kv_cache_dtype": "int8"}),
+    Candidate("int8", "exact INT8, outlier columns", {}),
+    Candidate("int8_kv_float32", "exact INT8, outlier columns, KV FP32", {"kv_cache_dtype": "float32"}),
+    Candidate("int8_kv_int8", "exact INT8, outlier columns, KV INT8", {"kv_cache_dtype": "int8"}),
 )
 """On a CPU alone."""
 CANDIDATES = (

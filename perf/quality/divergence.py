@@ -44,8 +44,8 @@ class Forward:
     def relative_products(self) -> float | None:
         """Return the products since the last call, relative to one term for each row; None if they aren't counted."""
         counts = self._runner.take_term_counts().values()
-        one_term = sum(count.tokens * count.weights for count in counts)
-        return 1 + sum(count.two_terms * count.weights for count in counts) / one_term if one_term else None
+        one_term = sum(count.tokens * count.inputs * count.outputs for count in counts)
+        return sum(count.products for count in counts) / one_term if one_term else None
 
     @torch.inference_mode()
     def hidden(self, text: Sequence[int]) -> Tensor:

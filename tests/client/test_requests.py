@@ -148,20 +148,20 @@ def test_the_metrics_port_is_beside_the_endpoint(url: str, protocol: Protocol, e
     assert str(metrics_address(Endpoint.parse(url, protocol))) == expected
 
 
-def test_shares_of_rows_with_two_terms_are_read_from_the_page() -> None:
+def test_shares_of_two_terms_are_read_from_the_page() -> None:
     lines = [
         _series("llama", EXACT),
         *(f'llama_int8_{name}_total{{linear="{linear}",model="{model}",version="1"}} {value}'
           for name, linear, model, value in (
-              ("tokens", "down", "llama", 400), ("tokens", "head", "llama", 8), ("tokens", "gate_up", "llama", 0),
-              ("outlier_tokens", "down", "llama", 396), ("outlier_tokens", "head", "llama", 0),
-              ("outlier_tokens", "gate_up", "llama", 0), ("tokens", "down", "other", 1),
+              ("columns", "down", "llama", 400), ("columns", "head", "llama", 8), ("columns", "gate_up", "llama", 0),
+              ("outlier_columns", "down", "llama", 396), ("outlier_columns", "head", "llama", 0),
+              ("outlier_columns", "gate_up", "llama", 0), ("columns", "down", "other", 1),
           )),
     ]  # fmt: skip
     with metrics_page(*lines) as page:
         info = read_model_info(page, "llama")
     assert info == ModelInfo([EXACT], {"down": 0.99, "head": 0.0})
-    assert "two terms   of tokens: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
+    assert "two terms   of activations: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 
-AUTO = ActivationTerms(6.0)
+AUTO = ActivationTerms(4.0)
 TERMS = {"one term": ONE_TERM, "auto": AUTO, "two terms": TWO_TERMS}
 each_terms = pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS.keys())
 
@@ -48,9 +48,11 @@ def random_rows(rows: int, inputs: int) -> torch.Tensor:
 
 
 def rows_with_outliers(rows: int, inputs: int) -> torch.Tensor:
-    """Return random rows of which every third has an outlier."""
+    """Return random rows: some have no outlier, some one, some many."""
     activations = random_rows(rows, inputs)
     activations[::3, inputs // 2] *= 5 * inputs**0.5
+    activations[1::3, :: inputs // 7 + 1] *= 40
+    activations[3::6] = activations[3::6].sign()
     return activations
 
 

@@ -12,7 +12,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import LoadedModel
-from llama_engine.observability.metrics import INT8_TOKENS
+from llama_engine.observability.metrics import INT8_COLUMNS
 from llama_engine.request.parser import GenerationRequest
 
 
@@ -100,6 +100,8 @@ def test_a_step_counts_the_rows_of_each_linear_layer() -> None:
     step = engine.step()
     tokens = step.prefill_tokens
     # In the order of the metric's series. The head computes the last token alone.
-    assert tuple(step.terms) == INT8_TOKENS.values
+    assert tuple(step.terms) == INT8_COLUMNS.values
     assert [count.tokens for count in step.terms.values()] == [tokens * layers] * 4 + [1]
-    assert 0 < step.terms["down"].two_terms <= tokens * layers
+    down = step.terms["down"]
+    assert 0 < down.outlier_columns < down.tokens * down.inputs
+    assert down.outlier_columns % 4 == 0

@@ -14,7 +14,7 @@ from engine.exact_bits import EVENTS, Bits
 from notes import Note
 
 long = pytest.mark.long
-TERMS = {"auto": "two terms for outlier tokens", "1": "one term,", "2": "two terms,"}
+TERMS = {"auto": "two terms for outliers", "1": "one term,", "2": "two terms,"}
 
 
 @pytest.mark.parametrize(

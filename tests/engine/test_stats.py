@@ -60,18 +60,19 @@ def test_steps_are_counted_with_what_they_did(stats: Stats, registry: RecordingR
     assert registry.levels == IDLE | {"llama_slots_in_use": 1}
 
 
-def test_rows_and_products_are_counted_by_linear_layer(stats: Stats, registry: RecordingRegistry) -> None:
-    for counts in ({"down": TermCount(10, 9, 100)}, {"down": TermCount(10, 0, 100), "head": TermCount(2, 1, 50)}):
+def test_columns_and_products_are_counted_by_linear_layer(stats: Stats, registry: RecordingRegistry) -> None:
+    first, second = TermCount(10, 16, 40, 5), TermCount(10, 0, 40, 5)
+    for counts in ({"down": first}, {"down": second, "head": TermCount(2, 4, 8, 3)}):
         stats.record_step(StepResult(terms=counts), now=100.0, running=1, waiting=0)
     stats.close(SECONDS)
     counted = {name: count for name, count in registry.counts.items() if "int8" in name}
     assert counted == {
-        "llama_int8_tokens_total down": 20,
-        "llama_int8_tokens_total head": 2,
-        "llama_int8_outlier_tokens_total down": 9,
-        "llama_int8_outlier_tokens_total head": 1,
-        "llama_int8_products_total down": 2900,
-        "llama_int8_products_total head": 150,
+        "llama_int8_columns_total down": 800,
+        "llama_int8_columns_total head": 16,
+        "llama_int8_outlier_columns_total down": 16,
+        "llama_int8_outlier_columns_total head": 4,
+        "llama_int8_products_total down": 4080,
+        "llama_int8_products_total head": 60,
     }
 
 

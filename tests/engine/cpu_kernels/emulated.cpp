@@ -14,6 +14,7 @@
 #include <cassert>
 
 // Macros in some compilers.
+#undef _mm512_cmp_ps_mask
 #undef _mm512_extracti64x4_epi64
 #undef _mm512_insertf32x8
 #undef _mm512_roundscale_ps
@@ -88,6 +89,16 @@ inline __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 x, __m512 y) {
     return floats([&](int i) { return mask >> i & 1 ? y[i] : x[i]; });
 }
 
+inline __mmask16 _mm512_cmp_ps_mask(__m512 x, __m512 y, int predicate) {
+    assert(predicate == _CMP_LE_OQ || predicate == _CMP_GT_OQ);
+    unsigned mask = 0;
+    for (int i = 0; i < 16; i++) mask |= static_cast<unsigned>(predicate == _CMP_LE_OQ ? x[i] <= y[i] : x[i] > y[i]) << i;
+    return static_cast<__mmask16>(mask);
+}
+inline __m512 _mm512_maskz_mov_ps(__mmask16 mask, __m512 x) {
+    return floats([&](int i) { return mask >> i & 1 ? x[i] : 0.0f; });
+}
+
 inline __m512 _mm512_castsi512_ps(__m512i x) { return reinterpret_cast<__m512>(x); }
 inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
     return integers([&](int i) { return at<uint16_t>(x, i); });
@@ -115,6 +126,9 @@ inline __m512i _mm512_and_si512(__m512i x, __m512i y) {
 }
 inline __m512i _mm512_set1_epi32(int32_t x) {
     return integers([&](int) { return x; });
+}
+inline __m512i _mm512_add_epi32(__m512i x, __m512i y) {  // wraps around
+    return integers([&](int i) { return at<uint32_t>(x, i) + at<uint32_t>(y, i); });
 }
 inline __m512i _mm512_sub_epi32(__m512i x, __m512i y) {  // wraps around
     return integers([&](int i) { return at<uint32_t>(x, i) - at<uint32_t>(y, i); });

@@ -70,23 +70,21 @@ def of_size(size: float) -> Product:
     return random_weight(64, 128), rows_with_outliers(6, 128) / 1e5 * size
 
 
-def of_every_crest_factor() -> Product:
+def of_every_outlier() -> Product:
+    """Values around the threshold, and every number of outliers."""
     x = random_rows(600, 1024)
-    x[:, 100] = x.square().mean(1).sqrt() * torch.linspace(3, 9, 600)
+    x[:, 100] = x.square().mean(1).sqrt() * torch.linspace(2, 9, 600)
+    x[:, 512:] *= torch.where(torch.rand(600, 512) < torch.linspace(0, 1, 600)[:, None], 30, 1)
     return random_weight(64, 1024), x
 
 
-def at_the_edge_of_two_terms() -> Product:
-    """With 72 inputs and a ratio of 6 a token has two terms if its sum of squares is below 2 · 127²."""
-    highs = torch.zeros(4, 72)
-    highs[:, 0] = 127
-    # Sums of squares: just below, at and just above the edge; a single value.
-    highs[0, 1:3], highs[1, 1], highs[2, 1:3] = torch.tensor([126, 15]), 127, torch.tensor([127, 1])
-    x = highs * 0.37
-    x[:, 40:] += 0.1  # below half of a high term
+def at_the_edge_of_outliers() -> Product:
+    """The mean of 63 ones and one 4.2 is a quarter of that: at a ratio of 4 it is no outlier, and a larger one is."""
+    x = torch.ones(4, 64)
+    x[:, 5] = torch.tensor([4.0, 4.199, 4.201, 4.4])
     q, _ = cpu_reference.quantize(x, AUTO)
-    assert (q.abs().amax(1) > 127).tolist() == [True, False, False, True]
-    return random_weight(64, 72), x
+    assert (q.abs().amax(1) > 127).tolist() == [False, False, True, True]
+    return random_weight(64, 64), x
 
 
 CHANNEL_SHAPES = [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)]
@@ -104,8 +102,8 @@ PRODUCTS = [
     *[partial(of_shape, kind, *shape) for kind in GROUPED for shape in GROUP_SHAPES],
     *[partial(with_largest_sums, kind) for kind in (CHANNELS, *GROUPED[2:])],
     *[partial(of_size, size) for size in (0.0, 1e-42, 1e-37, 1e37)],
-    of_every_crest_factor,
-    at_the_edge_of_two_terms,
+    of_every_outlier,
+    at_the_edge_of_outliers,
 ]
 ON_A_GPU = [partial(of_shape, CHANNELS, *shape) for shape in CHANNEL_SHAPES if shape[1] % 4 == 0]
 

@@ -58,13 +58,13 @@ class Settings:
     int8_terms: str = _setting(
         "auto", Choice(("auto", "1", "2")),
         "8-bit terms of an activation in an exact INT8 product. 2 keep 15 bits; 1 keeps 8, for half the "
-        "operations and less accuracy; auto: 2 for tokens with outliers, else 1, on a GPU always 2. Without "
-        "effect where `int8_threshold` is above 0",
+        "operations and less accuracy; auto: 2 for outliers, else 1, on a GPU always 2. Without effect where "
+        "`int8_threshold` is above 0",
     )
     int8_outlier_ratio: float = _setting(
-        6.0, Real(low=1.0, high=1000.0),
-        "with `int8_terms` auto, a token has outliers if its largest magnitude exceeds this times its root mean "
-        "square; lower is nearer to two terms and slower",
+        4.0, Real(low=1.0, high=1000.0),
+        "with `int8_terms` auto, an activation is an outlier if its magnitude exceeds this times the mean magnitude of "
+        "its token's others; lower is nearer to two terms and slower",
     )
     dtype: str = _setting(
         "auto", Choice(("auto", "float32", "float16", "bfloat16")),

@@ -1,10 +1,9 @@
-"""The number of 8-bit terms of each token in exact INT8 products: `ActivationTerms`.
+"""Which activations have two 8-bit terms in exact INT8 products: `ActivationTerms`.
 
-A token is here its activations, the input of one linear layer. Its high terms are its values, scaled to -127 … 127 and
-rounded; its low terms hold what that rounding lost. It needs low terms if its largest value is an outlier, because then
-the other values' high terms are small. The token's crest factor, its largest magnitude over its root mean square,
-measures that. It is computed from the high terms: a function of integers, whose sum no order or instruction set
-changes.
+A token is here its activations, the input of one linear layer: a scale times integers q = low + 254 · high, with both
+terms from -127 to 127. Only the token's outliers have a high term. They are the values above a multiple of its other
+values' mean magnitude, and the scale is that of the largest of these others. So outliers have 15 bits, and the others
+have 8 bits that outliers don't coarsen.
 """
 
 from __future__ import annotations
@@ -16,21 +15,27 @@ from typing import NamedTuple
 
 
 class TermCount(NamedTuple):
-    """Tokens in a linear layer, those of them with two terms, and the number of weights of one such layer."""
+    """Tokens in a linear layer, those columns of all of them with two terms, and the size of one such layer.
+
+    A column counts if it or one of the three beside it is an outlier: they are multiplied together.
+    """
 
     tokens: int
-    two_terms: int
-    weights: int
+    outlier_columns: int
+    inputs: int
+    outputs: int
+
+    @property
+    def products(self) -> int:
+        """The number of products of a weight and an 8-bit term."""
+        return (self.tokens * self.inputs + self.outlier_columns) * self.outputs
 
 
 TermCounts = Mapping[str, TermCount]
 """Counts by linear layer: query_key_value, attention_output, gate_up, down, head; of all decoder layers together."""
 
-MAX_HIGH = 127
-"""Largest magnitude of a high term, that of the token's largest value."""
-
 SPLIT = 254
-"""Weight of the high term: a quantized activation of two terms is q = SPLIT · high + low."""
+"""Weight of the high term: a quantized activation is q = low + SPLIT · high."""
 
 MAX_INPUTS = 2**31 // (127 * 128)
 """Maximum inputs of a layer, 132,104: a sum of this many products of a term and a weight always fits int32."""
@@ -38,16 +43,12 @@ MAX_INPUTS = 2**31 // (127 * 128)
 
 @dataclass(frozen=True)
 class ActivationTerms:
-    """Which tokens have two terms: those with a crest factor above `outlier_ratio`; 0 is all tokens, infinity none."""
+    """Which activations are outliers: those above `outlier_ratio` times the mean magnitude of others.
+
+    0 is all, infinity none.
+    """
 
     outlier_ratio: float
-
-    def limit(self, inputs: int) -> float:
-        """Return the limit of a token's Σ high²: it has two terms if its sum is greater than 0 and less than this.
-
-        inputs: number of inputs of the linear layer.
-        """
-        return MAX_HIGH**2 * inputs / self.outlier_ratio**2 if self.outlier_ratio else math.inf
 
     def describe(self) -> str:
         """Return the rule in words, for the log and the metrics."""
@@ -55,7 +56,7 @@ class ActivationTerms:
             return "two terms"
         if math.isinf(self.outlier_ratio):
             return "one term"
-        return f"two terms for outlier tokens (ratio {self.outlier_ratio:g})"
+        return f"two terms for outliers (ratio {self.outlier_ratio:g})"
 
 
 TWO_TERMS = ActivationTerms(0.0)

@@ -88,24 +88,26 @@ STEP_PREFILL_TOKENS = Metric(
     (*_POWERS, 2048.0, 4096.0, 8192.0),
 )
 LINEAR_LAYERS = ("query_key_value", "attention_output", "gate_up", "down", "head")
-INT8_TOKENS = Metric(
-    "llama_int8_tokens_total",
+INT8_COLUMNS = Metric(
+    "llama_int8_columns_total",
     "counter",
-    "Tokens multiplied by the compiled kernels' INT8 weights, by linear layer, summed over all decoder layers.",
+    "Columns of activations (tokens times inputs) multiplied by the compiled kernels' INT8 weights, by linear layer, "
+    "summed over all decoder layers.",
     label="linear",
     values=LINEAR_LAYERS,
 )
-INT8_OUTLIER_TOKENS = Metric(
-    "llama_int8_outlier_tokens_total",
+INT8_OUTLIER_COLUMNS = Metric(
+    "llama_int8_outlier_columns_total",
     "counter",
-    "Tokens of llama_int8_tokens_total with two 8-bit terms, under int8_terms auto those with outliers.",
+    "Columns of llama_int8_columns_total with two 8-bit terms; under int8_terms auto, four adjacent ones that have an "
+    "outlier.",
     label="linear",
     values=LINEAR_LAYERS,
 )
 INT8_PRODUCTS = Metric(
     "llama_int8_products_total",
     "counter",
-    "Products of a weight and an 8-bit term, by linear layer: tokens times weights, twice for tokens with two terms "
+    "Products of a weight and an 8-bit term, by linear layer: columns times outputs, twice for columns with two terms "
     "(on AVX2 both are one 16-bit product).",
     label="linear",
     values=LINEAR_LAYERS,
@@ -165,7 +167,7 @@ METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_SEQUENCES, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
     PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
-    INT8_TOKENS, INT8_OUTLIER_TOKENS, INT8_PRODUCTS, MODEL_INFO,
+    INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS, MODEL_INFO,
 )  # fmt: skip
 
 

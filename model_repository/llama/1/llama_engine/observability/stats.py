@@ -65,9 +65,9 @@ class Stats:
                 # A decoding sequence got its previous token in the previous step.
                 self._observations.append((metrics.INTER_TOKEN_LATENCY, now - self._last_step))
             for linear, count in step.terms.items():
-                self._counts[metrics.INT8_TOKENS, linear] += count.tokens
-                self._counts[metrics.INT8_OUTLIER_TOKENS, linear] += count.two_terms
-                self._counts[metrics.INT8_PRODUCTS, linear] += (count.tokens + count.two_terms) * count.weights
+                self._counts[metrics.INT8_COLUMNS, linear] += count.tokens * count.inputs
+                self._counts[metrics.INT8_OUTLIER_COLUMNS, linear] += count.outlier_columns
+                self._counts[metrics.INT8_PRODUCTS, linear] += count.products
             if step.preempted:
                 self._counts[metrics.PREEMPTIONS, ""] += step.preempted
             self._last_step = now

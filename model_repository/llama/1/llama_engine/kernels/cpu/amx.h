@@ -1,31 +1,31 @@
 // The integer product in AMX tiles, from the packing of matrix.h as it is.
 //
-//     A  16 terms × 64 inputs     from Quantized::terms, which is [terms][inputs] here
+//     A  16 tokens × 64 inputs    from Quantized::terms, which is [tokens][inputs] here
 //     B  16 × 64 bytes            one block of 16 outputs × 64 inputs: 1,024 contiguous bytes
-//     C  16 terms × 16 outputs    int32
+//     C  16 tokens × 16 outputs   int32
 //
 //               B 6    B 7
-//       A 4     C 0    C 1      Up to 32 terms and two blocks at a time; the numbers are those of the tile registers.
+//       A 4     C 0    C 1      Up to 32 tokens and two blocks at a time; the numbers are those of the tile registers.
 //       A 5     C 2    C 3
 #pragma once
 #include "byte_terms.h"
 
 struct Amx {
     static constexpr int GROUP = 32;
-    static constexpr int INTERLEAVED = 1;
+    static constexpr int INTERLEAVED = OUTLIER_GROUP;
     static constexpr int TILE_INPUTS = 64;
 
     // torch's own products may have configured this thread's tiles since the phase before.
     static void begin() { configured = -1; }
 
-    static void store_term(const Quantized& to, int64_t term, int i, Lanes value) {
-        store(to.terms + term * to.inputs + i, value);
+    static void store_term(const Quantized& to, int64_t token, int i, Lanes value) {
+        store(to.terms + token * to.inputs + i, value);
     }
 
-    static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count, Prefetch,
+    static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t token, int count, Prefetch,
                      int32_t (*result)[2][OUTPUTS]) {
         const int64_t inputs = m.inputs, stride = inputs * OUTPUTS;
-        const int8_t *upper = x.terms + term * inputs, *lower = upper + 16 * inputs;
+        const int8_t *upper = x.terms + token * inputs, *lower = upper + 16 * inputs;
         const bool both = count > 16;
         configure(both ? 16 : count, both ? count - 16 : 0);
         _tile_zero(0);
@@ -60,7 +60,7 @@ private:
         uint8_t rows[16] = {};
     };
 
-    // Configure the tiles for `first` terms in A 4 and `second` in A 5.
+    // Configure the tiles for `first` tokens in A 4 and `second` in A 5.
     static void configure(int first, int second) {
         if (configured == first * 32 + second) return;
         Config config;

@@ -1,9 +1,8 @@
 // The integer product with AVX2 alone: sums of pairs of 16-bit products.
 //
-// AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms. So an
-// operand is a token's q, and a token with one term saves nothing.
+// AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms.
 #pragma once
-#include "operand_groups.h"
+#include "token_groups.h"
 
 struct Avx2 {
     static constexpr int ZERO = 0;
@@ -18,13 +17,18 @@ struct Avx2 {
     static Sums load_weights(const uint8_t* packed) {
         return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
     }
+    // The `part`-th INPUTS of a quad's four terms, in the form of `broadcast`.
+    static int32_t part_of_quad(int32_t four, int part) {
+        const int32_t pair = four >> 16 * part;
+        return static_cast<uint16_t>(static_cast<int8_t>(pair)) | static_cast<int8_t>(pair >> 8) * 65536;
+    }
+    static Sums ones() { return _mm256_set1_epi32(0x00010001); }
     static Sums broadcast(int32_t four) { return _mm256_set1_epi32(four); }
     static Sums add_products(Sums sums, Sums weights, Sums terms) {
         return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, terms));
     }
 
     static constexpr int PANEL = 1;
-    static constexpr bool TERMS_ARE_OPERANDS = false;
     static constexpr int nibble(int i) { return i % 2 * 4 + i / 2; }
     static Sums unpack(const uint8_t* packed, int part) {
         const Sums all = _mm256_loadu_si256(reinterpret_cast<const Sums*>(packed));
@@ -37,19 +41,12 @@ struct Avx2 {
     }
     static Lanes floats(Sums first, Sums second, int) { return {_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(second)}; }
 
-    static int64_t operand(int64_t position, int64_t) { return position; }
-    static int64_t position(int64_t operand, int64_t) { return operand; }
     static void begin() {}
 
-    static void store_one(const Quantized& to, int64_t operand, int i, Lanes high) {
-        store_in_group<Avx2>(to, operand, i, high);
-    }
-    static void store_two(const Quantized& to, int64_t operand, int i, Lanes high, Lanes low) {
-        store_in_group<Avx2>(to, operand, i, fma(high, set(SPLIT), low));
-    }
+    static void store(const Quantized& to, int64_t token, int i, Lanes q, Lanes) { store_in_group<Avx2>(to, token, i, q); }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t, int64_t first, int64_t last,
-                         Prefetch next, Lanes (*result)[2]) {
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t first, int64_t last, Prefetch next,
+                         Lanes (*result)[2]) {
         const int tokens = static_cast<int>(last - first);
         const Term* group = reinterpret_cast<const Term*>(x.terms) + first * x.inputs;
         next.bytes /= 2;  // for each of the two blocks

@@ -1,21 +1,23 @@
 // The integer product with AVX512-VNNI: four products of a byte of weights and a byte of a term at a time.
 #pragma once
 #include "byte_terms.h"
-#include "operand_groups.h"
+#include "token_groups.h"
 
 struct Avx512Vnni {
-    static constexpr int GROUP = 8;  // two registers each: divides the usual 8, 16, 32 and 64 terms, and hides latencies
-    static constexpr int INTERLEAVED = GROUP;
+    static constexpr int GROUP = 8;  // two registers each: divides the usual 8, 16, 32 and 64 tokens, and hides latencies
+    static constexpr int INTERLEAVED = OUTLIER_GROUP;
     static constexpr int INPUTS = 4;
 
     using Term = int8_t;
     using Sums = __m512i;
     static Sums load_weights(const uint8_t* packed) { return _mm512_loadu_si512(packed); }
+    // The `part`-th INPUTS of a quad's four terms.
+    static int32_t part_of_quad(int32_t four, int) { return four; }
+    static Sums ones() { return _mm512_set1_epi32(0x01010101); }
     static Sums broadcast(int32_t four) { return _mm512_set1_epi32(four); }
     static Sums add_products(Sums sums, Sums weights, Sums terms) { return _mm512_dpbusd_epi32(sums, weights, terms); }
 
     static constexpr int PANEL = 2;
-    static constexpr bool TERMS_ARE_OPERANDS = true;
     static constexpr int nibble(int i) { return i % 4 * 2 + i / 4; }
     static Sums unpack(const uint8_t* packed, int part) {
         const Sums pairs = load_weights(packed);
@@ -27,15 +29,15 @@ struct Avx512Vnni {
 
     static void begin() {}
 
-    static void store_term(const Quantized& to, int64_t term, int i, Lanes value) {
-        store_in_group<Avx512Vnni>(to, term, i, value);
+    static void store_term(const Quantized& to, int64_t token, int i, Lanes value) {
+        store_in_group<Avx512Vnni>(to, token, i, value);
     }
 
-    static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count, Prefetch next,
+    static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t token, int count, Prefetch next,
                      int32_t (*result)[2][OUTPUTS]) {
         const int64_t stride = static_cast<int64_t>(m.inputs) * OUTPUTS;
         with_count<GROUP>(count, [&](auto n) {
-            sum_products<Avx512Vnni, decltype(n)::value>(weight, weight + stride, x.terms + term * x.inputs, m.inputs, next,
+            sum_products<Avx512Vnni, decltype(n)::value>(weight, weight + stride, x.terms + token * x.inputs, m.inputs, next,
                                                          reinterpret_cast<Sums*>(result));
         });
     }

@@ -1,17 +1,16 @@
 // Products of bytes of weights and bytes of terms: AVX512-VNNI's and AMX's.
 //
-// An operand is a term here; a token with two has the high and the low one in turn. The instructions multiply
-// unsigned by signed bytes: a packed weight is w + 128, and 128 · Σ q is subtracted from the sums. These wrap around 2³²,
-// which the subtraction undoes.
+// The instructions multiply unsigned by signed bytes: a packed weight is w + 128, and 128 · Σ q is subtracted from the
+// sums. These wrap around 2³², which the subtraction undoes.
 //
 // `Set` is an instruction set, a struct of
-//   GROUP                             terms that are multiplied at once, an even number
-//   INTERLEAVED                       terms that share cache lines
+//   GROUP                             tokens whose low terms are multiplied at once
+//   INTERLEAVED                       tokens that share cache lines
 //   begin()                           called by each thread before the products of a phase
-//   store_term(to, term, i, value)    store 16 inputs of a term
-//   sums(m, weight, x, term, count, next, result)
-//                                     result[t][b] = the sums of `count` terms from `term` on, the first of a group,
-//                                     with the blocks at `weight` and the next one
+//   store_term(to, token, i, value)   store 16 low terms of a token
+//   sums(m, weight, x, token, count, next, result)
+//                                     result[t][b] = the sums of the low terms of `count` tokens from `token` on, the
+//                                     first of a group, with the blocks at `weight` and the next one
 #pragma once
 #include "lanes.h"
 #include "matrix.h"
@@ -25,45 +24,77 @@ struct ByteTerms {
     static constexpr int INTERLEAVED = Set::INTERLEAVED;
     static constexpr int BYTES = 1;
 
-    static int64_t operand(int64_t position, int64_t two_terms) { return position + std::min(position, two_terms); }
-    static int64_t position(int64_t operand, int64_t two_terms) {
-        return operand < 2 * two_terms ? operand / 2 : operand - two_terms;
-    }
     static void begin() { Set::begin(); }
 
-    static void store_one(const Quantized& to, int64_t operand, int i, Lanes high) {
-        Set::store_term(to, operand, i, high);
-    }
-    static void store_two(const Quantized& to, int64_t operand, int i, Lanes high, Lanes low) {
-        Set::store_term(to, operand, i, high);
-        Set::store_term(to, operand + 1, i, low);
-    }
+    static void store(const Quantized& to, int64_t token, int i, Lanes, Lanes low) { Set::store_term(to, token, i, low); }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_terms, int64_t first,
-                         int64_t last, Prefetch next, Lanes (*result)[2]) {
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t first, int64_t last, Prefetch next,
+                         Lanes (*result)[2]) {
         alignas(64) int32_t sums[GROUP][2][OUTPUTS];
-        const int64_t begin = operand(first, two_terms), count = operand(last, two_terms) - begin;
-        Set::sums(m, m.weight + block * OUTPUTS * m.inputs, x, begin, static_cast<int>(count), next, sums);
-        const auto* term = sums;
-        auto sum_of = [&](int b, int32_t offset) {
-            return _mm512_sub_epi32(_mm512_load_si512(term[0][b]), _mm512_set1_epi32(offset));
-        };
-        for (int64_t at = first; at < last; at++, result++) {
-            const int32_t* offset = x.offset + 2 * x.token[at];
-            const __m512i high[2] = {sum_of(0, offset[0]), sum_of(1, offset[0])};
-            term++;
-            if (at < two_terms) {
-                for (int b = 0; b < 2; b++) result[0][b] = combine(high[b], sum_of(b, offset[1]));
-                term++;
-            } else {
-                for (int b = 0; b < 2; b++) result[0][b] = {_mm512_cvtepi32_ps(high[b])};
+        const uint8_t* weight = m.weight + block * OUTPUTS * m.inputs;
+        Set::sums(m, weight, x, first, static_cast<int>(last - first), next, sums);
+        for (int64_t token = first; token < last; token += OUTLIER_GROUP) {
+            const int count = static_cast<int>(std::min<int64_t>(last - token, OUTLIER_GROUP));
+            const int most = *std::max_element(x.outliers + token, x.outliers + token + count);
+            const bool fit = most <= MAX_OUTLIERS && m.inputs <= MAX_INPUTS;
+            Int32s high[OUTLIER_GROUP][2];
+            if (most > 0)
+                with_count<OUTLIER_GROUP>(count, [&](auto n) {
+                    sum_outliers<decltype(n)::value>(weight, weight + m.inputs * OUTPUTS, x, token, most, high);
+                });
+            for (int t = 0; t < count; t++) {
+                const int32_t* zero = x.offset + 2 * (token + t);
+                for (int b = 0; b < 2; b++) {
+                    Int32s sum = load_sums(sums[token - first + t][b]) - zero[0];
+                    Lanes& value = result[token - first + t][b];
+                    if (most > 0 && !fit) {
+                        value = combine(high[t][b] - zero[1], sum);
+                    } else {
+                        if (most > 0) sum += SPLIT * (high[t][b] - zero[1]);
+                        value = {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(sum))};
+                    }
+                }
             }
         }
     }
 
 private:
+    // With another type GCC copies sums in each step of a loop.
+    using Int32s [[gnu::vector_size(64)]] = int32_t;
+    // 254 · Σ high·w + Σ low·w fits int32 for up to so many outlier quads and inputs.
+    static constexpr int MAX_OUTLIERS = 64, MAX_INPUTS = 1 << 16;
+    static_assert(int64_t{MAX_OUTLIERS} * 4 * SPLIT * 127 * 128 + int64_t{MAX_INPUTS} * 127 * 128 < int64_t{1} << 31);
+
+    static Int32s load_sums(const int32_t* sums) { return reinterpret_cast<Int32s>(_mm512_load_si512(sums)); }
+
+    // result [COUNT][2]: the sums of the high terms of tokens of a group with the blocks at `first` and at `second`.
+    // `most`: the largest number of their outliers.
+    template <int COUNT>
+    __attribute__((noinline)) static void sum_outliers(const uint8_t* first, const uint8_t* second, const Quantized& x,
+                                                       int64_t token, int most, Int32s (*result)[2]) {
+        const int32_t *quad = x.outlier_quad + x.outliers_at(token), *high = x.outlier_high + x.outliers_at(token);
+        auto add = [](Int32s sum, const uint8_t* weights, __m512i terms) {
+            return reinterpret_cast<Int32s>(
+                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), _mm512_loadu_si512(weights), terms));
+        };
+        Int32s sums[COUNT][2] = {};
+        for (int i = 0; i < most; i++, quad += OUTLIER_GROUP, high += OUTLIER_GROUP) {
+            unrolled<COUNT>([&](auto t) {
+                const int64_t at = int64_t{quad[t]} * (OUTPUTS * INPUTS);
+                const __m512i terms = _mm512_set1_epi32(high[t]);
+                sums[t][0] = add(sums[t][0], first + at, terms);
+                sums[t][1] = add(sums[t][1], second + at, terms);
+            });
+        }
+        unrolled<COUNT>([&](auto t) {
+            result[t][0] = sums[t][0];
+            result[t][1] = sums[t][1];
+        });
+    }
+
     // 254 · high + low of 16 outputs: exact in double, rounded once.
-    static Lanes combine(__m512i high, __m512i low) {
+    static Lanes combine(Int32s high_sums, Int32s low_sums) {
+        const auto high = reinterpret_cast<__m512i>(high_sums), low = reinterpret_cast<__m512i>(low_sums);
         auto half = [](__m256i h, __m256i l) {
             return _mm512_cvtpd_ps(
                 _mm512_fmadd_pd(_mm512_cvtepi32_pd(h), _mm512_set1_pd(SPLIT), _mm512_cvtepi32_pd(l)));

@@ -1,11 +1,12 @@
 // Products with weights in groups of columns: each group of an output has a scale, its weights 4 or 8 bits.
 //
-// The sums of a group's products are exact integers, at most 512 · 128 · 32,385 < 2³¹, and are rounded to float once. The
-// groups are added in ascending order; a product with a scale and its addition are rounded apart, as in cpu_reference:
+// The sums of products are exact integers, |Σ| ≤ 512 · 127 · 128 < 2²⁴, and so are their floats. For the low terms they are
+// those of a group, for the high terms those of each quad of columns that has outliers. They are added in ascending order; a
+// product with a scale and its addition are rounded apart, as in cpu_reference:
 //
-//     total = total + scale[g] · float(Σ q·w)
-//     total = total + offset[g] · float(Σ q)      if there are offsets
-//     Σ x·w = token's scale · total
+//     low total = low total + scale[g] · Σ low·w
+//     low total = low total + offset[g] · Σ low      if there are offsets; the same for high
+//     Σ x·w = token's scale · (low total + 254 · high total)
 //
 // A packed weight of 4 bits is w + 8, one of 8 bits w + ZERO. The sums begin with what 8 or ZERO adds to them, negated.
 //
@@ -17,23 +18,24 @@
 //                         AVX2:        k0 k2 | k4 k6 | k1 k3 | k5 k7
 //       inputs 0…3      8 bits: o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | …   (AVX2: inputs 0…1, two bytes)
 //
-// `Set` has what operand_groups.h says, and
+// `Set` has what token_groups.h says, and
 //   PANEL                     blocks of a panel
-//   TERMS_ARE_OPERANDS        whether a token with two terms has two operands
+//   part_of_quad(high, part)  four bytes for `broadcast`: the part-th INPUTS of four high terms
+//   ones()                    a register of weights that are 1
 //   nibble(i)                 the place of input i among 8 inputs of an output: 0 is the lowest four bits
 //   unpack(packed, part)      a register of the weights of the part-th INPUTS inputs of these 8
 //   keep(sum)                 called after each addition to one of many sums
 //   floats(first, second, b)  the b-th block of two registers of sums, rounded to float
-// `Terms` stores the terms of tokens in the groups of operands that `Set` reads; see linear.h for what it has.
+// `Terms` stores the terms of tokens in the groups that `Set` reads; see linear.h for what it has.
 #pragma once
-#include "operand_groups.h"
+#include "token_groups.h"
 
 constexpr int NIBBLES = 8;  // inputs of 4 bits in the four bytes of an output
 
 template <class Set, class Terms>
 struct ColumnGroups : Terms {
     static constexpr int GROUP = Set::GROUP;
-    static constexpr int64_t CHUNK_BYTES = 1 << 18, CHUNK_OPERANDS = 4 * GROUP;
+    static constexpr int64_t CHUNK_BYTES = 1 << 18, CHUNK_TOKENS = 4 * GROUP;
     static constexpr int PANEL = Set::PANEL, PANEL_OUTPUTS = PANEL * OUTPUTS;
 
     // Bytes of a panel's scales and offsets, and of its weights, in a column group; bytes of the whole panel.
@@ -46,24 +48,26 @@ struct ColumnGroups : Terms {
 
     static Lanes scaled(Lanes total, const Matrix&, float scale, int64_t) { return total * set(scale); }
 
-    // Store the sums of column group g of a token's terms. two: the token has low ones.
-    static void store_sums(const Quantized& to, const Matrix& m, int64_t operand, int64_t g, bool two, float high,
-                           float low) {
-        const float zero = m.bits == 4 ? 8 : Terms::ZERO, q = two ? high * SPLIT + low : high;  // exact
-        const int64_t at = sums_at(m, operand) + g * GROUP;
-        to.group_sum[at] = q;
-        to.group_start[at] = -static_cast<int32_t>(zero * (Set::TERMS_ARE_OPERANDS ? high : q));
-        if (Set::TERMS_ARE_OPERANDS && two) to.group_start[at + 1] = -static_cast<int32_t>(zero * low);
+    // Store the sum of a token's low terms in column group g.
+    static void store_sum(const Quantized& to, const Matrix& m, int64_t token, int64_t g, float low) {
+        const int64_t at = sums_at(m, token) + g * GROUP;
+        to.group_sum[at] = low;
+        to.group_start[at] = -zero(m) * static_cast<int32_t>(low);
     }
 
-    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t two_terms, int64_t first,
-                         int64_t last, Prefetch next, Lanes (*result)[2]) {
-        const int64_t begin = Terms::operand(first, two_terms), end = Terms::operand(last, two_terms);
-        const int64_t two_end = Set::TERMS_ARE_OPERANDS ? std::clamp(2 * two_terms, begin, end) : begin;
+    static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t first, int64_t last, Prefetch next,
+                         Lanes (*result)[2]) {
+        const auto* terms = reinterpret_cast<const typename Set::Term*>(x.terms) + first * x.inputs;
+        const int64_t at = sums_at(m, first);
         for (int b = 0; b < 2; b += PANEL) {
             const uint8_t* panel = m.weight + (block + b) / PANEL * panel_bytes(m);
-            if (begin < two_end) multiply<true>(m, panel, x, begin, two_end, next, &result[0][b]);
-            if (two_end < end) multiply<false>(m, panel, x, two_end, end, next, &result[(two_end - begin) / 2][b]);
+            with_count<GROUP>(static_cast<int>(last - first), [&](auto n) {
+                constexpr int TOKENS = decltype(n)::value;
+                (m.bits == 4 ? add_groups<4, TOKENS> : add_groups<8, TOKENS>)(m, panel, terms, x.group_start + at,
+                                                                           x.group_sum + at, next, &result[0][b]);
+            });
+            for (int64_t token = first; token < last; token++)
+                (m.bits == 4 ? add_outliers<4> : add_outliers<8>)(m, panel, x, token, &result[token - first][b]);
             next.advance(steps(m) / (2 / PANEL));
         }
     }
@@ -97,47 +101,35 @@ struct ColumnGroups : Terms {
     }
 
 private:
+    using Sums = typename Set::Sums;
+    // The type that the products have: with another GCC copies each sum in each step.
+    using Int32s [[gnu::vector_size(sizeof(Sums))]] = int32_t;
+
+    template <int BITS>
+    static constexpr int parts = BITS == 4 ? NIBBLES / Set::INPUTS : 1;  // of a register of weights
+    template <int BITS>
+    static constexpr int half_bytes = PANEL_OUTPUTS / 2 * (BITS == 4 ? 4 : Set::INPUTS);  // bytes of a register
     static constexpr int64_t AHEAD = 6 << 10;  // bytes from the packed weights that are read to those that are fetched
 
     static int64_t step_inputs(int bits) { return bits == 4 ? NIBBLES : Terms::INPUTS; }
-    // The place of an operand's sums of the first column group.
-    static int64_t sums_at(const Matrix& m, int64_t operand) {
-        return operand / GROUP * GROUP * m.groups + operand % GROUP;
-    }
+    static int32_t zero(const Matrix& m) { return m.bits == 4 ? 8 : Terms::ZERO; }
+    // The place of a token's sum of the first column group.
+    static int64_t sums_at(const Matrix& m, int64_t token) { return token / GROUP * GROUP * m.groups + token % GROUP; }
 
-    template <bool TWO>
-    static void multiply(const Matrix& m, const uint8_t* panel, const Quantized& x, int64_t begin, int64_t end,
-                         Prefetch next, Lanes* result) {
-        constexpr int TERMS = TWO ? 2 : 1;
-        const auto* terms = reinterpret_cast<const typename Set::Term*>(x.terms) +
-                            begin / GROUP * GROUP * x.inputs + begin % GROUP * Set::INPUTS;
-        const int64_t at = sums_at(m, begin);
-        with_count<GROUP / TERMS>(static_cast<int>(end - begin) / TERMS, [&](auto n) {
-            constexpr int TOKENS = decltype(n)::value;
-            (m.bits == 4 ? add_groups<4, TOKENS, TWO> : add_groups<8, TOKENS, TWO>)(m, panel, terms, x.group_start + at,
-                                                                               x.group_sum + at, next, result);
-        });
-    }
-
-    // result [TOKENS][2]: the totals of a panel's blocks.
-    template <int BITS, int TOKENS, bool TWO>
+    // result [TOKENS][2]: the totals of the low terms with a panel's blocks.
+    template <int BITS, int TOKENS>
     __attribute__((noinline)) static void add_groups(const Matrix& m, const uint8_t* panel,
                                                      const typename Set::Term* terms, const int32_t* starts,
                                                      const float* sums_of_terms, Prefetch next, Lanes* result) {
-        using Sums = typename Set::Sums;
-        // The type that the products have: with another GCC copies each sum in each step.
-        using Int32s [[gnu::vector_size(sizeof(Sums))]] = int32_t;
-        constexpr int TERMS = TWO ? 2 : 1, COUNT = TOKENS * TERMS;
-        constexpr int PARTS = BITS == 4 ? NIBBLES / Set::INPUTS : 1;             // of a register of weights
-        constexpr int HALF = PANEL_OUTPUTS / 2 * (BITS == 4 ? 4 : Set::INPUTS);  // bytes of a register
+        constexpr int PARTS = parts<BITS>, HALF = half_bytes<BITS>;
         for (int r = 0; r < TOKENS; r++)
             for (int b = 0; b < PANEL; b++) result[2 * r + b] = set(0.0f);
         for (int64_t g = 0; g < m.groups; g++, starts += GROUP, sums_of_terms += GROUP) {
             const float* scales = reinterpret_cast<const float*>(panel);
             prefetch<1>(panel + AHEAD, scale_bytes(m));
             panel += scale_bytes(m);
-            Int32s sums[COUNT][2];
-            unrolled<COUNT>([&](auto t) {
+            Int32s sums[TOKENS][2];
+            unrolled<TOKENS>([&](auto t) {
                 sums[t][0] = sums[t][1] = reinterpret_cast<Int32s>(Set::broadcast(starts[t]));
             });
             int64_t columns = m.group_size;
@@ -150,7 +142,7 @@ private:
                         const uint8_t* packed = panel + half * HALF;
                         w[half] = BITS == 4 ? Set::unpack(packed, part) : Set::load_weights(packed);
                     }
-                    unrolled<COUNT>([&](auto t) {
+                    unrolled<TOKENS>([&](auto t) {
                         int32_t four;
                         std::memcpy(&four, terms + t * Set::INPUTS, 4);
                         const Sums term = Set::broadcast(four);
@@ -158,7 +150,7 @@ private:
                             Int32s& sum = sums[t][half];
                             sum = reinterpret_cast<Int32s>(
                                 Set::add_products(reinterpret_cast<Sums>(sum), w[half], term));
-                            if (BITS == 4 && 2 * COUNT > GROUP) Set::keep(sum);
+                            if (BITS == 4 && 2 * TOKENS > GROUP) Set::keep(sum);
                         }
                     });
                     terms += Set::INPUTS * GROUP;
@@ -173,11 +165,9 @@ private:
                     const Lanes scale = load(scales + b * OUTPUTS);
                     const Lanes offset = has_offsets ? load(scales + PANEL_OUTPUTS + b * OUTPUTS) : scale;
                     unrolled<TOKENS>([&](auto r) {
-                        Lanes sum = floats(r * TERMS, b), &total = result[2 * r + b];
-                        // High and low sums are below 2²⁴: exact until the fma rounds.
-                        if constexpr (TWO) sum = fma(sum, set(SPLIT), floats(r * TERMS + 1, b));
-                        Lanes with_products = total + scale * sum;
-                        total = has_offsets ? with_products + offset * set(sums_of_terms[r * TERMS]) : with_products;
+                        Lanes& total = result[2 * r + b];
+                        const Lanes with_products = total + scale * floats(r, b);
+                        total = has_offsets ? with_products + offset * set(sums_of_terms[r]) : with_products;
                     });
                 });
             };
@@ -186,5 +176,45 @@ private:
             else
                 add(std::false_type());
         }
+    }
+
+    // Add the products of a token's high terms to the totals of a panel's blocks.
+    template <int BITS>
+    static void add_outliers(const Matrix& m, const uint8_t* panel, const Quantized& x, int64_t token, Lanes* result) {
+        constexpr int PARTS = parts<BITS>, HALF = half_bytes<BITS>, STEPS = QUAD / Set::INPUTS;
+        const int32_t *quad = x.outlier_quad + x.outliers_at(token), *high = x.outlier_high + x.outliers_at(token);
+        const int64_t group_bytes = scale_bytes(m) + weight_bytes(m), quads_of_group = m.group_size / QUAD;
+        // q / quads_of_group is q · inverse / 2³² for all quads: they are fewer than 2¹⁶, and those of a group than 2⁸.
+        const uint64_t inverse = ((uint64_t{1} << 32) + quads_of_group - 1) / quads_of_group;
+        Lanes total[PANEL];
+        for (Lanes& t : total) t = set(0.0f);
+        for (int i = 0; i < x.outliers[token]; i++, quad += OUTLIER_GROUP, high += OUTLIER_GROUP) {
+            const int64_t group = static_cast<int64_t>(*quad * inverse >> 32);
+            const auto* scales = reinterpret_cast<const float*>(panel + group * group_bytes);
+            const uint8_t* weights = panel + group * group_bytes + scale_bytes(m);
+            const int64_t first = (*quad - group * quads_of_group) * STEPS;
+            Int32s sums[2] = {}, sum_of_terms = {};
+            unrolled<STEPS>([&](auto step) {
+                const Sums terms = Set::broadcast(Set::part_of_quad(*high, step));
+                auto add = [&](Int32s& sum, Sums w) {
+                    sum = reinterpret_cast<Int32s>(Set::add_products(reinterpret_cast<Sums>(sum), w, terms));
+                };
+                for (int half = 0; half < 2; half++) {
+                    const uint8_t* packed = weights + ((first + step) / PARTS * 2 + half) * HALF;
+                    add(sums[half], BITS == 4 ? Set::unpack(packed, (first + step) % PARTS) : Set::load_weights(packed));
+                }
+                add(sum_of_terms, Set::ones());
+            });
+            for (Int32s& sum : sums) sum -= sum_of_terms * (BITS == 4 ? 8 : Terms::ZERO);
+            auto floats = [](const Int32s& a, const Int32s& b, int block) {
+                return Set::floats(reinterpret_cast<Sums>(a), reinterpret_cast<Sums>(b), block);
+            };
+            for (int b = 0; b < PANEL; b++) {
+                total[b] = total[b] + load(scales + b * OUTPUTS) * floats(sums[0], sums[1], b);
+                if (m.has_offsets)
+                    total[b] = total[b] + load(scales + PANEL_OUTPUTS + b * OUTPUTS) * floats(sum_of_terms, sum_of_terms, b);
+            }
+        }
+        for (int b = 0; b < PANEL; b++) result[b] = result[b] + set(SPLIT) * total[b];
     }
 };

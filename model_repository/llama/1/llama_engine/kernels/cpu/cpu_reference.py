@@ -7,19 +7,40 @@ import torch
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
-from llama_engine.kernels.activation_terms import SPLIT, ActivationTerms
+from llama_engine.kernels.activation_terms import ONE_TERM, SPLIT, TWO_TERMS, ActivationTerms
 
 
 def quantize(x: torch.Tensor, terms: ActivationTerms) -> tuple[torch.Tensor, torch.Tensor]:
     """Return q [tokens, inputs] int64 and scale [tokens] float32, x ≈ scale · q, with the same bits as the kernels."""
     amax = x.abs().amax(-1, keepdim=True)
     # Not `127 / amax`, which torch rounds twice, as 127 · (1 / amax).
-    scaled = x * torch.where(amax > 1e-30, torch.full_like(amax, 127) / amax, 0)
-    high = scaled.round()
-    squares = high.long().pow(2).sum(-1, keepdim=True)
-    two = (squares > 0) & (squares.double() < terms.limit(x.shape[1]))
-    q = torch.where(two, SPLIT * high.long() + ((scaled - high) * SPLIT).round().long(), high.long())
-    return q, (amax / 127 / torch.where(two, SPLIT, 1))[:, 0]
+    inverse = torch.where(amax > 1e-30, torch.full_like(amax, 127) / amax, 0)
+    inlier = _largest_inlier(x * inverse, terms)
+    steps = (torch.full_like(inlier, 127) / inlier).clamp(max=SPLIT)
+    return (x * (inverse * steps)).round().long(), (amax / 127 / steps)[:, 0]
+
+
+def _largest_inlier(scaled: torch.Tensor, terms: ActivationTerms) -> torch.Tensor:
+    """Return the largest magnitude [tokens, 1] that is no outlier, of values [tokens, inputs] scaled to at most 127."""
+    if terms in (ONE_TERM, TWO_TERMS):
+        return torch.full_like(scaled[:, :1], 127 if terms == ONE_TERM else 0)
+    magnitudes, limit = scaled.abs(), torch.tensor(torch.inf)
+    for _ in range(2):
+        total = _sum_of_lanes(torch.where(magnitudes <= limit, magnitudes, 0))
+        limit = total * torch.tensor(terms.outlier_ratio / scaled.shape[1])
+    return torch.where(magnitudes <= limit, magnitudes, 0).amax(-1, keepdim=True)
+
+
+def _sum_of_lanes(x: torch.Tensor) -> torch.Tensor:
+    """Return sums [tokens, 1] of x [tokens, inputs] in the kernels' order: in 64 lanes, then in pairs."""
+    lanes = torch.zeros(len(x), 64)
+    wide = torch.nn.functional.pad(x, (0, -x.shape[1] % 64))
+    for part in wide.view(len(x), -1, 64).unbind(1):
+        lanes = lanes + part
+    while lanes.shape[1] > 1:
+        lower, upper = lanes.chunk(2, dim=1)
+        lanes = lower + upper
+    return lanes
 
 
 def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
@@ -34,17 +55,27 @@ def linear(x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torc
 
 
 def _group_total(q: torch.Tensor, layer: LinearWeight, scales: torch.Tensor) -> torch.Tensor:
-    """Return Σ over groups of scale · Σ q·w + offset · Σ q, [tokens, outputs] float32, in ascending order."""
+    """Return the sums of low and high terms with the scales and offsets of their groups, [tokens, outputs] float32."""
     if layer.order is not None:
         q = q[:, layer.order]
-    total = torch.zeros(len(q), len(layer.weight))
-    for g, (part, weight) in enumerate(
-        zip(q.double().chunk(scales.shape[1], 1), layer.weight.double().chunk(scales.shape[1], 1), strict=True)
-    ):
-        # Each product is exact in float64 and rounded once. Products and sums are rounded apart.
-        total = total + scales[:, g] * (part @ weight.T).float()
+    high = (q.float() * torch.tensor(1 / SPLIT)).round().double()
+    size = q.shape[1] // scales.shape[1]
+    low_total = _total(q - SPLIT * high, layer, scales, size, size)
+    return low_total + SPLIT * _total(high, layer, scales, size, 4)
+
+
+def _total(
+    terms: torch.Tensor, layer: LinearWeight, scales: torch.Tensor, group_size: int, columns: int
+) -> torch.Tensor:
+    """Return Σ scale · Σ t·w + offset · Σ t over parts of so many columns, in ascending order."""
+    total = torch.zeros(len(terms), len(layer.weight))
+    for first in range(0, terms.shape[1], columns):
+        part, weight = (values[:, first : first + columns].double() for values in (terms, layer.weight))
+        group = first // group_size
+        # Each product is exact. Products and sums are rounded apart.
+        total = total + scales[:, group] * (part @ weight.T).float()
         if layer.offsets is not None:
-            total = total + layer.offsets[:, g] * part.sum(1, keepdim=True).float()
+            total = total + layer.offsets[:, group] * part.sum(1, keepdim=True).float()
     return total
 
 

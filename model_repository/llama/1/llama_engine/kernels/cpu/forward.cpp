@@ -22,9 +22,10 @@ enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
 
 enum LinearLayer { QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN, HEAD };
 
-// Tokens in a linear layer, and those with two terms.
-struct TermCounts {
-    int64_t tokens, two_terms;
+// Tokens in a linear layer, and their quads of columns with outliers.
+struct OutlierCounts {
+    int64_t tokens;
+    std::atomic<int64_t> quads;
 };
 
 struct Model {
@@ -47,7 +48,7 @@ struct Model {
     float *qkv, *attended, *gated;  // [room][width of each]
     float* output;                  // [room][width], of a linear layer before a norm; null if there is none
     Quantized hidden_terms, attended_terms, gated_terms;
-    TermCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
+    OutlierCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
     float* scratch;  // [threads][scratch_stride]
     int64_t scratch_stride;
 };
@@ -63,43 +64,37 @@ static Head<Element> cached_head(const Model& m, const Layer& layer, const Token
     return {layer.cache, m.page_table + tokens.slots[token] * m.columns, head * m.pages, m.head_dim};
 }
 
-// How many of the first `count` tokens have two terms.
-static int64_t count_two(const Quantized& q, int64_t count) {
-    int64_t two = 0;
-    for (int64_t t = 0; t < count; t++) two += q.has_two[t];
-    return two;
-}
-
 // Quantize factor(x) · x · gain of each token x, for a product with `m`; gain may be null.
-template <class Factor>
-static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
-                     const Quantized& to, int64_t count, TermCounts* counts) {
-    worker.each(count, 4, [&](int64_t from, int64_t end) {
+template <class Product, class Factor>
+static void quantize_for(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
+                         const Quantized& to, int64_t count, OutlierCounts* counts) {
+    // Tokens that share cache lines are stored by one thread.
+    constexpr int64_t SIZE = Product::INTERLEAVED;
+    worker.each((count + SIZE - 1) / SIZE, 1, [&](int64_t group, int64_t) {
+        const int64_t from = group * SIZE, end = std::min(from + SIZE, count);
+        int64_t quads = 0;
         for (int64_t t = from; t < end; t++) {
             const float* values = x + t * to.inputs;
-            choose_terms(values, gain, factor(values), to, t);
+            quantize_token<Product>(values, gain, factor(values), m, to, t);
+            quads += to.outliers[t];
         }
+        pad_outliers(to, from, end);
+        counts->quads.fetch_add(quads, std::memory_order_relaxed);
+        if (from == 0) counts->tokens += count;
     });
-    // Operands that share cache lines are mostly stored by one thread.
-    const int64_t size = m.groups ? GroupProduct::INTERLEAVED : ChannelProduct::INTERLEAVED;
-    worker.each((count + size - 1) / size, 1, [&](int64_t group, int64_t) {
-        const int64_t two_terms = count_two(to, count), from = group * size, end = std::min(from + size, count);
-        int64_t next_two = count_two(to, from), next_one = two_terms + from - next_two;
-        for (int64_t t = from; t < end; t++) {
-            const int64_t position = to.has_two[t] ? next_two++ : next_one++;
-            if (m.groups)
-                store_group_terms(x + t * to.inputs, gain, to, m, t, position, two_terms);
-            else
-                store_terms(x + t * to.inputs, gain, to, t, position, two_terms);
-        }
-        if (from > 0) return;
-        counts->tokens += count;
-        counts->two_terms += two_terms;
-    });
+}
+
+template <class Factor>
+static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
+                     const Quantized& to, int64_t count, OutlierCounts* counts) {
+    if (m.groups)
+        quantize_for<GroupProduct>(worker, x, gain, factor, m, to, count, counts);
+    else
+        quantize_for<ChannelProduct>(worker, x, gain, factor, m, to, count, counts);
 }
 
 static void quantize(Worker& worker, const float* x, const Matrix& m, const Quantized& to, int64_t count,
-                     TermCounts* counts) {
+                     OutlierCounts* counts) {
     quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, count, counts);
 }
 
@@ -112,7 +107,7 @@ static float norm_factor(const float* values, int64_t width, int64_t count, floa
 
 // gain: null quantizes x itself.
 static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain,
-                                   const Matrix& matrix, int64_t count, TermCounts* counts) {
+                                   const Matrix& matrix, int64_t count, OutlierCounts* counts) {
     if (!gain) return quantize(worker, x, matrix, m.hidden_terms, count, counts);
     const int width = m.hidden_terms.inputs;
     auto factor = [&](const float* values) { return norm_factor(values, width, m.hidden, m.epsilon); };
@@ -122,21 +117,18 @@ static void normalize_and_quantize(Worker& worker, const Model& m, const float* 
 // finish(token, block, Lanes[2]) takes each token's product with two blocks.
 template <class Product, class Finish>
 static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const Finish& finish) {
-    constexpr int64_t L2_BYTES = 1 << 19;      // for the operands of a stripe
+    constexpr int64_t L2_BYTES = 1 << 19;      // for the tokens of a stripe
     constexpr int64_t UNIT = 96;               // a multiple of every Integers::GROUP
-    // `most` bounds the operands of these tokens: their number isn't known before the phase begins (see `each`).
-    const int64_t most = Product::operand(count, q.limit > 0 ? count : 0);
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
-    const int64_t stripes = (most + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
+    const int64_t stripes = (count + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = Product::CHUNK_BYTES / Product::pair_bytes(m) + 1;
     Product::begin();
-    worker.each(stripes * pairs, most > Product::CHUNK_OPERANDS ? 1 : grain, [&](int64_t from, int64_t to) {
-        const int64_t two_terms = count_two(q, count), operands = Product::operand(count, two_terms);
+    worker.each(stripes * pairs, count > Product::CHUNK_TOKENS ? 1 : grain, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
             const int64_t first = i / pairs * stripe;
             // The next blocks are this thread's if the others keep pace.
             const int64_t next = (i + (i + 1 < to ? 1 : worker.threads)) % pairs;
-            tile<Product>(m, i % pairs * 2, next * 2, q, two_terms, first, std::min(first + stripe, operands), finish);
+            tile<Product>(m, i % pairs * 2, next * 2, q, first, std::min(first + stripe, count), finish);
         }
     });
 }
@@ -334,7 +326,7 @@ extern "C" void logits(const Model* model, const float* x, int64_t count, float*
 
 // One linear layer: x [tokens][inputs] → y [tokens][outputs]. q: room for the quantized tokens.
 extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t count, float* y, int threads) {
-    TermCounts counts{};
+    OutlierCounts counts{};
     parallel(threads, [&](Worker& worker) {
         quantize(worker, x, *matrix, *q, count, &counts);
         multiply(worker, *matrix, *q, count, y, false);

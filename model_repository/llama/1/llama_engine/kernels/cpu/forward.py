@@ -15,6 +15,7 @@ from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scores, use_huge_pages
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
+    QUAD,
     TOKEN_MULTIPLE,
     PackedLayer,
     PackedLinear,
@@ -39,8 +40,8 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 class CpuLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    norm: [hidden], the final norm's gain. head: includes the logits' scale. tables: RoPE's. terms: which tokens have
-    two INT8 terms.
+    norm: [hidden], the final norm's gain. head: includes the logits' scale. tables: RoPE's. terms: which activations
+    have two INT8 terms.
     """
 
     kernels: CpuKernels
@@ -60,9 +61,9 @@ def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
     qkv = padded((architecture.heads + 2 * architecture.kv_heads) * head_dim)
     output = hidden if architecture.norm_after else 0
     floats = 4 * (qkv + attended + intermediate + output) * room
-    # `QuantizedTokens` have two bytes an input, 16 a column group, and 21 a token.
+    # `QuantizedTokens` have two bytes an input, 8 a quad, 8 a column group, and 16 a token.
     inputs = hidden + attended + intermediate
-    terms = (2 * inputs + 16 * inputs // GROUP_UNIT + 3 * 21) * padded(room, TOKEN_MULTIPLE)
+    terms = (2 * inputs + 8 * inputs // QUAD + 8 * inputs // GROUP_UNIT + 3 * 16) * padded(room, TOKEN_MULTIPLE)
     stride = int(llama.kernels.scratch_stride(positions, head_dim))
     norm = 4 * hidden
     return floats + terms + 4 * stride * torch.get_num_threads() + norm
@@ -106,7 +107,7 @@ class CpuForward:
             (self._attended.shape[1], architecture.heads * architecture.head_dim),
             (self._gated.shape[1], architecture.intermediate),
         )
-        self.quantized = [QuantizedTokens(room, width, llama.terms.limit(inputs)) for width, inputs in widths]
+        self.quantized = [QuantizedTokens(room, width, inputs, llama.terms) for width, inputs in widths]
         # The order is that of the kernels' enumeration of linear layers.
         self._shapes = linear_shapes(architecture)
         self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
@@ -191,7 +192,10 @@ class CpuForward:
     def take_term_counts(self) -> TermCounts:
         """Return the counts since the last call."""
         counts = zip(self._shapes.items(), self._counts.tolist(), strict=True)
-        result = {name: TermCount(tokens, two, outputs * inputs) for (name, (outputs, inputs)), (tokens, two) in counts}
+        result = {
+            name: TermCount(tokens, QUAD * quads, inputs, outputs)
+            for (name, (outputs, inputs)), (tokens, quads) in counts
+        }
         self._counts.zero_()
         return result
 

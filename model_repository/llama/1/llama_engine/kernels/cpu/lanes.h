@@ -66,6 +66,12 @@ inline Lanes max(Lanes x, Lanes y) { return {_mm512_max_ps(x.v, y.v)}; }
 inline Lanes min(Lanes x, Lanes y) { return {_mm512_min_ps(x.v, y.v)}; }
 inline Lanes abs(Lanes x) { return {_mm512_abs_ps(x.v)}; }
 inline Lanes round(Lanes x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// Whether a lane is greater than `limit`.
+inline bool any_above(Lanes x, Lanes limit) { return _mm512_cmp_ps_mask(x.v, limit.v, _CMP_GT_OQ) != 0; }
+// x in the lanes where y is at most `limit`, else 0.
+inline Lanes where_at_most(Lanes y, Lanes limit, Lanes x) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y.v, limit.v, _CMP_LE_OQ), x.v)};
+}
 // x · 2ⁿ for whole n from -126 to 127.
 inline Lanes scale_by_power(Lanes x, Lanes n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 // The first `count` lanes of x (0 to 16), the others from y.
@@ -117,6 +123,14 @@ inline Lanes abs(Lanes x) {
 inline Lanes round(Lanes x) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+inline bool any_above(Lanes x, Lanes limit) {
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, limit.a, _CMP_GT_OQ),
+                                           _mm256_cmp_ps(x.b, limit.b, _CMP_GT_OQ))) != 0;
+}
+inline Lanes where_at_most(Lanes y, Lanes limit, Lanes x) {
+    return {_mm256_and_ps(_mm256_cmp_ps(y.a, limit.a, _CMP_LE_OQ), x.a),
+            _mm256_and_ps(_mm256_cmp_ps(y.b, limit.b, _CMP_LE_OQ), x.b)};
 }
 inline __m256 power_of_two(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
@@ -179,13 +193,19 @@ struct Range {
 
     template <class Values>
     Range(int n, float factor, const Values& values) {
-        Lanes top = set(0.0f), poison = set(0.0f * factor);  // poison: Σ 0 · x, NaN if factor or one x isn't finite
-        for (int i = 0; i < n; i += LANES) {
+        constexpr int CHAINS = 4;  // that don't wait for each other
+        Lanes top[CHAINS], poison[CHAINS];  // poison: Σ 0 · x, NaN if factor or one x isn't finite
+        for (int c = 0; c < CHAINS; c++) top[c] = set(0.0f), poison[c] = set(0.0f * factor);
+        auto add = [&](int i, int c) {
             Lanes v = values(i);
-            top = max(top, abs(v));
-            poison = fma(v, set(0.0f), poison);
-        }
-        *this = Range(sum(poison) == 0.0f ? largest_lane(top) : NAN);
+            top[c] = max(top[c], abs(v));
+            poison[c] = fma(v, set(0.0f), poison[c]);
+        };
+        int i = 0;
+        for (; i + CHAINS * LANES <= n; i += CHAINS * LANES) unrolled<CHAINS>([&](auto c) { add(i + c * LANES, c); });
+        for (; i < n; i += LANES) add(i, 0);
+        for (int c = 1; c < CHAINS; c++) top[0] = max(top[0], top[c]), poison[0] = poison[0] + poison[c];
+        *this = Range(sum(poison[0]) == 0.0f ? largest_lane(top[0]) : NAN);
     }
 
     // largest: NaN if a value isn't finite.

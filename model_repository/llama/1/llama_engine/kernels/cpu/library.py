@@ -36,14 +36,15 @@ class Quantized(ctypes.Structure):
 
     _fields_ = (
         ("terms", ctypes.c_void_p),
-        ("token", ctypes.c_void_p),
-        ("has_two", ctypes.c_void_p),
-        ("largest", ctypes.c_void_p),
+        ("outliers", ctypes.c_void_p),
+        ("outlier_quad", ctypes.c_void_p),
+        ("outlier_high", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),
         ("group_start", ctypes.c_void_p),
         ("group_sum", ctypes.c_void_p),
-        ("limit", ctypes.c_double),
+        ("outlier_ratio", ctypes.c_float),
+        ("outlier_factor", ctypes.c_float),
         ("inputs", ctypes.c_int32),
     )
 

@@ -25,24 +25,26 @@ using GroupTerms = Integers;
 
 // Integers, of the instruction set that is compiled for, has
 //   INPUTS, ZERO                       inputs packed together; the packed form of the weight 0
-//   BYTES                              bytes of an operand per input
-//   GROUP                              operands that one call of `products` multiplies; at most 32, a divisor of 96
-//   INTERLEAVED                        operands that share cache lines
-//   operand(position, two_terms)       the first operand of the token at a position, if so many tokens have two terms
-//   position(operand, two_terms)       its inverse
-//   store_one(x, operand, i, high), store_two(x, operand, i, high, low)  store the terms of 16 inputs of a token
+//   BYTES                              bytes of a token per input
+//   GROUP                              tokens that one call of `products` multiplies; at most 32, a divisor of 96
+//   INTERLEAVED                        tokens that share cache lines
+//   store(x, token, i, q, low)         store 16 inputs of a token
 //   begin()                            called by each thread before the products of a phase
-//   products(m, block, x, two_terms, first, last, next, result)
-//                                      result[t][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float, of the
-//                                      tokens at positions from `first` to `last` with two blocks
+//   products(m, block, x, first, last, next, result)
+//                                      result[t][b] = Σ low·w + 254 · Σ high·w, rounded to float, of the tokens from
+//                                      `first` to `last` with two blocks
 // A Product, ChannelProduct or GroupProduct, has besides
+//   store_sum(x, m, token, g, low)     store Σ low of a column group; per channel all inputs are one
 //   pair_bytes(m), steps(m)            packed bytes of two blocks, and the steps of `products` over them
-//   CHUNK_BYTES, CHUNK_OPERANDS        weights that a thread takes at a time, for at most so many operands
+//   CHUNK_BYTES, CHUNK_TOKENS          weights that a thread takes at a time, for at most so many tokens
 //   scaled(value, m, scale, output)    the product of a token with this scale
 constexpr int INPUTS = Integers::INPUTS, ZERO = Integers::ZERO;
 
 struct ChannelProduct : Integers {
-    static constexpr int64_t CHUNK_BYTES = 1 << 16, CHUNK_OPERANDS = GROUP;
+    static constexpr int64_t CHUNK_BYTES = 1 << 16, CHUNK_TOKENS = GROUP;
+    static void store_sum(const Quantized& to, const Matrix&, int64_t token, int64_t, float low) {
+        to.offset[2 * token] = ZERO * static_cast<int32_t>(low);
+    }
     static int64_t pair_bytes(const Matrix& m) { return 2 * OUTPUTS * m.inputs; }
     static int64_t steps(const Matrix& m) { return m.inputs / INPUTS; }
     static Lanes scaled(Lanes sum, const Matrix& m, float scale, int64_t output) {
@@ -51,101 +53,142 @@ struct ChannelProduct : Integers {
 };
 using GroupProduct = ColumnGroups<GroupSet, GroupTerms>;
 
-// Σ high² of a token, exact: lanes are added as integers before they exceed 2²⁴.
+// The largest magnitude of a token's values that are no outliers. values(i): 16 of them from i on, scaled to at most 127.
+//
+// Outliers exceed outlier_ratio times the mean magnitude of the others, which two rounds approach from that of all. The sums
+// are floats in one order: every instruction set finds the same outliers.
 template <class Values>
-inline int64_t sum_of_squares(int inputs, const Range& range, const Values& values) {
-    constexpr int EXACT = (1 << 24) / (127 * 127) * LANES;
-    int64_t total = 0;
-    for (int from = 0; from < inputs; from += EXACT) {
-        Lanes squares = set(0.0f);
-        for (int i = from; i < std::min(from + EXACT, inputs); i += LANES) {
-            const Lanes high = round(range.scaled(values(i)));
-            squares = fma(high, high, squares);
-        }
-        float lane[LANES];
-        store(lane, squares);
-        for (float value : lane) total += static_cast<int64_t>(value);
+inline float largest_inlier(const Quantized& token, const Values& values) {
+    constexpr int ROUNDS = 2, CHAINS = 4;
+    if (token.outlier_ratio == 0) return 0.0f;
+    if (std::isinf(token.outlier_ratio)) return 127.0f;
+    Lanes limit = set(INFINITY);
+    auto each = [&](const auto& body) {
+        for (int i = 0; i < token.inputs; i += CHAINS * LANES)
+            unrolled<CHAINS>([&](auto c) {
+                const Lanes magnitude = abs(values(i + c * LANES));
+                body(c, where_at_most(magnitude, limit, magnitude));
+            });
+    };
+    for (int round = 0; round < ROUNDS; round++) {
+        Lanes total[CHAINS] = {set(0.0f), set(0.0f), set(0.0f), set(0.0f)};
+        each([&](int c, Lanes magnitude) { total[c] = total[c] + magnitude; });
+        limit = set(sum((total[0] + total[2]) + (total[1] + total[3])) * token.outlier_factor);
     }
-    return total;
+    Lanes largest[CHAINS] = {set(0.0f), set(0.0f), set(0.0f), set(0.0f)};
+    each([&](int c, Lanes magnitude) { largest[c] = max(largest[c], magnitude); });
+    return largest_lane(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
 }
 
-// How `factor · x · gain` is quantized; gain may be null. The scale of a token that isn't finite is NaN.
-inline void choose_terms(const float* x, const float* gain, float factor, const Quantized& to, int64_t token) {
-    auto values = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
-    const Range range(to.inputs, factor, values);
-    bool has_two = to.limit == INFINITY;
-    if (!has_two && to.limit > 0) {
-        const int64_t squares = sum_of_squares(to.inputs, range, values);
-        has_two = squares > 0 && static_cast<double>(squares) < to.limit;
-    }
-    to.has_two[token] = has_two;
-    to.largest[token] = range.finite ? range.largest : NAN;
-    to.scale[token] = range.finite ? range.largest / 127.0f * factor / (has_two ? SPLIT : 1) : NAN;
-}
+// The high terms of a token: quads of columns with one that isn't 0, in ascending order.
+class Outliers {
+public:
+    Outliers(const Quantized& to, int64_t token)
+        : quad(to.outlier_quad + to.outliers_at(token)), terms(to.outlier_high + to.outliers_at(token)) {}
 
-// Store the terms of `x · gain`, the token at this position. `two_terms`: number of tokens with two terms.
-inline void store_terms(const float* x, const float* gain, const Quantized& to, int64_t token, int64_t position,
-                        int64_t two_terms) {
-    const Range range(to.largest[token]);
-    const int64_t operand = ChannelProduct::operand(position, two_terms);
-    Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
-    for (int i = 0; i < to.inputs; i += LANES) {
-        const Lanes v = range.scaled(gain ? load(x + i) * load(gain + i) : load(x + i)), high = round(v);
-        sum_high = sum_high + high;
-        if (position < two_terms) {
-            const Lanes low = round((v - high) * set(SPLIT));
-            sum_low = sum_low + low;
-            ChannelProduct::store_two(to, operand, i, high, low);
-        } else {
-            ChannelProduct::store_one(to, operand, i, high);
+    void append(int i, Lanes high) {
+        int32_t four[LANES / QUAD];
+        store(reinterpret_cast<int8_t*>(four), high);
+        total = total + high;
+        for (int k = 0; k < LANES / QUAD; k++) {
+            quad[count * OUTLIER_GROUP] = i / QUAD + k;
+            terms[count * OUTLIER_GROUP] = four[k];
+            count += four[k] != 0;
         }
     }
-    to.token[position] = static_cast<int32_t>(token);
-    to.offset[2 * token] = ZERO * static_cast<int32_t>(sum(sum_high));
-    to.offset[2 * token + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
-}
 
-// Does what store_terms does, for a matrix in groups of columns.
-inline void store_group_terms(const float* x, const float* gain, const Quantized& to, const Matrix& m, int64_t token,
-                              int64_t position, int64_t two_terms) {
-    const Range range(to.largest[token]);
-    const int64_t operand = GroupProduct::operand(position, two_terms);
-    const bool two = position < two_terms;
-    auto values = [&](const float* from, int i) { return m.order ? gather(from, m.order + i) : load(from + i); };
-    for (int g = 0, i = 0; g < m.groups; g++) {
-        Lanes sum_high = set(0.0f), sum_low = set(0.0f);
-        for (const int end = i + m.group_size; i < end; i += LANES) {
-            const Lanes v = range.scaled(gain ? values(x, i) * values(gain, i) : values(x, i)), high = round(v);
-            sum_high = sum_high + high;
-            if (two) {
-                const Lanes low = round((v - high) * set(SPLIT));
+    int32_t count = 0;
+    Lanes total = set(0.0f);  // exact: integers below 2²⁴
+
+private:
+    int32_t* quad;
+    int32_t* terms;
+};
+
+// The values of a token, x or x · gain.
+template <bool GAIN>
+struct Activations {
+    const float *x, *gain;
+
+    Lanes from(int i) const { return GAIN ? load(x + i) * load(gain + i) : load(x + i); }
+    Lanes gathered(const int32_t* index) const {
+        return GAIN ? gather(x, index) * gather(gain, index) : gather(x, index);
+    }
+};
+
+// Quantize `factor` times a token that is multiplied with `m`.
+template <class Product, bool GAIN>
+inline void quantize_values(const Activations<GAIN>& values, float factor, const Matrix& m, const Quantized& to,
+                            int64_t token) {
+    const Range range(to.inputs, factor, [&](int i) { return values.from(i); });
+    const float inlier = largest_inlier(to, [&](int i) { return values.from(i) * range.inverse; });
+    // Steps of q for one of `range`, of 1 / 127 of the largest value: at most 254, so that high terms are at most 127.
+    const float steps = std::min(127.0f / inlier, static_cast<float>(SPLIT));
+    Outliers outliers(to, token);
+    auto quantize = [&](const auto& value) {
+        const Lanes inverse = range.inverse * set(steps);
+        const int groups = std::max(m.groups, 1), size = m.groups ? m.group_size : to.inputs;
+        for (int g = 0, i = 0; g < groups; g++) {
+            Lanes sum_low = set(0.0f);  // exact: integers below 2²⁴
+            for (const int end = i + size; i < end; i += LANES) {
+                const Lanes q = round(value(i) * inverse);
+                Lanes low = q;
+                if (any_above(abs(q), set(127.0f))) {
+                    const Lanes high = round(q * set(1.0f / SPLIT));
+                    low = q - high * set(SPLIT);
+                    outliers.append(i, high);
+                }
                 sum_low = sum_low + low;
-                GroupProduct::store_two(to, operand, i, high, low);
-            } else {
-                GroupProduct::store_one(to, operand, i, high);
+                Product::store(to, token, i, m.groups ? low : q, low);
             }
+            Product::store_sum(to, m, token, g, sum(sum_low));
         }
-        GroupProduct::store_sums(to, m, operand, g, two, sum(sum_high), two ? sum(sum_low) : 0.0f);
-    }
-    to.token[position] = static_cast<int32_t>(token);
+    };
+    if (!range.finite)
+        quantize([](int) { return set(0.0f); });
+    else if (m.order)
+        quantize([&](int i) { return values.gathered(m.order + i); });
+    else
+        quantize([&](int i) { return values.from(i); });
+    to.outliers[token] = outliers.count;
+    to.offset[2 * token + 1] = ZERO * static_cast<int32_t>(sum(outliers.total));
+    to.scale[token] = range.finite ? range.largest / 127.0f * factor / steps : NAN;
 }
 
-// The scaled products of the operands [operand, end) with two blocks; finish(token, block, Lanes[2]). `two_terms`: number of
-// tokens with two terms. `next`: this thread's next two blocks.
+// Quantize `factor · x · gain`; gain may be null.
+template <class Product>
+inline void quantize_token(const float* x, const float* gain, float factor, const Matrix& m, const Quantized& to,
+                           int64_t token) {
+    if (gain)
+        quantize_values<Product>(Activations<true>{x, gain}, factor, m, to, token);
+    else
+        quantize_values<Product>(Activations<false>{x, gain}, factor, m, to, token);
+}
+
+// Append zeros to the outliers of the tokens from `first` to `end`, a group, up to their largest number.
+inline void pad_outliers(const Quantized& q, int64_t first, int64_t end) {
+    const int most = *std::max_element(q.outliers + first, q.outliers + end);
+    for (int64_t token = first; token < end; token++)
+        for (int i = q.outliers[token]; i < most; i++) {
+            q.outlier_quad[q.outliers_at(token) + i * OUTLIER_GROUP] = 0;
+            q.outlier_high[q.outliers_at(token) + i * OUTLIER_GROUP] = 0;
+        }
+}
+
+// The scaled products of the tokens from `first` to `end` with two blocks; finish(token, block, Lanes[2]). `next`: this
+// thread's next two blocks.
 template <class Product, class Finish>
-inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t two_terms, int64_t operand,
-                 int64_t end, const Finish& finish) {
+inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t first, int64_t end,
+                 const Finish& finish) {
     constexpr int64_t GROUP = Product::GROUP;
-    const int64_t calls = (end - operand + GROUP - 1) / GROUP, pair = Product::pair_bytes(m), steps = Product::steps(m);
+    const int64_t calls = (end - first + GROUP - 1) / GROUP, pair = Product::pair_bytes(m), steps = Product::steps(m);
     // A single call waits for its own weights: prefetching others would delay them.
     Prefetch prefetch{m.weight + (calls > 1 ? next : block) / 2 * pair, calls > 1 ? pair / steps / calls : 0};
-    for (; operand < end; operand += GROUP, prefetch.advance(steps)) {
-        const int64_t first = Product::position(operand, two_terms);
-        const int64_t last = Product::position(std::min(operand + GROUP, end), two_terms);
+    for (; first < end; first += GROUP, prefetch.advance(steps)) {
+        const int64_t last = std::min(first + GROUP, end);
         Lanes values[GROUP][2], *value = values[0];
-        Product::products(m, block, x, two_terms, first, last, prefetch, values);
-        for (int64_t position = first; position < last; position++, value += 2) {
-            const int64_t token = x.token[position];
+        Product::products(m, block, x, first, last, prefetch, values);
+        for (int64_t token = first; token < last; token++, value += 2) {
             for (int b = 0; b < 2; b++) {
                 const int64_t output = (block + b) * OUTPUTS;
                 value[b] = Product::scaled(value[b], m, x.scale[token], output);

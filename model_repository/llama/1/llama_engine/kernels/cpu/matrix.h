@@ -1,14 +1,12 @@
 // The data of exact INT8 products: sums of integers, which no order of summation changes.
 //
-// A token's activations x are scale · q. With two terms q = 254 · high + low, both from -127 to 127: 15 bits. With one term
-// q = high. A token has two terms if its largest value is an outlier, so that the other values' high terms are small:
-// 0 < Σ high² < limit. A product is
+// A token's activations x are scale · q, and q = 254 · high + low with both terms from -127 to 127: 15 bits. The scale is
+// chosen so that only the token's outliers need a high term. A product is
 //
-//     Σ x·w = scale · weight_scale · (254 · Σ high·w + Σ low·w)
+//     Σ x·w = scale · weight_scale · (Σ low·w + 254 · Σ high·w)
 //
-// and all sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
-//
-// An operand is what one integer product takes of a token: a term (AVX512-VNNI, AMX), or q itself (AVX2).
+// whose second sum is over the outliers alone, in quads of four adjacent columns. All sums are int32, exact:
+// |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
 //
 // Weights with a scale per channel are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
 //
@@ -22,6 +20,8 @@
 
 constexpr int OUTPUTS = 16;  // outputs of a block
 constexpr int SPLIT = 254;   // q = SPLIT · high + low
+constexpr int QUAD = 4;      // columns
+constexpr int OUTLIER_GROUP = 8;  // tokens whose outliers are multiplied at once
 
 struct Matrix {
     const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS], or panels
@@ -33,16 +33,22 @@ struct Matrix {
     int32_t bits, has_offsets;   // properties of groups
 };
 
-// Quantized tokens. Their terms are sorted, tokens with two terms first, so that no product computes a missing term.
+// Quantized tokens.
 struct Quantized {
-    int8_t* terms;     // sorted; room for [tokens, to a multiple of 12][2][inputs]: whole groups
-    int32_t* token;    // [tokens]: index of the token at each position
-    uint8_t* has_two;  // [tokens]
-    float* largest;    // [tokens]: absolute value; NaN if a value isn't finite
-    float* scale;      // [tokens]
-    int32_t* offset;   // [tokens][2]: what the packed weights' zero adds to the sums of each term
-    int32_t* group_start;  // [operands / GROUP][column groups][GROUP]: what the sums of products begin with
-    float* group_sum;      // the same for a token's first operand: Σ q
-    double limit;      // of Σ high² of a token with two terms; 0: no token has two, infinity: all have
+    int8_t* terms;          // low terms, or q itself; room for [tokens, to a multiple of 24][2][inputs]: whole groups
+    int32_t* outliers;      // [tokens]: number of quads with a high term
+    int32_t* outlier_quad;  // [tokens / 8][inputs / 4][8]: their places, ascending
+    int32_t* outlier_high;  // the same: their four high terms, and zeros up to the largest number of the 8 tokens
+    float* scale;           // [tokens]; NaN if a value isn't finite
+    int32_t* offset;        // [tokens][2]: what the packed weights' zero adds to the sums of low and of high terms
+    int32_t* group_start;   // [tokens / GROUP][column groups][GROUP]: what the sums of products of low terms begin with
+    float* group_sum;       // the same: Σ low
+    float outlier_ratio;    // see largest_inlier in linear.h; 0: every value is an outlier, infinity: none is
+    float outlier_factor;   // outlier_ratio / inputs without padding
     int32_t inputs;
+
+    // The place of a token's first quad in outlier_quad and outlier_high; the next is OUTLIER_GROUP after it.
+    int64_t outliers_at(int64_t token) const {
+        return token / OUTLIER_GROUP * OUTLIER_GROUP * (inputs / QUAD) + token % OUTLIER_GROUP;
+    }
 };

@@ -13,7 +13,7 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.weights import DecoderLayer, LayerWeights, LinearWeight
-from llama_engine.kernels.activation_terms import MAX_INPUTS
+from llama_engine.kernels.activation_terms import MAX_INPUTS, ActivationTerms
 from llama_engine.kernels.cpu.library import CpuKernels, Matrix, Quantized
 
 UNIT = 64
@@ -22,14 +22,17 @@ UNIT = 64
 OUTPUTS = 16
 """Number of outputs per packed block."""
 
-TOKEN_MULTIPLE = 12
-"""Buffers have a multiple of this many tokens: whole groups of 6 tokens (AVX2) and of 8 terms, up to 2 per token."""
+TOKEN_MULTIPLE = 24
+"""Buffers have a multiple of this many tokens: whole groups of 6 tokens (AVX2) and of 8 (AVX512-VNNI)."""
+
+QUAD = 4
+"""Adjacent columns of which high terms are multiplied together."""
 
 GROUP_UNIT = 32
 """A column group is a multiple of this."""
 
 MAX_GROUP = 512
-"""Maximum columns of a group: a sum of this many products of two terms and a weight always fits int32."""
+"""Maximum columns of a group: a sum of this many products of an outlier and a weight always fits int32."""
 
 
 def padded(size: int, unit: int = UNIT) -> int:
@@ -77,30 +80,34 @@ PackedLayer = DecoderLayer[PackedLinear]
 class QuantizedTokens:
     """Scratch memory for a linear layer's quantized input.
 
-    inputs: padded. limit: the limit of a token's Σ high² (`ActivationTerms.limit`).
+    width: padded number of inputs. inputs: their number without padding.
     """
 
     tokens: int
+    width: int
     inputs: int
-    limit: float
+    terms: ActivationTerms
     tensors: tuple[torch.Tensor, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        whole, width = padded(self.tokens, TOKEN_MULTIPLE), self.width
         self.tensors = (
-            torch.zeros(padded(self.tokens, TOKEN_MULTIPLE), 2, self.inputs, dtype=torch.int8),
+            torch.zeros(whole, 2, width, dtype=torch.int8),
             torch.zeros(self.tokens, dtype=torch.int32),
-            torch.zeros(self.tokens, dtype=torch.uint8),
-            torch.zeros(self.tokens),
+            torch.zeros(whole, width // QUAD, dtype=torch.int32),
+            torch.zeros(whole, width // QUAD, dtype=torch.int32),
             torch.zeros(self.tokens),
             torch.zeros(self.tokens, 2, dtype=torch.int32),
-            *(torch.zeros(padded(self.tokens, TOKEN_MULTIPLE), 2, self.inputs // GROUP_UNIT, dtype=dtype)
-              for dtype in (torch.int32, torch.float32)),
-        )  # fmt: skip
+            torch.zeros(whole, width // GROUP_UNIT, dtype=torch.int32),
+            torch.zeros(whole, width // GROUP_UNIT),
+        )
 
     @property
     def structure(self) -> Quantized:
         """The C structure with pointers to the tensors, valid as long as this object exists."""
-        return Quantized(*(tensor.data_ptr() for tensor in self.tensors), self.limit, self.inputs)
+        pointers = (tensor.data_ptr() for tensor in self.tensors)
+        ratio = self.terms.outlier_ratio
+        return Quantized(*pointers, ratio, ratio / self.inputs, self.width)
 
 
 def pad_gain(gain: torch.Tensor) -> torch.Tensor:

@@ -54,13 +54,13 @@ def quantize(activations: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch
     activations = activations.float()
     largest = activations.abs().amax(-1, keepdim=True)
     # Not `127 / largest`, which torch rounds twice, as 127 · (1 / largest).
-    scaled = activations * torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
-    high = scaled.round()
+    inverse = torch.where(largest > _SMALLEST, torch.full_like(largest, 127) / largest, 0)
+    high = (activations * inverse).round()
     # Not `largest + 0 * largest`, which the compiler reduces to `largest`, also for infinity.
     scale = divide(torch.where(largest.isfinite(), largest, torch.nan), 127)
     if terms == 1:
         return high.to(torch.int8), scale
-    low = ((scaled - high) * SPLIT).round()
+    low = (activations * (inverse * SPLIT)).round() - SPLIT * high
     return torch.cat((high.to(torch.int8), low.to(torch.int8))), divide(scale, SPLIT)
 
 

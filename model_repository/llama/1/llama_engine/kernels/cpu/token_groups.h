@@ -1,35 +1,35 @@
-// Quantized::terms in groups of operands, and their integer products in registers: AVX2's and AVX512-VNNI's.
+// Quantized::terms in groups of tokens, and their integer products in registers: AVX2's and AVX512-VNNI's.
 //
 // The products of a group read it from beginning to end:
 //
-//     group of 8 operands        32 bytes: 8 operands × 4 inputs (AVX2: 24 bytes: 6 operands × 2 inputs of 16 bits)
-//       inputs 0…3      o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | … | o7: k0 k1 k2 k3
-//       inputs 4…7      o0: k4 k5 k6 k7 | …
+//     group of 8 tokens          32 bytes: 8 tokens × 4 inputs (AVX2: 24 bytes: 6 tokens × 2 inputs of 16 bits)
+//       inputs 0…3      t0: k0 k1 k2 k3 | t1: k0 k1 k2 k3 | … | t7: k0 k1 k2 k3
+//       inputs 4…7      t0: k4 k5 k6 k7 | …
 //
 // `Set` is an instruction set, a struct of
-//   GROUP                               operands of a group, whose sums registers hold
-//   Term, INPUTS                        an integer of an operand, and how many of them are four bytes
+//   GROUP                               tokens of a group, whose sums registers hold
+//   Term, INPUTS                        an integer of a token, and how many of them are four bytes
 //   Sums                                a register of int32
 //   load_weights(packed)                the weights of as many outputs
-//   broadcast(four)                     four bytes of an operand, for each output
+//   broadcast(four)                     four bytes of a token, for each output
 //   add_products(sums, weights, terms)  the sums with the products of these added
 #pragma once
 #include "lanes.h"
 #include "matrix.h"
 #include "prefetch.h"
 
-// Store 16 inputs of an operand.
+// Store 16 inputs of a token.
 template <class Set>
-inline void store_in_group(const Quantized& to, int64_t operand, int i, Lanes value) {
+inline void store_in_group(const Quantized& to, int64_t token, int i, Lanes value) {
     using Term = typename Set::Term;
-    Term q[LANES], *target = reinterpret_cast<Term*>(to.terms) + operand / Set::GROUP * Set::GROUP * to.inputs;
+    Term q[LANES], *target = reinterpret_cast<Term*>(to.terms) + token / Set::GROUP * Set::GROUP * to.inputs;
     store(q, value);
     for (int k = 0; k < LANES; k += Set::INPUTS)
-        std::memcpy(target + (i + k) * Set::GROUP + operand % Set::GROUP * Set::INPUTS, q + k,
+        std::memcpy(target + (i + k) * Set::GROUP + token % Set::GROUP * Set::INPUTS, q + k,
                     Set::INPUTS * sizeof(Term));
 }
 
-// result [COUNT][2] = the sums of COUNT operands of a group over `inputs` inputs, with the outputs whose packed weights
+// result [COUNT][2] = the sums of COUNT tokens of a group over `inputs` inputs, with the outputs whose packed weights
 // begin at `first` and those at `second`. Not inlined: in `products` GCC keeps AVX2's sums in memory, which takes half as long again.
 template <class Set, int COUNT>
 __attribute__((noinline)) static void sum_products(const uint8_t* first, const uint8_t* second,

@@ -10,7 +10,7 @@ import json
 import secrets
 import struct
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import SupportsFloat
@@ -28,7 +28,9 @@ _ALWAYS = OUTPUT_NAMES[:4]
 
 Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
-_INTEGERS = ("INT32", "INT64", "UINT64")
+_INTEGERS = {"INT32": (4, "i"), "INT64": (8, "q"), "UINT64": (8, "Q")}
+"""The bytes and the format of each integer type."""
+_SIZE = struct.Struct("<I")
 _FP32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
@@ -82,21 +84,26 @@ def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
     """
     try:
         if datatype == "BYTES":
-            return list(_strings(content))
+            return _strings(content)
         if datatype in _INTEGERS:
-            return [value for (value,) in struct.iter_unpack(f"<{_FORMATS[datatype]}", content)]
+            size, form = _INTEGERS[datatype]
+            return list(struct.unpack(f"<{len(content) // size}{form}", content))
     except (struct.error, UnicodeDecodeError):
         pass
     raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
 
 
-def _strings(content: bytes) -> Iterator[str]:
+def _strings(content: bytes) -> list[str]:
+    texts: list[str] = []
     start = 0
     while start < len(content):
-        (size,) = struct.unpack_from("<I", content, start)
-        (text,) = struct.unpack_from(f"{size}s", content, start + 4)
-        yield text.decode()
-        start += 4 + size
+        (size,) = _SIZE.unpack_from(content, start)
+        end = start + 4 + size
+        if end > len(content):
+            raise struct.error
+        texts.append(content[start + 4 : end].decode())
+        start = end
+    return texts
 
 
 @dataclass(frozen=True)

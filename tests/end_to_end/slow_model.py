@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 from llama_engine.engine.engine import Engine, StepResult
@@ -13,9 +14,9 @@ STEP_SECONDS = 0.01
 class SlowEngine(Engine):
     """An engine that waits before each step."""
 
-    def step(self) -> StepResult:
+    def step(self, on_first_tokens: Callable[[], None] = lambda: None) -> StepResult:
         time.sleep(STEP_SECONDS)
-        return super().step()
+        return super().step(on_first_tokens)
 
 
 TritonPythonModel = real_model.TritonPythonModel

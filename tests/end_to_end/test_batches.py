@@ -35,7 +35,7 @@ def test_a_config_is_live_as_named(server: LocalTriton, expected: tuple[int, lis
     assert live["max_batch_size"] == max_batch_size
     batching = live.get("dynamic_batching", {})
     assert batching.get("preferred_batch_size") == preferred
-    assert not preferred or int(batching["max_queue_delay_microseconds"]) == 10_000
+    assert not preferred or int(batching["max_queue_delay_microseconds"]) == (1_000 if max_batch_size == 32 else 10_000)
     assert live["parameters"]["quantization"]["string_value"] == ("int8" if "int8" in layers else "none")
     assert not is_decoupled(server)
     # The model's own line.

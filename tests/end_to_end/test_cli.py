@@ -55,7 +55,7 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton, protocol: str
     metrics = f"--metrics-url={triton.metrics_url}"
     plain = run(triton, protocol, "status", metrics)
     assert plain.exit_code == 0
-    for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 10 ms", "quantization = int8"):
+    for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 1 ms", "quantization = int8"):
         assert expected in plain.stdout
     (computation,) = re.findall(r"^computes    (.*INT8.*); KV cache \w+; on cpu$", plain.stdout, re.MULTILINE)
     assert f"decode steps: {computation}, " in triton.log_text()

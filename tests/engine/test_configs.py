@@ -11,13 +11,13 @@ INFLIGHT = {"quantization": "int8", "scheduling": "inflight"}
 INT8 = {"quantization": "int8", "scheduling": "batch"}
 FP16 = {"quantization": "none", "dtype": "float16", "scheduling": "batch"}
 
-# max_batch_size, preferred batch sizes (none: no dynamic batching), settings.
-TABLE: dict[str, tuple[int, list[int], dict[str, str]]] = {
-    "config": (32, [4, 8, 16, 32], INFLIGHT),
-    "streaming": (32, [4, 8, 16, 32], INFLIGHT),
-    "batched_int8": (8, [4, 8], INT8),
-    "batched_fp16": (8, [4, 8], FP16),
-    "naive_fp16": (1, [], FP16),
+# max_batch_size, preferred batch sizes (none: no dynamic batching), the delay in microseconds, settings.
+TABLE: dict[str, tuple[int, list[int], int, dict[str, str]]] = {
+    "config": (32, [4, 8, 16, 32], 1_000, INFLIGHT),
+    "streaming": (32, [4, 8, 16, 32], 1_000, INFLIGHT),
+    "batched_int8": (8, [4, 8], 10_000, INT8),
+    "batched_fp16": (8, [4, 8], 10_000, FP16),
+    "naive_fp16": (1, [], 0, FP16),
 }
 
 WIRE = {
@@ -43,11 +43,11 @@ def test_the_configs_are_those_of_the_table() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_a_config_is_the_default_one_but_for_its_row_of_the_table(name: str) -> None:
     config, default = read_config(name), read_config("config")
-    max_batch_size, preferred, settings = TABLE[name]
+    max_batch_size, preferred, delay, settings = TABLE[name]
     assert config.max_batch_size == max_batch_size
     assert config.HasField("dynamic_batching") == bool(preferred)
     assert list(config.dynamic_batching.preferred_batch_size) == preferred
-    assert config.dynamic_batching.max_queue_delay_microseconds == (10_000 if preferred else 0)
+    assert config.dynamic_batching.max_queue_delay_microseconds == delay
     assert config.model_transaction_policy.decoupled == (name == "streaming")
     # The same queue for all, so that the product and its baselines are compared under the same load.
     policies = [each.dynamic_batching.default_queue_policy for each in (config, default)]

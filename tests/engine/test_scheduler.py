@@ -39,6 +39,21 @@ def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: Loade
         _assert_unharmed(fp32, long, short)
 
 
+def test_a_first_token_is_sent_before_the_others_decode(fp32: LoadedModel) -> None:
+    with running(fp32, 2) as scheduled:
+        (long,) = scheduled.add(request_of(fp32, 1, 12, 30))
+        scheduled.pace.let(4)
+        (new,) = scheduled.add(request_of(fp32, 2, 12, 3), stream=True)
+        # Pass 5 had begun when the new one came; pass 6 is its prefill, and the decode pass of that step is held.
+        scheduled.pace.let(2)
+        deadline = time.monotonic() + SECONDS
+        while not client_of(new).chunks and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(client_of(new).chunks) == new.num_output_tokens == 1
+        scheduled.finish([long, new])
+        _assert_unharmed(fp32, long, new)
+
+
 def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: LoadedModel) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:

@@ -135,10 +135,10 @@ def test_a_field_reaches_the_model_as_its_input(
     assert triton.last.inputs[name] == inputs
 
 
-def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoint, triton: FakeTriton) -> None:
+def test_a_field_that_is_null_or_missing_is_no_input_but_for_the_seed(served: Endpoint, triton: FakeTriton) -> None:
     assert served.chat(temperature=None, stop=None, tools=None, logit_bias=None, seed=None).status_code == 200
     expected = {"text_input", "max_tokens", "truncate_max_tokens", "stream", "stream_interval_ms", "return_output_ids"}
-    assert set(triton.last.inputs) == expected
+    assert set(triton.last.inputs) == {*expected, "seed"}
 
 
 @pytest.mark.parametrize(("defaults", "expected"), [([], [1.0]), (["top_p"], [1.0]), (["temperature"], None)])

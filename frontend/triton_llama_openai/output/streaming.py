@@ -25,6 +25,7 @@ from triton_llama_openai.triton.generation import Generation
 
 T = TypeVar("T")
 Json = dict[str, object]
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _READING_S = 5.0
 """Seconds that a stream's client has for what it hasn't read when the request's own time is over."""
 
@@ -51,7 +52,7 @@ def stop_reason(chunk: Chunk, stop_strings: Sequence[str]) -> str | int | None:
 def dumps(value: object) -> bytes:
     """Return JSON in UTF-8."""
     # A lone surrogate, which a call's arguments may escape, becomes an escape again.
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+    return _encode_json(value).encode(errors="backslashreplace")
 
 
 def dumps_with(fields: Json, encoded: Mapping[str, bytes]) -> bytes:

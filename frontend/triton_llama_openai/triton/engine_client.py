@@ -44,6 +44,8 @@ OUTPUTS = (
     *("stop_reason", "sequence_index", "logprobs", "prompt_logprobs", "output_ids", "seed"),
 )
 """The outputs that are read."""
+OUTPUTS_OF_ONE = tuple(name for name in OUTPUTS if name not in ("sequence_index", "seed"))
+"""Those of a request for one choice, whose seed the request has."""
 
 
 class EngineClient:
@@ -84,28 +86,26 @@ class EngineClient:
         """
         unfinished = set(choices).difference(skipped)
         with self.errors(timeout):
-            request = encode_request(self.model, request_id, tensors, OUTPUTS)
+            outputs = OUTPUTS if len(choices) > 1 else OUTPUTS_OF_ONE
+            request = encode_request(self.model, request_id, tensors, outputs)
             # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
             call = self.stub().ModelStreamInfer(iter([request]), timeout=timeout)
         responses = aiter(call)
         try:
-            while unfinished or not skipped:
-                with self.errors(timeout):
-                    response = await anext(responses, None)
-                if response is None:
-                    break
-                self.last_heard = time.monotonic()
-                # A reader that takes its time isn't waiting for Triton.
-                self._awaited.pop(call, None)
-                if response.error_message:
-                    raise from_stream_error(response.error_message, started=True)
-                self.last_response = self.last_heard
-                outputs = decode_response(response.infer_response)
-                # A response without outputs is only the end of the stream.
-                chunks = read_chunks(outputs, choices) if outputs else []
-                unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
-                yield [chunk for chunk in chunks if chunk.index not in skipped]
-                self._awaited[call] = time.monotonic()
+            with self.errors(timeout):
+                while (unfinished or not skipped) and (response := await anext(responses, None)) is not None:
+                    self.last_heard = time.monotonic()
+                    # A reader that takes its time isn't waiting for Triton.
+                    self._awaited.pop(call, None)
+                    if response.error_message:
+                        raise from_stream_error(response.error_message, started=True)
+                    self.last_response = self.last_heard
+                    values = decode_response(response.infer_response)
+                    # A response without outputs is only the end of the stream.
+                    chunks = read_chunks(values, choices) if values else []
+                    unfinished.difference_update([chunk.index for chunk in chunks if chunk.finish_reason])
+                    yield [chunk for chunk in chunks if chunk.index not in skipped] if skipped else chunks
+                    self._awaited[call] = time.monotonic()
         finally:
             self._awaited.pop(call, None)
             # No effect on a call that has ended.

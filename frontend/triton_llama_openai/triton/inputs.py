@@ -58,11 +58,8 @@ def inputs_of(
         values["temperature"] = model.default_temperature
     if request.top_k is not None:
         values["top_k"] = max(request.top_k, 0)
-    if request.seed is not None:
-        values["seed"] = request.seed % 2**64
-    elif request.choices > 1:
-        # Resumption sends choices that haven't begun again beside others that have.
-        values["seed"] = secrets.randbits(64)
+    # Resumption sends the request again.
+    values["seed"] = secrets.randbits(64) if request.seed is None else request.seed % 2**64
     if guide is not None:
         values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}
     for name, value in values.items():

@@ -64,7 +64,8 @@ class _Choice:
     """Progress of one choice."""
 
     ids: list[int] = field(default_factory=list)
-    seed: int = 0
+    seed: int | None = None
+    """None for the request's own."""
     finished: bool = False
 
     def add(self, chunk: Chunk) -> None:
@@ -211,9 +212,11 @@ def _in_one_response(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:
     """Return the inputs that continue a choice. The log probabilities of its prompt have come with its first token."""
-    kept = [tensor for tensor in tensors if tensor.name not in ("n", "seed", "prompt_logprobs")]
-    seed, ids = Tensor("seed", "UINT64", (choice.seed,)), Tensor("resume_ids", "INT32", tuple(choice.ids))
-    return [*kept, seed, ids]
+    resumed = [tensor for tensor in tensors if tensor.name not in ("n", "prompt_logprobs")]
+    if choice.seed is not None:
+        resumed = [tensor for tensor in resumed if tensor.name != "seed"]
+        resumed.append(Tensor("seed", "UINT64", (choice.seed,)))
+    return [*resumed, Tensor("resume_ids", "INT32", tuple(choice.ids))]
 
 
 def merge(streams: Sequence[ChunkStream]) -> ChunkStream:

@@ -111,15 +111,23 @@ class DecodeStep:
         """Captured decode steps; None launches each kernel separately."""
         self._failed_replays = 0
 
+    def first_tokens(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
+        """Return the first tokens of the prefilled sequences alone, [batch]; see `run`, without `prefilled` then."""
+        tokens = self._launch(self._batch.sequences[decoding:], decoding, prefilled)
+        self._batch.tokens[decoding : decoding + len(tokens)] = tokens
+        return tokens
+
     def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
         """Return the next token of every sequence, [batch], and store it as the input of its next step.
 
         decoding: number of leading sequences that run a forward pass. prefilled: hidden states of the others,
-        [batch, hidden] in all. A token is FAILED if its computation failed or its logits were not finite.
+        [batch, hidden] in all; empty if they have their tokens. A token is FAILED if its computation failed or its
+        logits were not finite.
         """
         tokens = self._replay(decoding, prefilled)
         if tokens is None:
-            tokens = self._launch(decoding, prefilled)
+            sequences = self._batch.sequences if prefilled else self._batch.sequences[:decoding]
+            tokens = self._launch(sequences, decoding, prefilled)
             self._batch.advance(decoding, tokens)
         # A replay advances the batch's tensors itself, but not these counts.
         for sequence in self._batch.sequences[:decoding]:
@@ -142,8 +150,8 @@ class DecodeStep:
         self._failed_replays = 0
         return tokens
 
-    def _launch(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Compute the tokens of all sequences, [batch], without graphs; on a failure, retry in halves."""
+    def _launch(self, sequences: list[Sequence], decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
+        """Compute the tokens of successive sequences, [batch], without graphs; on a failure, retry in halves."""
         batch = self._batch
         index_of = {sequence: index for index, sequence in enumerate(batch.sequences)}
 
@@ -161,10 +169,10 @@ class DecodeStep:
             logits = self._model.logits(torch.cat(hidden))
             return self._sampler.sample(logits, first, part, batch.features)
 
-        parts, failed = self._isolation.isolate("the next tokens", batch.sequences, compute)
+        parts, failed = self._isolation.isolate("the next tokens", sequences, compute)
         if not failed:
             return torch.cat(parts)
-        tokens = torch.full_like(batch.tokens[: len(batch)], FAILED)
-        computed = [index for sequence, index in index_of.items() if sequence not in failed]
+        tokens = torch.full_like(batch.tokens[: len(sequences)], FAILED)
+        computed = [index for index, sequence in enumerate(sequences) if sequence not in failed]
         tokens[computed] = torch.cat([tokens[:0], *parts])
         return tokens

@@ -10,7 +10,7 @@ sequences of the batch can change a logit's last bits, and so a near tie (the ta
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -168,8 +168,10 @@ class Engine:
             raise
 
     @torch.inference_mode()
-    def step(self) -> StepResult:
+    def step(self, on_first_tokens: Callable[[], None] = lambda: None) -> StepResult:
         """Prefill prompts within the budget, then sample the next token of every sequence whose prompt is cached.
+
+        on_first_tokens: called when new sequences have their first tokens and the others' decode step is still to run.
 
         Never raises: a failed computation is repeated in parts, and a sequence that fails alone gets a GenerationError.
         A failure that can't be isolated fails every sequence.
@@ -182,10 +184,13 @@ class Engine:
             self._extend_pages()
             decoding = len(self._batch)
             prefilled = self._prefill_prompts()
+            if prefilled and decoding and self._decode.graphs is None:
+                self._append(decoding, self._decode.first_tokens(decoding, prefilled))
+                prefilled = []
+                on_first_tokens()
             if self._batch.sequences:
-                tokens = self._decode.run(decoding, prefilled)
+                self._append(0, self._decode.run(decoding, prefilled))
                 result.decoded = decoding
-                self._append(tokens)
                 self._remove_finished()
         except Exception as error:  # noqa: BLE001 - any failure: every sequence must get a result
             self._isolation.record(error, f"a step over {self.used_slots} sequences")
@@ -267,10 +272,10 @@ class Engine:
         self._prefill.commit()
         return prefilled.hidden
 
-    def _append(self, tokens: torch.Tensor) -> None:
-        """Append each sequence's token, [batch]."""
+    def _append(self, first: int, tokens: torch.Tensor) -> None:
+        """Append the tokens, [batch], of the sequences at batch indices from `first` on."""
         # tolist() waits for the device; everything before is asynchronous.
-        for index, token in enumerate(tokens.tolist()):
+        for index, token in enumerate(tokens.tolist(), first):
             sequence = self._batch.sequences[index]
             try:
                 if token == FAILED:

@@ -167,7 +167,7 @@ class Scheduler:
             self._stats.record_load(len(self._running), len(self._waiting))
             if not self._running:
                 return self._drain_until is None
-        step = self._engine.step()
+        step = self._engine.step(self._send_chunks)
         self._report(step)
         self._health.record_step(step)
         return True
@@ -219,8 +219,15 @@ class Scheduler:
                 self._stats.record_finished(sequence)
             self._stats.record_step(step, now, len(self._running), len(self._waiting))
 
+    def _send_chunks(self) -> None:
+        with self._changed:
+            self._dispatcher.post(self._next_chunks())
+
     def _next_chunks(self) -> list[tuple[ResponseSink, Event]]:
-        """Return the next chunks of streaming sequences, with their sinks; on a failure, abort that sequence."""
+        """Return the next chunks of streaming sequences, with their sinks; on a failure, fail that sequence.
+
+        The engine removes it at the end of its step.
+        """
         events: list[tuple[ResponseSink, Event]] = []
         for sequence in list(self._running):
             if not sequence.context.stream or isinstance(sequence.result, RequestError):
@@ -230,7 +237,7 @@ class Scheduler:
             except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
                 _log.exception("making a chunk of %s failed", names_of([sequence]))
                 self._stats.record_error()
-                self._abort([sequence], FAILURE)
+                sequence.fail()
                 continue
             if chunk is not None:
                 events.append((sequence.context.sink, chunk))

@@ -165,7 +165,9 @@ class LogitsProcessor:
         if self._bad_words is not None:
             logits[self._bad_words.always] = -torch.inf
             logits[self._bad_words.completing()] = -torch.inf
-        if self._guide is None or (self.problem is None and self._guide.may_end):
+        parts = (self._forbidden, self._bad_words, self._guide)
+        masks = too_early or self.has_bias or any(part is not None for part in parts)
+        if masks and (self._guide is None or (self.problem is None and self._guide.may_end)):
             logits[self._ends] = torch.where(logits.amax() == -torch.inf, 0.0, logits[self._ends])
 
     def leaves_nothing(self, too_early: bool) -> bool:

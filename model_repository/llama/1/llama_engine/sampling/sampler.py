@@ -49,9 +49,9 @@ class Sampler:
     ) -> torch.Tensor:
         """Sample the next token of the sequences at batch indices from `first` on, and count it in their histories.
 
-        logits: [batch, vocabulary], any float dtype. features: at least those of the sequences. Returns [batch], long;
-        FAILED where a sequence's logits aren't finite. Counting comes last: after an exception, the same sequences can
-        be sampled again.
+        logits: [batch, vocabulary], any float dtype; they may be changed in place. features: at least those of the
+        sequences. Returns [batch], long; FAILED where a sequence's logits aren't finite. Counting comes last: after an
+        exception, the same sequences can be sampled again.
         """
         elements = slice(first, first + len(sequences))
         # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
@@ -59,8 +59,10 @@ class Sampler:
         processors = _processors(sequences) if features.processors else []
         allowed = self._fill_guides(elements, processors)
         raw = logits.float()
-        logits = self.penalize(_bias(raw, processors), elements, features)
-        logits = self._mask(logits, sequences, processors, allowed)
+        # Log probabilities are of the raw logits.
+        kept = raw if features.log_probs else None
+        logits = self.penalize(_bias(raw, processors, kept), elements, features)
+        logits = self._mask(logits, sequences, processors, allowed, kept)
         keys = to_device(torch.from_numpy(self.keys(first, sequences)), self._device) if features.noise else None
         tokens, finite = self._choose(logits, elements, features, keys)
         if features.log_probs:
@@ -180,9 +182,17 @@ class Sampler:
         return host.to(self._device, non_blocking=True)
 
     def _mask(
-        self, logits: torch.Tensor, sequences: list[Sequence], processors: _Processors, allowed: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        sequences: list[Sequence],
+        processors: _Processors,
+        allowed: torch.Tensor | None,
+        kept: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and apply guides and logits processors. allowed: the guides' bit masks."""
+        """Mask end tokens before min_tokens, and apply guides and logits processors; in place unless `kept`.
+
+        allowed: the guides' bit masks. kept: logits that must not change.
+        """
         too_early = [
             index
             for index, sequence in enumerate(sequences)
@@ -190,7 +200,8 @@ class Sampler:
         ]
         if not too_early and not processors:
             return logits
-        logits = logits.clone()
+        if logits is kept:
+            logits = logits.clone()
         if allowed is not None:
             logits.masked_fill_(forbidden(allowed, self._state.vocabulary), -torch.inf)
         for index, processor in processors:
@@ -206,12 +217,11 @@ def _processors(sequences: list[Sequence]) -> _Processors:
     return [(index, sequence.processor) for index, sequence in enumerate(sequences) if sequence.processor is not None]
 
 
-def _bias(logits: torch.Tensor, processors: _Processors) -> torch.Tensor:
-    """Return the logits with the sequences' biases added; a copy if there is any bias."""
+def _bias(logits: torch.Tensor, processors: _Processors, kept: torch.Tensor | None) -> torch.Tensor:
+    """Add the sequences' biases to the logits; in place unless these are `kept`."""
     biased = [(index, processor) for index, processor in processors if processor.has_bias]
-    if not biased:
-        return logits
-    logits = logits.clone()
+    if biased and logits is kept:
+        logits = logits.clone()
     for index, processor in biased:
         processor.bias(logits[index])
     return logits

@@ -91,7 +91,6 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
     outputs: dict[str, Output] = {}
     if any(request.return_output_ids for request in requests):
         outputs["output_ids"] = _output_ids(spans)
-        outputs["seed"] = np.array([request.seed for request in requests], dtype=np.uint64)
     if any(request.return_log_probs for request in requests):
         outputs["output_log_probs"] = _output_log_probs(spans)
         outputs["cum_log_probs"] = np.array([_cumulated(span) for span in spans], dtype=np.float32)
@@ -101,7 +100,8 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
         outputs["prompt_logprobs"] = _texts(writer.prompt_json(span.sequence) for span in spans)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
-    return [pb_utils.Tensor(name, values) for name, values in outputs.items()]
+    tensors = [pb_utils.Tensor(name, values) for name, values in outputs.items()]
+    return [*tensors, _seeds(*[request.seed for request in requests])] if "output_ids" in outputs else tensors
 
 
 def _output_ids(spans: Sequence[Span]) -> NDArray[np.int32]:
@@ -217,6 +217,11 @@ def choice_tensor(choice: int) -> pb_utils.Tensor:
 
 
 @lru_cache
+def _seeds(*seeds: int) -> pb_utils.Tensor:
+    return pb_utils.Tensor("seed", np.array(seeds, dtype=np.uint64))
+
+
+@lru_cache
 def _reason(value: str) -> pb_utils.Tensor:
     return _strings("finish_reason", [value])
 
@@ -225,6 +230,7 @@ def release_tensors() -> None:
     """Clear the caches of tensors, which must not outlive Triton's shared memory."""
     _count.cache_clear()
     choice_tensor.cache_clear()
+    _seeds.cache_clear()
     _reason.cache_clear()
 
 

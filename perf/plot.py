@@ -49,14 +49,15 @@ def drawn(rows: Sequence[Row]) -> str:
     lines.append(f'<text x="{LEFT}" y="18">tokens/s, {SLOTS} users</text>')
     caption = "KL divergence from FP32 in nats: further left is nearer to the weights"
     lines.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 12}" text-anchor="end">{caption}</text>')
-    for x, y, row in points:
+    last = 0.0
+    for x, y, row in sorted(points, key=lambda point: -point[1]):
         color = next(color for key, color in COLORS.items() if row["server"].startswith(key))
-        # A label that would leave the picture stands left of its point.
-        offset, anchor = (-9, "end") if across(x) > WIDTH * 0.65 else (9, "start")
         lines.append(f'<circle cx="{across(x):.0f}" cy="{up(y):.0f}" r="5" fill="{color}"/>')
+        # Above its point, or below if the last one is there; where it would leave the picture, it ends at its point.
+        last = up(y) + 20 if up(y) - 10 - last < 16 else up(y) - 10
+        anchor = "end" if across(x) > WIDTH * 0.65 else "start"
         label = f"{row['title']}: {figure(y)}"
-        place = f'x="{across(x) + offset:.0f}" y="{up(y) + 4:.0f}" text-anchor="{anchor}"'
-        lines.append(f'<text {place} fill="{color}">{label}</text>')
+        lines.append(f'<text x="{across(x):.0f}" y="{last:.0f}" text-anchor="{anchor}" fill="{color}">{label}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 

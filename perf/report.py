@@ -1,73 +1,59 @@
-"""Fill the tables of docs/benchmarks.md from perf/results/*.json (`make report`).
+"""Fill the tables of docs/benchmarks.md and the README from perf/results/*.json (`make report`).
 
-A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of the page stays as it is. Figures have
+A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of a page stays as it is. Figures have
 three significant digits: more would claim a precision that no run has.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from perf.environment import ROOT
-from perf.results_file import RESULTS
+from perf.results_file import RESULTS, Result, Row, at, read
+from perf.workload import SLOTS
 
-PAGE = ROOT / "docs" / "benchmarks.md"
-
-Row = Mapping[str, Any]
-"""A measurement, or several in a line of a table."""
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 
 
-class Result(NamedTuple):
-    """A result file. file: its path inside the repository, or its name alone."""
-
-    file: str
-    content: Row
-
-    def entries(self, prefix: str) -> list[Row]:
-        """Return what stands under the keys that begin so, measured or not."""
-        return [row for key, row in self.content["measurements"].items() if key.startswith(prefix)]
-
-    def measured(self, prefix: str) -> list[Row]:
-        """Return the measurements whose keys begin so."""
-        return [row for row in self.entries(prefix) if "not_run" not in row]
-
-    def conditions(self, prefix: str) -> list[str]:
-        """Return the notes beneath a table: steps, errors, what did not run, steal time, machine and command."""
-        rows, settings = self.measured(prefix), self.content["settings"]
-        steps = [(row["title"], at(row, "settings/decode_steps")) for row in rows if row["weights"] == "INT8"]
-        notes = [
-            _by_server("Decode steps", steps),
-            _by_server("Failed requests", [(row["title"], row.get("errors") or None) for row in rows]),
-            _by_server("Not run", [(row["title"], row.get("not_run")) for row in self.entries(prefix)]),
-        ]
-        steal, title = max((row.get("stolen_share", 0.0), row["title"]) for row in rows)
-        if steal >= 0.005:  # less is noise
-            notes.append(f"Steal time: at most {percent(steal)} of the processors' time, with {title}.")
-        if "text" in settings:
-            notes.append(
-                f"On {settings['text']}: {settings['tokens']:,} predicted tokens in texts of at most "
-                f"{settings['context']}; ± is one standard error."
-            )
-        machine = self.content["machine"]
-        cores = f", {machine['cores']} cores (no GPU)" if machine["device"].startswith("CPU") else ""
-        uncommitted = " with uncommitted changes" if machine["uncommitted_changes"] else ""
-        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+def conditions(result: Result) -> list[str]:
+    """Return the notes beneath a table: steps, errors, what did not run, steal time, machine and command."""
+    rows, settings = result.measured(), result.content["settings"]
+    steps = [(row["title"], at(row, "settings/decode_steps")) for row in rows if row["weights"] == "INT8"]
+    missing = [row for row in result.content["measurements"].values() if "not_run" in row]
+    notes = [
+        _by_server("Decode steps", steps),
+        _by_server("Failed requests", [(row["title"], row.get("errors") or None) for row in rows]),
+        _by_server("Not run", [(row["title"], row["not_run"]) for row in missing]),
+    ]
+    steal, title = max((row.get("stolen_share", 0.0), row["title"]) for row in rows)
+    if steal >= 0.005:  # less is noise
+        notes.append(f"Steal time: at most {percent(steal)} of the processors' time, with {title}.")
+    if "text" in settings:
         notes.append(
-            f"{machine['device']}{cores}; {settings['model']}; {self.content['date'].split('T')[0]}; "
-            f"commit `{machine['commit'][:7]}`{uncommitted}; Python {machine['python']}, {versions}. "
-            f"`{self.content['command']}` writes `{self.file}`."
+            f"On {settings['text']}: {settings['tokens']:,} predicted tokens in texts of at most "
+            f"{settings['context']}; ± is one standard error."
         )
-        return [*filter(None, notes)]
+    machine = result.content["machine"]
+    cores = f", {machine['cores']} cores (no GPU)" if machine["device"].startswith("CPU") else ""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    notes.append(
+        f"{machine['device']}{cores}; {settings['model']}; Python {machine['python']}, {versions}; "
+        f"{_version(result.content)} writes `{result.file}`."
+    )
+    earlier = [(_version(row["run"]), row["title"]) for row in rows if "run" in row]
+    for run in dict.fromkeys(run for run, _ in earlier):
+        titles = dict.fromkeys(title for other, title in earlier if other == run)
+        notes.append(f"Of another run, {', '.join(titles)}: {run}.")
+    return [*filter(None, notes)]
 
 
-def read(file: Path) -> Result:
-    """Read a result file. Raises OSError or ValueError."""
-    path = file.resolve()
-    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
-    return Result(name, json.loads(path.read_text()))
+def _version(run: Row) -> str:
+    """Return a run's date, commit and command."""
+    machine = run["machine"]
+    uncommitted = " with uncommitted changes" if machine["uncommitted_changes"] else ""
+    return f"{run['date'].split('T')[0]}; commit `{machine['commit'][:7]}`{uncommitted}; `{run['command']}`"
 
 
 def _by_server(name: str, values: Sequence[tuple[str, object]]) -> str:
@@ -94,13 +80,6 @@ def percent(share: float) -> str:
 def several(*values: float) -> str:
     """Return percentiles in one cell: 1.23 / 4.56."""
     return " / ".join(map(figure, values))
-
-
-def at(row: Any, path: str) -> Any:  # noqa: ANN401 - JSON
-    """Return a row's value at a path of keys, such as limit/fraction; None where there is none."""
-    for key in path.split("/"):
-        row = None if row is None else row.get(key)
-    return row
 
 
 class Column(NamedTuple):
@@ -147,7 +126,7 @@ def _latency(percentiles: Row) -> str:
 
 def _lengths(row: Row) -> str:
     mix, mean = row["load"]["mix"], row["load"]["mean_output_tokens"]
-    return f"new tokens: {'all' if mix == 'equal' else f'{mix}, mean'} {mean:.0f}."
+    return f"new tokens: {'all' if mix == 'equal' else f'{mix}, mean about'} {mean:.0f}."
 
 
 INTEGER = "{:,.0f}".format
@@ -157,8 +136,6 @@ MEMORY = (
     Column("weights", "weights", str),
     Column("MiB", "memory/weights_mib"),
     Column("memory of the processes, MiB", "memory/process_mib", INTEGER),
-    Column("start, s", "start/seconds"),
-    Column("largest process's peak at the start, MiB", "start/peak_mib", INTEGER),
 )
 REQUESTS = Column("requests", "requests", INTEGER)
 LATENCY = Column("latency p50 / p95 / max, s", "latency_ms", _latency)
@@ -168,11 +145,9 @@ LIMIT = (
     Column("of the limit", "limit/fraction", percent),
     Column("set by", "limit/bound_by", str),
 )
-TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", _p50_p95)
-ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", _p50_p95)
 
 
-def article(rows: Sequence[Row]) -> Table:
+def article(rows: Sequence[Row]) -> list[Table]:
     """The article's setting, a row for each server."""
     # FP16 would compare number formats on a CPU.
     if naive := {row["server"]: row["tokens_per_second"] for row in rows}.get("naive_fp32"):
@@ -186,29 +161,53 @@ def article(rows: Sequence[Row]) -> Table:
         Column("sequences per step", "mean_sequences"),
         *LIMIT,
     ]
-    return Table(columns, rows, f"{rows[0]['load']['concurrency']} requests at a time; {_lengths(rows[0])}")
+    note = f"{rows[0]['load']['concurrency']} requests at a time; {_lengths(rows[0])}"
+    return [Table(columns, rows, note)]
 
 
-def users(rows: Sequence[Row]) -> Table:
-    """Tokens/s of every server at each number of users, the fastest at 32 first."""
+def speed(rows: Sequence[Row]) -> list[Table]:
+    """Each server's throughput at each number of users beside its quality, the fastest at the most first; latencies."""
     counts = sorted({row["load"]["concurrency"] for row in rows})
-    rate = "32/tokens_per_second"
-    lines = sorted(pivot(rows, ["server"], "load/concurrency"), key=lambda line: -(at(line, rate) or 0.0))
-    columns = [
-        Column("tokens/s", "title", str),
-        *(Column(f"{count} user{'' if count == 1 else 's'}", f"{count}/tokens_per_second") for count in counts),
+    servers = pivot([{**row, "quality": distance(row)} for row in rows], ["server"], "load/concurrency")
+    servers.sort(key=lambda server: -(at(server, f"{counts[-1]}/tokens_per_second") or 0.0))
+
+    def each(what: str, path: str, shown: Callable[[Any], str], among: Sequence[int] = counts) -> list[Column]:
+        return [Column(f"{what} at {count}", f"{count}/{path}", shown) for count in among]
+
+    throughput = [
+        *(SERVER, *MEMORY[1:3]),
+        Column("KL divergence, nats", "quality/kl_nats/mean"),
+        Column("best token differs", "quality/top1_agreement", lambda share: percent(1 - share)),
+        *each("tokens/s", "tokens_per_second", figure),
+        *each("of the limit", "limit/fraction", percent, [count for count in counts if count in (1, SLOTS)]),
     ]
-    return Table(columns, lines, f"At most 32 requests are decoded at a time; {_lengths(rows[0])}")
+    latency = [
+        SERVER,
+        *each("first token p50 / p95, ms,", "time_to_first_token_ms", _p50_p95),
+        *each("between tokens p50, ms,", "inter_token_latency_ms/p50", figure),
+    ]
+    note = f"{rows[0]['model']}; at most {SLOTS} requests are decoded at a time; {_lengths(rows[0])}"
+    return [Table(throughput, servers), Table(latency, servers, note)]
 
 
-def large(rows: Sequence[Row]) -> Table:
-    """Our server and others with a larger model."""
-    rows = sorted(rows, key=lambda row: int(row["load"]["concurrency"]))
-    columns = [USERS, SERVER, *MEMORY, REQUESTS, TTFT, ITL, TOKENS, *LIMIT]
-    return Table(columns, rows, f"{rows[0]['model']}; {_lengths(rows[0])}")
+def headline(rows: Sequence[Row]) -> list[Table]:
+    """The same throughput and quality alone, for the README."""
+    throughput, _ = speed(rows)
+    dropped = ("MiB", "memory of the processes, MiB", *(f"of the limit at {count}" for count in (1, SLOTS)))
+    return [Table([column for column in throughput.columns if column.title not in dropped], throughput.rows)]
 
 
-def prefixes(rows: Sequence[Row]) -> Table:
+def distance(row: Row) -> Row | None:
+    """Return the quality measurement of a row's server, if there is one of its model."""
+    path = RESULTS / "quality.json"
+    result = read(path) if path.exists() else None
+    if result is None or str(result.content["settings"]["model"]) not in row["model"]:
+        return None
+    found: Row | None = result.content["measurements"].get(row["server"])
+    return found
+
+
+def prefixes(rows: Sequence[Row]) -> list[Table]:
     """Chats, retrieval and prompts without a common prefix: our cache on and off, and vLLM's."""
     caches = {
         "triton_llama_int8_prefix_cache_on": "cache on",
@@ -227,11 +226,11 @@ def prefixes(rows: Sequence[Row]) -> Table:
         ("hit rate", "hit_rate", percent),
     ):
         columns += [Column(f"{title}: {name}", f"{server}/{path}", shown) for server, name in caches.items()]
-    return Table(columns, pivot(rows, ["model", "load/mix", "load/concurrency"], "server"))
+    return [Table(columns, pivot(rows, ["model", "load/mix", "load/concurrency"], "server"))]
 
 
-def quality(rows: Sequence[Row]) -> Table:
-    """The unquantized weights and each quantization's distance from them."""
+def quality(rows: Sequence[Row]) -> list[Table]:
+    """The unquantized weights and what is served, by its distance from them."""
     columns = [
         Column("weights", "title", str),
         Column("MiB", "weights_mib"),
@@ -240,62 +239,55 @@ def quality(rows: Sequence[Row]) -> Table:
         Column("KL divergence mean / p99, nats", "kl_nats", lambda nats: several(nats["mean"], nats["p99"])),
         Column("products, one term = 1", "products", "{:.2f}".format),
         Column("same best token", "top1_agreement", percent),
-        Column("over llama.cpp's FP32", "over_fp32", "{:+.2%}".format),
     ]
-    return Table(columns, rows)
+    return [Table(columns, sorted(rows, key=lambda row: at(row, "kl_nats/mean") or 0.0))]
 
 
 TABLES = {
-    "article": ("bench", "article", article),
-    "users": ("bench", "users", users),
-    "users-avx2": ("bench-avx2", "users", users),
-    "users-smollm2": ("bench-smollm2", "users", users),
-    "large": ("bench", "large", large),
-    "prefixes": ("bench-prefixes", "prefixes", prefixes),
-    "formats": ("bench-formats", "formats", large),
-    "formats-gguf": ("bench-formats-gguf", "formats", large),
-    "7b": ("bench-7b", "7b", large),
-    "quality": ("quality", "", quality),
-    "quality-llama-cpp": ("quality-llama-cpp", "", quality),
-    "quality-formats": ("quality-formats", "", quality),
+    "headline": ("bench-smollm2", headline),
+    "smollm2": ("bench-smollm2", speed),
+    "1b": ("bench-1b", speed),
+    "7b": ("bench-7b", speed),
+    "article": ("bench-article", article),
+    "prefixes": ("bench-prefixes", prefixes),
+    "formats": ("bench-formats", speed),
+    "quality": ("quality", quality),
+    "quality-formats": ("quality-formats", quality),
 }
-"""For each table's name in the page: its results file, the beginning of its measurements' keys, and what makes it."""
+"""For each table's name in a page: its results file, and what makes it."""
 
 
-def markdown(result: Result, prefix: str, make: Callable[[Sequence[Row]], Table]) -> str:
-    """Return a table and the notes beneath it, without a final newline; "" if nothing was measured."""
-    measured = result.measured(prefix)
-    if not measured:
+def markdown(result: Result, make: Callable[[Sequence[Row]], Sequence[Table]], notes: bool = True) -> str:
+    """Return tables and the notes beneath them, without a final newline; "" if nothing was measured."""
+    if not result.measured():
         return ""
-    columns, rows, note = make(measured)
-    used = [column for column in columns if any(column.cell(row) is not None for row in rows)]
-    lines = [
-        [column.title for column in used],
-        ["---" if column.shown is str else "---:" for column in used],
-        *([column.cell(row) or "–" for column in used] for row in rows),
-    ]
-    notes = [*filter(None, [note]), *result.conditions(prefix)]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in notes)])
-
-
-def summary(result: Result) -> str:
-    """Return the tables that a run of `make bench` ends with."""
-    bench = ("article", "users", "large", "prefixes", "formats", "7b")
-    return "\n\n".join(filter(None, (markdown(result, *TABLES[name][1:]) for name in bench)))
+    parts, loads = [], list[str]()
+    for columns, rows, note in make(result.measured()):
+        used = [column for column in columns if any(column.cell(row) is not None for row in rows)]
+        lines = [
+            [column.title for column in used],
+            ["---" if column.shown is str else "---:" for column in used],
+            *([column.cell(row) or "–" for column in used] for row in rows),
+        ]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        loads += filter(None, [note])
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in [*loads, *conditions(result)]))
+    return "\n\n".join(parts)
 
 
 def filled(page: str) -> str:
-    """Return a page with every table's content. Raises ValueError unless it has each exactly once."""
-    for name, (file, prefix, make) in TABLES.items():
-        begin, end = f"<!-- table: {name} -->\n", f"<!-- end: {name} -->\n"
-        if (page.count(begin), page.count(end)) != (1, 1):
-            raise ValueError(f"the page has not one table {name}, but {page.count(begin)}")
-        before, rest = page.split(begin)
+    """Return a page with the content of its tables. Raises KeyError for one of an unknown name."""
+
+    def table(found: re.Match[str]) -> str:
+        file, make = TABLES[found[1]]
         path = RESULTS / f"{file}.json"
-        content = markdown(read(path), prefix, make) if path.exists() else "Not measured yet."
-        page = f"{before}{begin}\n{content}\n\n{end}{rest.split(end)[1]}"
-    return page
+        content = markdown(read(path), make, notes=make is not headline) if path.exists() else "Not measured yet."
+        return f"<!-- table: {found[1]} -->\n\n{content}\n\n<!-- end: {found[1]} -->"
+
+    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end: \1 -->", table, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for file in PAGES:
+        file.write_text(filled(file.read_text()))

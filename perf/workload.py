@@ -1,13 +1,12 @@
 """The load: prompts of equal length and output lengths of equal mean, the same for every server and every run.
 
 The article's setting is 200 new tokens for every request. Equal lengths hide what in-flight batching is for, so there
-is another mix of the same mean. Its lengths are the quantiles of their distribution in a shuffled order, not samples of
-it: 32 of them already have the distribution's mean, and two runs of different size measure the same load.
+is another mix of the same mean. Its lengths are the quantiles of their distribution, not samples of it, in an order in
+which the first few have nearly its mean: two runs of different size measure the same load.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -23,13 +22,16 @@ PROMPT_TOKENS = 100
 MEAN_OUTPUT = 200
 SLOTS = 32
 """Slots of every server, and the default number of users."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""The fractions of its multiples are spread evenly, however many there are."""
 
 
 class Load(NamedTuple):
     """A closed loop of prompts of equal length. key: of its measurements, before the server's.
 
-    measured: requests after a warm-up of one per user. mean: output tokens of a request. perf_analyzer: it is the
-    generator, over gRPC, instead of ours over HTTP, which streams where the server does.
+    measured: requests after a warm-up of one per user. seconds: none of them is sent later than so long after their
+    first; None: all are sent. mean: output tokens of a request. perf_analyzer: it is the generator, over gRPC, instead
+    of ours over HTTP, which streams where the server does.
     """
 
     key: str
@@ -38,6 +40,7 @@ class Load(NamedTuple):
     measured: int = 64
     mean: int = MEAN_OUTPUT
     perf_analyzer: bool = False
+    seconds: float | None = None
 
     def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
         """Return the requests, the same for every server, and how many of them are the warm-up.
@@ -60,10 +63,12 @@ def lengths(mix: Mix, count: int, mean: int = MEAN_OUTPUT) -> list[int]:
 
     equal: all the mean. uniform: 0.1 to 1.9 times the mean (20 … 380).
     """
-    shares = [(index + 0.5) / count for index in range(count)]
-    values = [mean * (1.0 if mix == "equal" else 0.1 + 1.8 * share) for share in shares]
-    random.Random(mix).shuffle(values)
-    return [max(1, round(value)) for value in values]
+    values = [1.0] * count
+    if mix == "uniform":
+        spread = sorted(range(count), key=lambda index: (index + 1) * _GOLDEN % 1)
+        for rank, index in enumerate(spread):
+            values[index] = 0.1 + 1.8 * (rank + 0.5) / count
+    return [max(1, round(mean * value)) for value in values]
 
 
 def prompts(checkpoint: Path, count: int, tokens: int = PROMPT_TOKENS) -> list[str]:

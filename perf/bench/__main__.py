@@ -1,27 +1,30 @@
-"""Measure servers under the same loads, write one file, and print its tables.
+"""Measure servers under the same loads, write a file for each case, and print its table.
 
-Cases (perf/bench/cases.py) run in the given order, because the budget may end first; prefixes, formats and 7b are by
-choice alone. What there was no time for is recorded with that reason.
+Each case (perf/bench/cases.py) has a result file, perf/results/bench-CASE.json. A run measures what is selected and
+keeps what other runs of the same settings measured, so that a table can be made in parts. What there was no time for is
+recorded with that reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from perf import environment, report
-from perf.bench.cases import CASES
+from perf.bench.cases import CASES, SECONDS
 from perf.bench.measure import Bench
-from perf.checkpoint import default_checkpoint, described
-from perf.command import CORES, Budget, existing_checkpoint, make_command, positive
+from perf.checkpoint import described
+from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
 from perf.device_rates import measure_rates
 from perf.perf_analyzer import BadExportError
-from perf.results_file import RESULTS, Results
+from perf.results_file import RESULTS, Results, read
+from perf.roofline import DeviceRates
 from perf.workload import SLOTS
 
-BY_DEFAULT = ("article", "users", "large")
+BY_DEFAULT = ("smollm2", "1b", "article")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -36,40 +39,50 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="a Llama in safetensors (default: SmolLM2-135M-Instruct)",
     )
     add("--only", nargs="+", choices=CASES, default=BY_DEFAULT, help="cases to measure")
-    known = sorted({case.server.key for cases in CASES.values() for case in cases(None)})
-    add("--without", nargs="*", choices=known, metavar="SERVER", default=[], help=f"servers to leave out: {known}")
-    add("--output", type=Path, metavar="FILE", help="default: perf/results/bench.json, or bench-CASE.json by choice")
-    options = parser.parse_args(arguments)
-    if options.output is None:
-        (case, *others) = options.only
-        options.output = RESULTS / ("bench.json" if others or case in BY_DEFAULT else f"bench-{case}.json")
-    return options
+    add("--servers", nargs="+", metavar="KEY", default=[""], help="of those whose keys begin so, such as vllm")
+    add("--users", nargs="+", type=count, metavar="N", help="loads of so many users only")
+    add("--seconds", type=positive, default=SECONDS, help="of a load of smollm2, 1b or 7b, after its warm-up")
+    add("--folder", type=Path, default=RESULTS, help="of the result files (default perf/results)")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     """Run what the command line selects."""
     options = parse()
     budget = Budget(options.budget)
-    settings = {"model": described(options.model or default_checkpoint()), "threads": CORES, "concurrency": SLOTS}
-    results = Results(options.output, "bench", settings, make_command("bench"))
-    budget.say(f"{environment.device()}; {settings['model']}; {CORES} threads")
     rates = measure_rates(CORES)
-    results.section("rates", rates.to_json())
-    budget.say(rates.describe())
-    bench = Bench(results, budget, rates)
+    budget.say(f"{environment.device()}, {CORES} threads; {rates.describe()}")
     for name in options.only:
-        for server, checkpoint, loads in CASES[name](options.model):
-            if server.key not in options.without:
-                bench.measure(server, checkpoint(), loads)
-    results.finish()
-    print(f"\n{report.summary(report.read(options.output))}\n")
-    print(f"written to {options.output}; make report puts it into the pages")
+        measure_case(name, options, budget, rates)
+
+
+def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: DeviceRates) -> None:
+    """Run the selected servers of a case, and write its file; also when it is interrupted."""
+    cases = [case for case in CASES[name](options.model) if case.server.key.startswith(tuple(options.servers))]
+    if not cases:
+        return
+    settings = {"model": described(cases[0].checkpoint()), "threads": CORES, "concurrency": SLOTS}
+    file = options.folder / f"bench-{name}.json"
+    results = Results(file, "bench", settings, make_command("bench"), merge=True)
+    results.section("rates", rates.to_json())
+    bench = Bench(results, budget, rates)
+    try:
+        for server, checkpoint, loads in cases:
+            selected = [load for load in loads if load.users in (options.users or [load.users])]
+            timed = [load._replace(seconds=options.seconds) if load.seconds else load for load in selected]
+            bench.measure(server, checkpoint(), timed)
+    finally:
+        results.finish()
+    print(f"\n{report.markdown(read(file), report.TABLES[name][1])}\n")
+    print(f"written to {file}; make report puts it into the pages")
 
 
 if __name__ == "__main__":
+    # Like Ctrl-C: the servers end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("bench: interrupted; what was measured is beside the output file, as .partial")
+        sys.exit("bench: interrupted; what was measured is in the result file")
     except BadExportError as error:
         sys.exit(f"bench: {error}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from perf import perf_analyzer
 from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described, quantized
 from perf.command import CORES, Budget
-from perf.environment import StealTime, memory_of, peak_mib
+from perf.environment import StealTime, memory_of
 from perf.load.generator import drive
 from perf.load.records import TIME_OVER, Run
 from perf.load.summary import summarize
@@ -60,14 +59,12 @@ class Bench:
             self._refuse_late()
             self.budget.say(f"{server.key} is started …")
             served = quantized(checkpoint, server.converted) if server.converted else checkpoint
-            began = time.monotonic()
             with server.start(served, CORES) as running:
-                start = {"seconds": round(time.monotonic() - began, 1), "peak_mib": round(peak_mib(running.pid), 1)}
-                self.budget.say(f"{server.key} runs after {start['seconds']} s: {running.command}")
+                self.budget.say(f"{server.key} runs: {running.command}")
                 while left:
                     self._refuse_late()
                     measurement = self._apply(server, running, checkpoint, left[0])
-                    self._note(left[0], server, {**measurement, "start": start})
+                    self._note(left[0], server, measurement)
                     del left[0]
         except perf_analyzer.BadExportError:
             raise
@@ -95,7 +92,7 @@ class Bench:
                 "mean_batch": round(grown["nv_inference_count"] / grown["nv_inference_exec_count"], 3),
             }
         else:
-            run = drive(running.target, requests, load.users, warmup, timeout)
+            run = drive(running.target, requests, load.users, warmup, timeout, load.seconds)
         lengths, prompt = _answered(run)
         facts = {
             "mix": load.mix,
@@ -126,9 +123,10 @@ class Bench:
         }
 
     def _note(self, load: Load | PrefixLoad, server: Server, measurement: Mapping[str, object]) -> None:
-        """Write a measurement and print it in a line."""
+        """Write a measurement, unless it is none and another run made one, and print it in a line."""
         key = f"{load.key}/{server.key}"
-        self.results.add(key, measurement)
+        if "not_run" not in measurement or "not_run" in self.results.measurements.get(key, {"not_run": ""}):
+            self.results.add(key, measurement)
         line = f"{measurement.get('tokens_per_second')} tokens/s, {measurement.get('errors')} errors"
         if "not_run" in measurement:
             line = f"not run: {measurement['not_run']}"

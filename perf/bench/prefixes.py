@@ -36,6 +36,7 @@ class PrefixLoad(NamedTuple):
     users: int
     measured: int
     perf_analyzer: bool = False
+    seconds: float | None = None
 
     @property
     def key(self) -> str:

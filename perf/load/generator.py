@@ -25,10 +25,18 @@ from perf.load.protocols import Request, Target, body, path, read_answer
 from perf.load.records import TIME_OVER, Record, Run
 
 
-def drive(target: Target, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> Run:
+def drive(
+    target: Target,
+    requests: Sequence[Request],
+    concurrency: int,
+    warmup: int,
+    timeout: float,
+    seconds: float | None = None,
+) -> Run:
     """Send the requests in one sequence; the first `warmup` are recorded but not measured.
 
-    For the throughput the warm-up should be at least the concurrency (`load.records` explains why).
+    For the throughput the warm-up should be at least the concurrency (`load.records` explains why). `seconds`: requests
+    that would be sent later than that after the first measured one are no part of the run, but two measured ones are.
     `timeout`: seconds for all requests together, warm-up included. Requests not answered by then, or never sent, are
     recorded as errors, as is everything else that fails. Raises ValueError unless the warm-up leaves a request.
     """
@@ -36,24 +44,32 @@ def drive(target: Target, requests: Sequence[Request], concurrency: int, warmup:
         raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")
     # A process of its own, so that the benchmark does not delay it; not a fork, which would copy torch's threads.
     with ProcessPoolExecutor(1, get_context("forkserver")) as process:
-        records = process.submit(generate, target, requests, concurrency, timeout).result()
+        records = process.submit(generate, target, requests, concurrency, timeout, warmup, seconds).result()
     return Run(concurrency, tuple(records), warmup)
 
 
-def generate(target: Target, requests: Sequence[Request], concurrency: int, timeout: float) -> list[Record]:
+def generate(
+    target: Target,
+    requests: Sequence[Request],
+    concurrency: int,
+    timeout: float,
+    warmup: int = 0,
+    seconds: float | None = None,
+) -> list[Record]:
     """Do the same in this process; return one record per request, in order."""
     load = _Load(target, requests, timeout)
-    asyncio.run(load.run(concurrency))
-    for chat in load.chats:
+    asyncio.run(load.run(concurrency, warmup, seconds))
+    for chat in load.begun:
         # The turns before it were read when it was sent.
         load.read(chat[-1])
-    return load.records
+    return load.records[: load.begun[-1].stop]
 
 
 class _Load:
     """A sequence of requests, sent to an idle server, until the last one is answered or the time is over.
 
-    records: without the answers that are not read yet. chats: the numbers of each one's requests.
+    records: without the answers that are not read yet. begun: of each chat that was sent, the numbers
+    of its requests.
     """
 
     def __init__(self, target: Target, requests: Sequence[Request], timeout: float) -> None:
@@ -66,13 +82,14 @@ class _Load:
         self.records = [Record(0.0, turn=request.turn) for request in requests]
         self._chunks: list[list[tuple[float, bytes]]] = [[] for _ in requests]
         firsts = [number for number, request in enumerate(requests) if request.turn == 1]
-        self.chats = [range(*border) for border in zip(firsts, [*firsts[1:], len(requests)], strict=True)]
+        self._chats = [range(*border) for border in zip(firsts, [*firsts[1:], len(requests)], strict=True)]
+        self.begun: list[range] = []
         self._began = time.perf_counter()
 
     def _now(self) -> float:
         return time.perf_counter() - self._began
 
-    async def run(self, concurrency: int) -> None:
+    async def run(self, concurrency: int, warmup: int, seconds: float | None) -> None:
         async with (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -83,12 +100,19 @@ class _Load:
             ) as client,
             asyncio.TaskGroup() as users,
         ):
-            waiting = iter(self.chats)
+            waiting = iter(self._chats)
+            steady: float | None = None
 
             async def user() -> None:
+                nonlocal steady
                 # Since when the user is free: not now, as other users' answers may have been read since.
                 free = self._now()
                 for chat in waiting:
+                    steady = free if steady is None and chat[0] >= warmup else steady
+                    late = seconds is not None and steady is not None and free > steady + seconds
+                    if late and chat[0] > warmup + 1:
+                        return
+                    self.begun.append(chat)
                     free = await self._send(client, chat[0], free)
                     prompt = self._requests[chat[0]].prompt
                     for number in chat[1:]:

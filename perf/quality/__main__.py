@@ -1,22 +1,20 @@
 """The quality loss of INT8, for SmolLM2-135M-Instruct and a chapter of a novel or for your own (`make quality`).
 
-Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
-KL divergence 0. Candidates are loaded by the server's loader:
+Each candidate predicts every token of the text beside the unquantized weights in FP32; the ceiling is the reference
+itself, at KL divergence 0. Candidates are loaded by the server's loader:
 
 - exact INT8, what a CPU serves: 8-bit terms of activations, one, two, or two for outliers, and each KV cache dtype.
 - LLM.int8() (bitsandbytes) with its outlier threshold of 6.
 - or quantized checkpoints of the model.
 
-Or the perplexity of a GGUF file, in FP32 and as it is served, beside llama.cpp's.
-
-Reported facts are read back from the loaded models. Writes one JSON file and prints the table.
+Or they are servers of `make bench`'s case smollm2, in its settings, each by its own engine. Results of several runs
+over the same text are kept in one file. Reported facts are read back from the loaded models.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +28,13 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
 from perf import report
-from perf.checkpoint import smollm2
-from perf.command import make_command
-from perf.quality import llama_cpp, text
-from perf.quality.divergence import Forward, distances, perplexity, summary
-from perf.results_file import RESULTS, Results
+from perf.bench.cases import CASES
+from perf.checkpoint import quantized, smollm2
+from perf.command import CORES, make_command
+from perf.quality import served, text
+from perf.quality.divergence import Distances, Forward, distances, perplexity, summary
+from perf.results_file import RESULTS, Results, read
+from perf.servers.running import NotRunError, Server
 
 _FLOATS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 
@@ -48,14 +48,14 @@ class Candidate(NamedTuple):
 
 
 BY_ROW = (
-    Candidate("int8", "exact INT8, outlier columns", {}),
+    Candidate("triton_llama_int8", "exact INT8, outlier columns", {}),
     Candidate("int8_kv_float32", "exact INT8, outlier columns, KV FP32", {"kv_cache_dtype": "float32"}),
     Candidate("int8_kv_int8", "exact INT8, outlier columns, KV INT8", {"kv_cache_dtype": "int8"}),
 )
 """On a CPU alone."""
 CANDIDATES = (
     Candidate("int8_2_terms", "exact INT8, two terms", {"int8_terms": "2"}),
-    Candidate("int8_1_terms", "exact INT8, one term", {"int8_terms": "1"}),
+    Candidate("triton_llama_int8_one_term", "exact INT8, one term", {"int8_terms": "1"}),
     Candidate("int8_threshold_6", "INT8, threshold 6, activations rounded too", {"int8_threshold": 6.0}),
 )
 
@@ -69,96 +69,72 @@ def main() -> None:
     add("--model", help="path or hub id of a Llama in safetensors (default: SmolLM2-135M-Instruct)")
     add("--text", type=Path, default=text.PROSE, help="UTF-8 file (default: a chapter of Alice in Wonderland)")
     add("--quantized", type=Path, nargs="+", metavar="PATH", help="compare these quantized checkpoints of it instead")
-    add("--llama-perplexity", type=Path, metavar="PROGRAM", help="compare MODEL, a GGUF file, with llama.cpp's instead")
-    add(
-        "--output", type=Path, help="default: perf/results/quality.json, quality-formats.json or quality-llama-cpp.json"
-    )
+    servers = {case.server.key: case.server for case in CASES["smollm2"](None)}
+    others = [key for key in servers if not key.startswith("triton_llama")]
+    add("--servers", nargs="+", choices=others, metavar="KEY", help=f"compare these servers instead: {others}")
+    add("--output", type=Path, help="default: perf/results/quality.json or quality-formats.json")
     options = parser.parse_args()
-    kind = "-formats" if options.quantized else "-llama-cpp" if options.llama_perplexity else ""
-    options.output = options.output or RESULTS / f"quality{kind}.json"
-    if options.llama_perplexity and not (options.model or "").endswith(".gguf"):
-        parser.error("--llama-perplexity needs --model FILE.gguf (with make: MODEL)")
+    options.output = options.output or RESULTS / f"quality{'-formats' if options.quantized else ''}.json"
     try:
-        (_beside_llama_cpp if options.llama_perplexity else _measure)(options)
-    except (EngineError, OSError, ValueError) as error:
+        _measure(options, [servers[key] for key in options.servers or ()])
+    except (EngineError, NotRunError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
-    print(report.markdown(report.read(options.output), "", report.quality))
+    print(report.markdown(read(options.output), report.quality))
     print(f"written to {options.output}")
 
 
-def _measure(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, servers: Sequence[Server]) -> None:
     """Compare every candidate with the unquantized weights and write the result file.
 
     One candidate at a time is in memory, beside what it is compared with. Raises EngineError for a checkpoint that
-    can't be loaded, OSError or ValueError for an unusable text.
+    can't be loaded, OSError or ValueError for an unusable text, NotRunError for a server that isn't installed.
     """
     # Read first: the checkpoint may take minutes to load.
     content = options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
     base = Settings(model=options.model or str(smollm2()))
     reference = load_checkpoint(replace(base, quantization="none"), device)
-    texts = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
+    context = min(text.CONTEXT, reference.max_model_len)
+    texts = text.from_text(content, reference.tokenizer.pretrained, context)
     settings = {
         "model": options.model or "SmolLM2-135M-Instruct",
-        "context": reference.max_model_len,
+        "context": context,
         "text": options.text.name,
         "texts": len(texts),
         "tokens": sum(len(tokens) - 1 for tokens in texts),
     }
-    results = Results(options.output, "quality", settings, make_command("quality"))
+    results = Results(options.output, "quality", settings, make_command("quality"), merge=True)
     candidates = [*BY_ROW, *CANDIDATES] if device.type == "cpu" else [*CANDIDATES]
     if options.quantized:
         candidates = [
             Candidate(path.name, path.name, {"model": str(path), "quantization": "checkpoint"})
             for path in options.quantized
         ]
-    for candidate in candidates:
+    elif options.model is None:
+        file = {"model": str(quantized(smollm2(), "q4_1")), "quantization": "checkpoint"}
+        candidates.append(Candidate("triton_llama_q4_1", "GGUF Q4_1, as served", file))
+    for candidate in candidates if not servers else ():
         print(f"{candidate.title} …", flush=True)
         for key, measurement in compared(candidate, reference, load(base, device, candidate), texts).items():
             results.add(key, measurement)
+    for server in servers:
+        print(f"{server.title} …", flush=True)
+        results.add(server.key, beside(server, Forward(reference), Path(reference.name), texts))
     results.finish()
 
 
-def _beside_llama_cpp(options: argparse.Namespace) -> None:
-    """Compare the perplexity of a GGUF file with llama.cpp's and write the result file. Raises as `_measure` does."""
-    file = Path(str(options.model))
-    content = options.text.read_bytes().decode()
-    program = options.llama_perplexity
-    with tempfile.TemporaryDirectory() as folder:
-        floats = llama_cpp.as_floats(file, Path(folder) / "floats.gguf")
-        expected = llama_cpp.by_llama_cpp(program, floats, options.text)
-    stored = llama_cpp.by_llama_cpp(program, file, options.text)
-    measurements: dict[str, dict[str, object]] = {
-        "llama_cpp_fp32": {"title": "llama.cpp, FP32", "weights": "FP32", "perplexity": expected},
-        "llama_cpp": {
-            "title": "llama.cpp, as stored",
-            "weights": "GGUF",
-            "perplexity": stored,
-            "over_fp32": round(stored / expected - 1, 6),
-        },
-    }
-    texts: text.Texts = []
-    for key, title, quantization in (("fp32", "FP32", "none"), ("served", "as served", "checkpoint")):
-        loaded = load_checkpoint(Settings(model=str(file), quantization=quantization), choose_device("cpu", None))
-        texts = llama_cpp.windows(content, loaded)
-        found = llama_cpp.by_engine(Forward(loaded), texts)
-        measurements[key] = {
-            "title": f"triton-llama, {title}",
-            **_facts(loaded.info),
-            "weights": " and ".join(sorted(loaded.info.linears)).upper(),
-            "perplexity": round(found, 4),
-            "over_fp32": round(found / expected - 1, 6),
+def beside(server: Server, reference: Forward, checkpoint: Path, texts: text.Texts) -> dict[str, object]:
+    """Compare what a server predicts with the reference. Raises NotRunError or OSError."""
+    converted = quantized(checkpoint, server.converted) if server.converted else checkpoint
+    with server.start(converted, CORES) as running:
+        parts = [served.compare(reference, running.target, each) for each in texts]
+        return {
+            **server.to_json(),
+            "weights_mib": round(running.weights_mib, 2),
+            "command": running.command,
+            "settings": dict(running.settings),
+            **Distances(*map(torch.cat, zip(*parts, strict=True))).summary(),
         }
-    settings = {
-        "model": file.name,
-        "context": llama_cpp.CONTEXT,
-        "text": f"{options.text.name}, the second half of each text",
-        "tokens": sum(len(tokens) - llama_cpp.CONTEXT // 2 - 1 for tokens in texts),
-    }
-    results = Results(options.output, "quality", settings, make_command("quality"))
-    for key, measurement in measurements.items():
-        results.add(key, measurement)
-    results.finish()
 
 
 def load(base: Settings, device: torch.device, candidate: Candidate) -> LoadedModel:

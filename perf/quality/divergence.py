@@ -22,6 +22,22 @@ POSITIONS_AT_ONCE = 256
 """Positions per pass of the head: a whole text's logits (4,096 x 32,000) would exceed the activations of the rest."""
 
 
+class Distances(NamedTuple):
+    """Per predicted token, tensors [tokens] on the CPU: divergence in nats (float64), whether the best is the same."""
+
+    divergence: Tensor
+    agrees: Tensor
+
+    def summary(self) -> dict[str, object]:
+        """Return the figures for a result file; p99 is by nearest rank, which counts from 1."""
+        p99 = self.divergence.kthvalue(math.ceil(0.99 * len(self.divergence))).values
+        nats = {"mean": self.divergence.mean(), "p99": p99, "max": self.divergence.max()}
+        return {
+            "kl_nats": {name: float(f"{value:.5g}") for name, value in nats.items()},
+            "top1_agreement": round(float(self.agrees.double().mean()), 6),
+        }
+
+
 class Tokens(NamedTuple):
     """Figures per predicted token, each a float64 or bool tensor [tokens] on the CPU; losses and divergence in nats."""
 
@@ -97,14 +113,10 @@ def summary(tokens: Tokens) -> dict[str, object]:
 
     loss_difference: the candidate's loss minus the reference's; within two standard errors of 0 it is noise.
     """
-    difference, divergence, count = tokens.loss - tokens.reference_loss, tokens.divergence, len(tokens.loss)
-    loss_difference = {"mean": difference.mean(), "standard_error": difference.std() / math.sqrt(count)}
-    # By nearest rank, which counts from 1.
-    p99 = divergence.kthvalue(math.ceil(0.99 * count)).values
-    nats = {"mean": divergence.mean(), "p99": p99, "max": divergence.max()}
+    difference = tokens.loss - tokens.reference_loss
+    loss_difference = {"mean": difference.mean(), "standard_error": difference.std() / math.sqrt(len(difference))}
     return {
         "perplexity": round(perplexity(tokens.loss), 4),
-        "kl_nats": {name: float(f"{value:.5g}") for name, value in nats.items()},
-        "top1_agreement": round(float(tokens.agrees.double().mean()), 6),
+        **Distances(tokens.divergence, tokens.agrees).summary(),
         "loss_difference": {name: float(f"{value:.5g}") for name, value in loss_difference.items()},
     }

@@ -13,6 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 PROSE = Path(__file__).with_name("alice.txt")
 
+CONTEXT = 512
+"""Tokens of a part, where a model allows it."""
+
 MIN_TOKENS = 100
 """Fewer predicted tokens have no 99th percentile."""
 

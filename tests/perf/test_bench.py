@@ -15,7 +15,7 @@ from triton_local.server import LocalTriton
 
 from perf import perf_analyzer
 from perf.bench import measure
-from perf.bench.__main__ import parse
+from perf.bench.__main__ import measure_case, parse
 from perf.bench.cases import CASES
 from perf.bench.measure import Bench
 from perf.checkpoint import EMBEDDED
@@ -70,7 +70,6 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
         assert measurement["tokens_per_second"] > 0
         assert measurement["limit"]["tokens_per_second"] > 0
         assert measurement["memory"]["process_mib"] > measurement["memory"]["weights_mib"]
-        assert measurement["start"]["peak_mib"] > measurement["memory"]["weights_mib"]
     assert 1 <= entries["article/ours"]["mean_sequences"] <= 2
     assert 1 <= entries["article/ours"]["mean_batch"] <= 2
 
@@ -131,12 +130,20 @@ def test_every_measurement_has_a_key_of_its_own() -> None:
     assert len(keys) == len(set(keys)) > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "file"),
-    [([], "bench.json"), (["--only", "formats"], "bench-formats.json"), (["--only", "users", "large"], "bench.json")],
-)
-def test_a_case_by_choice_has_a_file_of_its_own(arguments: list[str], file: str) -> None:
-    assert parse(arguments).output.name == file
+def test_a_part_of_a_case_is_merged_into_its_file(tmp_path: Path) -> None:
+    for server in ("vllm_int8", "openvino"):
+        options = parse(["--only", "smollm2", "--servers", server, "--folder", str(tmp_path), "--model", str(EMBEDDED)])
+        # No server starts without time.
+        measure_case("smollm2", options, Budget(0.1), RATES)
+    entries = json.loads((tmp_path / "bench-smollm2.json").read_text())["measurements"]
+    assert {entry["server"] for entry in entries.values()} == {"vllm_int8", "openvino_int8"}
+
+
+def test_a_measurement_is_not_lost_to_a_run_without_time(ours: Server, tmp_path: Path) -> None:
+    measured(tmp_path, ours, loads=LOADS[:1])
+    results = Results(tmp_path / "bench.json", "bench", {}, "make bench", merge=True)
+    Bench(results, Budget(0.1), RATES).measure(ours, EMBEDDED, LOADS[:1])
+    assert results.measurements["ours/ours"]["tokens_per_second"] > 0
 
 
 def test_a_server_of_other_weights_is_not_measured(triton: LocalTriton) -> None:

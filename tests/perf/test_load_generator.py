@@ -116,6 +116,15 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
         assert record.scheduled in ended, "a user is free when its previous answer has arrived"
 
 
+async def test_requests_after_the_last_second_are_no_part_of_the_run() -> None:
+    """Two measured ones are, however late."""
+    async with serving() as (target, received):
+        requests = [Request(str(number), 3) for number in range(9)]
+        run = await asyncio.to_thread(drive, target, requests, 2, 2, 60.0, 0.0)
+    assert [record.error for record in run.records] == [""] * 4
+    assert sorted(received) == ["0", "1", "2", "3"]
+
+
 async def test_a_turn_has_the_chat_before_it_in_its_prompt() -> None:
     async with serving() as (target, received):
         chats = [Request(" a", 3), Request(" b", 3, 2), Request(" c", 3, 3), Request(" d", 3), Request(" e", 3, 2)]

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, LlamaConfig
 from perf import checkpoint
 from perf.bench import prefixes as loads
 from perf.bench.prefixes import PrefixLoad
-from perf.report import Result, markdown, prefixes, read
-from perf.results_file import RESULTS
+from perf.report import markdown, prefixes
+from perf.results_file import RESULTS, Result, read
 
 VOCABULARY = 3072
 
@@ -90,7 +90,7 @@ def test_a_line_of_the_table_has_a_load_with_every_server() -> None:
     on, off = "triton_llama_int8_prefix_cache_on", "triton_llama_int8_prefix_cache_off"
     rows = [row(on, 8, 2.0), row(on, 1, 1.0), row(off, 8, 4.0)]
     measurements = {f"prefixes/{number}": entry for number, entry in enumerate(rows)}
-    content = {**read(RESULTS / "bench.json").content, "measurements": measurements}
-    text = markdown(Result("x.json", content), "prefixes", prefixes)
+    content = {**read(RESULTS / "bench-article.json").content, "measurements": measurements}
+    text = markdown(Result("x.json", content), prefixes)
     assert "| M | unshared | 8 | 20.0 / 40.0 | 40.0 / 80.0 | 2.00 | 4.00 | 50 % | 50 % |" in text
     assert "| M | unshared | 1 | 10.0 / 20.0 | – | 1.00 | – | 50 % | – |" in text

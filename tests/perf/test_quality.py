@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
 from engine.engines import EMBEDDED
 from engine.oracle import oracle
 from engine.prompts import random_prompt
@@ -16,10 +17,11 @@ from llama_engine.model.loader import LoadedModel
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
-from perf.quality import divergence, llama_cpp
+from perf.load.protocols import Target
+from perf.quality import divergence, served
 from perf.quality.__main__ import BY_ROW, CANDIDATES, Candidate, compared, load
 from perf.quality.divergence import Forward, Tokens, distances, perplexity, summary
-from perf.quality.text import PROSE, from_text
+from perf.quality.text import from_text
 
 
 @pytest.fixture(scope="module")
@@ -88,30 +90,42 @@ def test_the_summary_equals_the_one_by_hand() -> None:
     }
 
 
-def test_windows_are_whole_and_their_second_half_is_scored(fp32: LoadedModel) -> None:
-    text = PROSE.read_text()
-    rows = llama_cpp.windows(text, fp32)
-    tokens = fp32.tokenizer.encode(text.rstrip())
-    assert [len(row) for row in rows] == [512] * (len(tokens) // 512)
-    assert rows[1] == [fp32.tokenizer.pretrained.bos_token_id, *tokens[513:1024]]
-    with torch.inference_mode():
-        logits = oracle(fp32)(torch.tensor(rows[:1])).logits[0, 256:-1]
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(rows[0][257:]))
-    assert llama_cpp.by_engine(Forward(fp32), rows[:1]) == pytest.approx(math.exp(float(loss)), rel=1e-5)
+def test_an_unknown_rest_counts_as_one_symbol() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    found = served.distances(logits, [[(1, math.log(0.5)), (0, math.log(0.3))]])
+    by_hand = 0.4 * math.log(0.4 / 0.3) + 0.3 * math.log(0.3 / 0.5) + 0.3 * math.log(0.3 / 0.2)
+    assert float(found.divergence) == pytest.approx(by_hand, rel=1e-6)
+    assert found.agrees.tolist() == [False]
 
 
-def test_a_text_of_less_than_two_windows_is_refused(fp32: LoadedModel) -> None:
-    with pytest.raises(ValueError, match="tokens; 1024 are needed"):
-        llama_cpp.windows("Alice was not a bit hurt. " * 20, fp32)
+def test_what_a_server_knows_whole_has_the_whole_divergence() -> None:
+    reference, candidate = torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(0)).double()
+    predicted = [[*enumerate(row)] for row in candidate.log_softmax(-1).tolist()]
+    expected = divergence.compare(reference, candidate, torch.zeros(5, dtype=torch.long)).divergence
+    assert torch.allclose(served.distances(reference, predicted).divergence, expected, atol=1e-9)
 
 
-def test_the_perplexity_is_read_from_llama_cpps_output(tmp_path: Path) -> None:
-    program = tmp_path / "llama-perplexity"
-    program.write_text('#!/bin/sh\necho "0.00 I Final estimate: PPL = 12.3456 +/- 0.1" >&2\n')
-    program.chmod(0o755)
-    assert llama_cpp.by_llama_cpp(program, tmp_path / "it.gguf", PROSE) == 12.3456
+async def test_every_server_is_asked_for_each_position_in_its_protocol() -> None:
+    """Each answers that token 7 has the probability 0.5, at a position after as many tokens as it was sent."""
+    known, text = [(7, math.log(0.5))], [1, 2, 3]
 
+    async def answer(request: web.Request) -> web.Response:
+        prompt = (await request.json())["prompt"]
+        rank = {"rank": 1, "logprob": known[0][1]}
+        return web.json_response({
+            "/v1/completions": {"choices": [{"prompt_logprobs": [None, *[{"7": rank}] * (len(prompt) - 1)]}]},
+            "/completion": {"completion_probabilities": [{"top_logprobs": [{"id": 7, "logprob": known[0][1]}]}]},
+            "/log_probs": [known] * len(prompt),
+        }[request.path])  # fmt: skip
 
-def test_a_program_that_fails_is_an_error_with_its_last_line() -> None:
-    with pytest.raises(ValueError, match=r"sh printed no perplexity, but /bin/sh: "):
-        llama_cpp.by_llama_cpp(Path("/bin/sh"), Path("it.gguf"), PROSE)
+    application = web.Application()
+    application.router.add_post("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await (site := web.TCPSite(runner, "127.0.0.1", 0)).start()
+    for key in ("vllm_int8", "llama_cpp_q4_1", "openvino_int8"):
+        target = Target(key, "openai_completions", f"http://127.0.0.1:{runner.addresses[0][1]}", "llama")
+        found = await asyncio.to_thread(served.positions, target, text)
+        assert [[*map(tuple, position)] for position in found] == [known] * 2
+    await site.stop()
+    await runner.cleanup()

@@ -60,6 +60,17 @@ def test_a_run_replaces_the_last_result_only_when_it_finishes(results: Results, 
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize(("setting", "kept"), [(1, ["old", "new"]), (2, ["new"])])
+def test_a_merged_run_keeps_measurements_of_the_same_settings(setting: int, kept: list[str], tmp_path: Path) -> None:
+    for number, (key, settings) in enumerate([("old", {"setting": 1}), ("new", {"setting": setting})]):
+        results = Results(tmp_path / "it.json", "made_up", settings, f"make {number}", merge=True)
+        results.add(key, {"value": number})
+        results.finish()
+    measurements = json.loads((tmp_path / "it.json").read_text())["measurements"]
+    assert list(measurements) == kept
+    assert [each["run"]["command"] for each in measurements.values() if "run" in each] == ["make 0"] * (len(kept) - 1)
+
+
 def test_the_command_has_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "--model", "/models/llama", "--only", "article"])
     assert make_command("bench") == "make bench 'BENCH=--model llama --only article'"

@@ -1,6 +1,6 @@
 """The cases of `make bench`: which servers run which loads, on which checkpoint.
 
-smollm2   speed at equal quality: ours, vLLM, llama.cpp and OpenVINO, streaming to 1, 8, 32 and 128 users
+smollm2   speed at equal quality: ours, vLLM, llama.cpp, OpenVINO and FastAPI, streaming to 1, 8, 32 and 128 users
 1b, 7b    the same with random weights of TinyLlama's shape and of Llama-2-7B's
 article   the article's table (docs/benchmarks.md): naive, batched and INT8, by perf_analyzer
 prefixes  prompts that share prefixes: our prefix cache on and off, and vLLM's
@@ -27,7 +27,7 @@ from perf.checkpoint import (
     unquantized,
     words_checkpoint,
 )
-from perf.servers.baselines import llama_cpp, openvino, vllm
+from perf.servers.baselines import fastapi, llama_cpp, openvino, vllm
 from perf.servers.running import Server
 from perf.servers.triton import our_server
 from perf.workload import MEAN_OUTPUT, SLOTS, Load
@@ -111,7 +111,12 @@ def speed(
             llama_cpp(f"llama_cpp_{gguf}", f"llama.cpp {title}", gguf, title, SLOTS),
             openvino(),
         ]
-    return [Case(server, checkpoint, loads) for server in servers if server.key not in left_out]
+    cases = [Case(server, checkpoint, loads) for server in servers if server.key not in left_out]
+    if name == "smollm2":
+        # The article's servers, which answer one request and eight at a time, whatever the users.
+        articles = fastapi("naive_fastapi", "naive FastAPI", 1), fastapi("batching_fastapi", "batching FastAPI", 8)
+        cases += [Case(server, checkpoint, [load]) for server, load in zip(articles, loads, strict=False)]
+    return cases
 
 
 def prefixes(_: Path | None) -> list[Case]:

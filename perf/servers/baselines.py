@@ -1,4 +1,4 @@
-"""Baselines, each in its best honest settings: vLLM, llama.cpp and OpenVINO GenAI.
+"""Baselines, each in its best honest settings: FastAPI around `generate()`, vLLM, llama.cpp and OpenVINO GenAI.
 
 vLLM runs in BF16 on a CPU and in FP16 on a GPU. Its INT8 is W8A8: weights per channel, activations per token, head and
 KV cache in its floats. Its cache holds as many tokens as ours: 32 sequences, each as long as the model allows.
@@ -9,17 +9,18 @@ installs them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig
 
-from perf.checkpoint import DTYPES, OPENVINO, fastest, parameters
+from perf.checkpoint import DTYPES, OPENVINO, fastest, parameters, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.roofline import BYTES, Weights
@@ -40,6 +41,12 @@ class Launch(NamedTuple):
     versions: Mapping[str, str]
     fields: Mapping[str, object]
     ready_s: float = 120.0
+
+
+def fastapi(key: str, title: str, batch: int) -> Server:
+    """Return the article's server, with its delay of 10 ms; batch: the largest."""
+    weights = unquantized()
+    return _baseline(key, f"{title} {weights.upper()}", weights, partial(_fastapi, batch=batch))
 
 
 def vllm(
@@ -93,6 +100,14 @@ def _baseline(
                 yield Running(target, shown(plan.command, checkpoint), settings, pid, size / 2**20)
 
     return Server(key, title, weights, start, converted, stored)
+
+
+def _fastapi(checkpoint: Path, threads: int, port: int, batch: int) -> Launch:
+    command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
+    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port)]
+    command += ["--batch", str(batch)]
+    versions = {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")}
+    return Launch("triton_generate", command, {"PYTHONPATH": str(ROOT)}, versions, {})
 
 
 def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Launch:

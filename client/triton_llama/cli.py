@@ -226,7 +226,7 @@ def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> It
         yield f"computes    {instance.computation}; KV cache {instance.kv_cache_dtype}; on {instance.device}{name}"
     if info.outlier_shares:
         shares = ", ".join(f"{linear} {share:.1%}" for linear, share in info.outlier_shares.items())
-        yield f"two terms   of activations: {shares}"
+        yield f"outliers    columns with two terms: {shares}"
     if (cache := info.cache) is not None:
         hits = "" if cache.hit_ratio is None else f"; {cache.hit_ratio:.1%} of prompt tokens were cached"
         yield f"KV cache    {cache.used} of {cache.pages} pages used, {cache.cached} hold cached prefixes{hits}"

@@ -161,7 +161,7 @@ def test_shares_of_two_terms_are_read_from_the_page() -> None:
     with metrics_page(*lines) as page:
         info = read_model_info(page, "llama")
     assert info == ModelInfo([EXACT], {"down": 0.99, "head": 0.0})
-    assert "two terms   of activations: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
+    assert "outliers    columns with two terms: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
 
 
 @pytest.mark.parametrize(

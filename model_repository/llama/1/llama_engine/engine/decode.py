@@ -112,13 +112,13 @@ class DecodeStep:
         self._failed_replays = 0
 
     def first_tokens(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Return the first tokens of the prefilled sequences alone, [batch]; see `run`, without `prefilled` then."""
+        """Return the first tokens of the prefilled sequences, [batch], and store them; `run` then gets no states."""
         tokens = self._launch(self._batch.sequences[decoding:], decoding, prefilled)
         self._batch.tokens[decoding : decoding + len(tokens)] = tokens
         return tokens
 
     def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Return the next token of every sequence, [batch], and store it as the input of its next step.
+        """Return the next tokens, [batch], of sequences without one in this step; store them as the next step's inputs.
 
         decoding: number of leading sequences that run a forward pass. prefilled: hidden states of the others,
         [batch, hidden] in all; empty if they have their tokens. A token is FAILED if its computation failed or its

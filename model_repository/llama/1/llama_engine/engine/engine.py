@@ -43,7 +43,7 @@ class StepResult:
 
     finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
-    terms: tokens in exact INT8 products, including those of failed computations. preempted: number of preemptions.
+    terms: counts of exact INT8 products, including those of failed computations. preempted: number of preemptions.
     cache: the KV cache's pages after the step, and its events.
     """
 

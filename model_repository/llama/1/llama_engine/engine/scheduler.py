@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from llama_engine.engine.dispatcher import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
@@ -205,7 +205,7 @@ class Scheduler:
         """Dispatch the chunks and results of a step, and record it."""
         now = time.monotonic()
         with self._changed:
-            events = self._next_chunks()
+            events = self._next_chunks(list(self._running), lambda sequence: self._abort([sequence], FAILURE))
             # A sequence that `stop` has answered while this step hung is no longer running.
             finished = [sequence for sequence in step.finished if sequence in self._running]
             for sequence in finished:
@@ -220,16 +220,18 @@ class Scheduler:
             self._stats.record_step(step, now, len(self._running), len(self._waiting))
 
     def _send_chunks(self) -> None:
+        """Dispatch chunks while the engine computes a step; `_report` sends those of finished sequences."""
         with self._changed:
-            self._dispatcher.post(self._next_chunks())
+            unfinished = [sequence for sequence in self._running if sequence.result is None]
+            # The engine removes a sequence that fails here at the end of its step.
+            self._dispatcher.post(self._next_chunks(unfinished, Sequence.fail))
 
-    def _next_chunks(self) -> list[tuple[ResponseSink, Event]]:
-        """Return the next chunks of streaming sequences, with their sinks; on a failure, fail that sequence.
-
-        The engine removes it at the end of its step.
-        """
+    def _next_chunks(
+        self, sequences: list[Sequence], on_failure: Callable[[Sequence], None]
+    ) -> list[tuple[ResponseSink, Event]]:
+        """Return the next chunks of those sequences that are streamed, with their sinks."""
         events: list[tuple[ResponseSink, Event]] = []
-        for sequence in list(self._running):
+        for sequence in sequences:
             if not sequence.context.stream or isinstance(sequence.result, RequestError):
                 continue
             try:
@@ -237,7 +239,7 @@ class Scheduler:
             except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
                 _log.exception("making a chunk of %s failed", names_of([sequence]))
                 self._stats.record_error()
-                sequence.fail()
+                on_failure(sequence)
                 continue
             if chunk is not None:
                 events.append((sequence.context.sink, chunk))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class TermCount(NamedTuple):
-    """Tokens in a linear layer, those columns of all of them with two terms, and the size of one such layer.
+    """Tokens of a linear layer, their columns with two terms, and the layer's size.
 
     A column counts if it or one of the three beside it is an outlier: they are multiplied together.
     """

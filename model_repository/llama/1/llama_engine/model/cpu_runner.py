@@ -110,7 +110,7 @@ class CpuRunner:
         return self._forward.logits(hidden)
 
     def take_term_counts(self) -> TermCounts:
-        """Return how many tokens the linear layers had since the last call, and how many had two terms."""
+        """Return the counts of the linear layers since the last call."""
         return self._forward.take_term_counts()
 
     def warm_up(self) -> None:

@@ -36,7 +36,8 @@ SOURCES = SCRIPT.parent
 BUILD_DIRECTORY = SOURCES / "build"
 COMPILERS = ("g++", "c++", "clang++")
 
-COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility-inlines-hidden")
+# Sums of vectors wrap around.
+COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fvisibility-inlines-hidden")
 
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512_VNNI = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")

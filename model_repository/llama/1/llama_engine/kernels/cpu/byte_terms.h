@@ -1,7 +1,7 @@
 // Products of bytes of weights and bytes of terms: AVX512-VNNI's and AMX's.
 //
-// The instructions multiply unsigned by signed bytes: a packed weight is w + 128, and 128 · Σ q is subtracted from the
-// sums. These wrap around 2³², which the subtraction undoes.
+// The instructions multiply unsigned by signed bytes: a packed weight is w + 128, and 128 times the sum of the terms is
+// subtracted. The sums wrap around 2³², which the subtraction undoes.
 //
 // `Set` is an instruction set, a struct of
 //   GROUP                             tokens whose low terms are multiplied at once

@@ -5,10 +5,12 @@
 // product with a scale and its addition are rounded apart, as in cpu_reference:
 //
 //     low total = low total + scale[g] · Σ low·w
-//     low total = low total + offset[g] · Σ low      if there are offsets; the same for high
+//     low total = low total + offset[g] · Σ low      if there are offsets
+//     high total: the same, by quad
 //     Σ x·w = token's scale · (low total + 254 · high total)
 //
-// A packed weight of 4 bits is w + 8, one of 8 bits w + ZERO. The sums begin with what 8 or ZERO adds to them, negated.
+// A packed weight of 4 bits is w + 8, one of 8 bits w + ZERO. The sums of low terms begin with what 8 or ZERO adds to them, negated;
+// from those of high terms it is subtracted at the end.
 //
 // A panel is the outputs of two registers of sums: 2 blocks, with AVX2 one. Its scales and weights are one stream:
 //

@@ -68,7 +68,7 @@ static Head<Element> cached_head(const Model& m, const Layer& layer, const Token
 template <class Product, class Factor>
 static void quantize_for(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
                          const Quantized& to, int64_t count, OutlierCounts* counts) {
-    // Tokens that share cache lines are stored by one thread.
+    // Tokens that share cache lines of terms are stored by one thread.
     constexpr int64_t SIZE = Product::INTERLEAVED;
     worker.each((count + SIZE - 1) / SIZE, 1, [&](int64_t group, int64_t) {
         const int64_t from = group * SIZE, end = std::min(from + SIZE, count);

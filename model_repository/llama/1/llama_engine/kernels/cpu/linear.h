@@ -28,7 +28,7 @@ using GroupTerms = Integers;
 //   BYTES                              bytes of a token per input
 //   GROUP                              tokens that one call of `products` multiplies; at most 32, a divisor of 96
 //   INTERLEAVED                        tokens that share cache lines
-//   store(x, token, i, q, low)         store 16 inputs of a token
+//   store(x, token, i, q, low)         store 16 inputs of a token: low, or q for 16-bit products (low for column groups)
 //   begin()                            called by each thread before the products of a phase
 //   products(m, block, x, first, last, next, result)
 //                                      result[t][b] = Σ low·w + 254 · Σ high·w, rounded to float, of the tokens from
@@ -122,7 +122,7 @@ inline void quantize_values(const Activations<GAIN>& values, float factor, const
                             int64_t token) {
     const Range range(to.inputs, factor, [&](int i) { return values.from(i); });
     const float inlier = largest_inlier(to, [&](int i) { return values.from(i) * range.inverse; });
-    // Steps of q for one of `range`, of 1 / 127 of the largest value: at most 254, so that high terms are at most 127.
+    // Steps of q in 1 / 127 of the largest value: at most 254, so that high terms are at most 127.
     const float steps = std::min(127.0f / inlier, static_cast<float>(SPLIT));
     Outliers outliers(to, token);
     auto quantize = [&](const auto& value) {

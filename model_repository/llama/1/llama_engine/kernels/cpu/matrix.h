@@ -38,7 +38,7 @@ struct Quantized {
     int8_t* terms;          // low terms, or q itself; room for [tokens, to a multiple of 24][2][inputs]: whole groups
     int32_t* outliers;      // [tokens]: number of quads with a high term
     int32_t* outlier_quad;  // [tokens / 8][inputs / 4][8]: their places, ascending
-    int32_t* outlier_high;  // the same: their four high terms, and zeros up to the largest number of the 8 tokens
+    int32_t* outlier_high;  // the same: their four high terms; for ByteTerms zeros up to the largest number of the 8
     float* scale;           // [tokens]; NaN if a value isn't finite
     int32_t* offset;        // [tokens][2]: what the packed weights' zero adds to the sums of low and of high terms
     int32_t* group_start;   // [tokens / GROUP][column groups][GROUP]: what the sums of products of low terms begin with

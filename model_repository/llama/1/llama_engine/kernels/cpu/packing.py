@@ -32,7 +32,7 @@ GROUP_UNIT = 32
 """A column group is a multiple of this."""
 
 MAX_GROUP = 512
-"""Maximum columns of a group: a sum of this many products of an outlier and a weight always fits int32."""
+"""Maximum columns of a group: a sum of this many products of a term and a weight is below 2²⁴, exact in float32."""
 
 
 def padded(size: int, unit: int = UNIT) -> int:

@@ -171,7 +171,7 @@ class Engine:
     def step(self, on_first_tokens: Callable[[], None] = lambda: None) -> StepResult:
         """Prefill prompts within the budget, then sample the next token of every sequence whose prompt is cached.
 
-        on_first_tokens: called when new sequences have their first tokens and the others' decode step is still to run.
+        on_first_tokens: called on a CPU when new sequences have their first tokens and the others have not.
 
         Never raises: a failed computation is repeated in parts, and a sequence that fails alone gets a GenerationError.
         A failure that can't be isolated fails every sequence.
@@ -184,7 +184,8 @@ class Engine:
             self._extend_pages()
             decoding = len(self._batch)
             prefilled = self._prefill_prompts()
-            if prefilled and decoding and self._decode.graphs is None:
+            # On a GPU a step waits for the device once.
+            if prefilled and decoding and self._device.type == "cpu" and self._decode.graphs is None:
                 self._append(decoding, self._decode.first_tokens(decoding, prefilled))
                 prefilled = []
                 on_first_tokens()

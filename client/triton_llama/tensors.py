@@ -28,8 +28,8 @@ _ALWAYS = OUTPUT_NAMES[:4]
 
 Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
-_INTEGERS = {"INT32": (4, "i"), "INT64": (8, "q"), "UINT64": (8, "Q")}
-"""The bytes and the format of each integer type."""
+_INTEGERS = {name: struct.calcsize(f"<{_FORMATS[name]}") for name in ("INT32", "INT64", "UINT64")}
+"""The bytes of each integer type."""
 _SIZE = struct.Struct("<I")
 _FP32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
@@ -86,8 +86,7 @@ def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
         if datatype == "BYTES":
             return _strings(content)
         if datatype in _INTEGERS:
-            size, form = _INTEGERS[datatype]
-            return list(struct.unpack(f"<{len(content) // size}{form}", content))
+            return list(struct.unpack(f"<{len(content) // _INTEGERS[datatype]}{_FORMATS[datatype]}", content))
     except (struct.error, UnicodeDecodeError):
         pass
     raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")

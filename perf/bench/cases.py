@@ -111,11 +111,16 @@ def speed(
             llama_cpp(f"llama_cpp_{gguf}", f"llama.cpp {title}", gguf, title, SLOTS),
             openvino(),
         ]
-    cases = [Case(server, checkpoint, loads) for server in servers if server.key not in left_out]
-    if name == "smollm2":
-        # The article's servers, which answer one request and eight at a time, whatever the users.
-        articles = fastapi("naive_fastapi", "naive FastAPI", 1), fastapi("batching_fastapi", "batching FastAPI", 8)
-        cases += [Case(server, checkpoint, [load]) for server, load in zip(articles, loads, strict=False)]
+    return [Case(server, checkpoint, loads) for server in servers if server.key not in left_out]
+
+
+def smollm2(model: Path | None) -> list[Case]:
+    """The default model, with the article's servers, too: their rates are the same for any number of users."""
+    checkpoint = partial(_chosen, model)
+    cases = speed("smollm2", checkpoint, "q4_1")
+    for key, title, batch in (("naive_fastapi", "naive FastAPI", 1), ("batching_fastapi", "batching FastAPI", 8)):
+        loads = [load for load in cases[0].loads if load.users == batch]
+        cases.append(Case(fastapi(key, title, batch), checkpoint, loads))
     return cases
 
 
@@ -163,7 +168,7 @@ def _chosen(model: Path | None) -> Path:
 
 
 CASES: Mapping[str, Callable[[Path | None], list[Case]]] = {
-    "smollm2": lambda model: speed("smollm2", partial(_chosen, model), "q4_1"),
+    "smollm2": smollm2,
     "1b": lambda _: speed("1b", partial(random_checkpoint, TINY_LLAMA), "q4_0", mean=MEAN_OUTPUT // 2),
     "7b": lambda _: speed(
         "7b", partial(random_checkpoint, LLAMA_2_7B), "q4_0", (1, 8, 32), MEAN_OUTPUT // 4, ("vllm", "openvino_int8")

@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
     settings: Mapping[str, Any]
 
 
-BY_ROW = (
+OUTLIER_COLUMNS = (
     Candidate("triton_llama_int8", "exact INT8, outlier columns", {}),
     Candidate("int8_kv_float32", "exact INT8, outlier columns, KV FP32", {"kv_cache_dtype": "float32"}),
     Candidate("int8_kv_int8", "exact INT8, outlier columns, KV INT8", {"kv_cache_dtype": "int8"}),
@@ -104,7 +104,7 @@ def _measure(options: argparse.Namespace, servers: Sequence[Server]) -> None:
         "tokens": sum(len(tokens) - 1 for tokens in texts),
     }
     results = Results(options.output, "quality", settings, make_command("quality"), merge=True)
-    candidates = [*BY_ROW, *CANDIDATES] if device.type == "cpu" else [*CANDIDATES]
+    candidates = [*OUTLIER_COLUMNS, *CANDIDATES] if device.type == "cpu" else [*CANDIDATES]
     if options.quantized:
         candidates = [
             Candidate(path.name, path.name, {"model": str(path), "quantization": "checkpoint"})

@@ -90,7 +90,7 @@ def test_the_shortest_cache_generates_a_token(fp32: LoadedModel) -> None:
     assert completions(engine, [GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])
 
 
-def test_a_step_counts_the_rows_of_each_linear_layer() -> None:
+def test_a_step_counts_the_columns_of_each_linear_layer() -> None:
     needs_compiled_kernels()
     checkpoint = load("int8")
     engine, layers = engine_of(checkpoint, 4), checkpoint.config.num_hidden_layers

@@ -19,7 +19,7 @@ from llama_engine.text.tokenizer import Tokenizer
 
 from perf.load.protocols import Target
 from perf.quality import divergence, served
-from perf.quality.__main__ import BY_ROW, CANDIDATES, Candidate, compared, load
+from perf.quality.__main__ import CANDIDATES, OUTLIER_COLUMNS, Candidate, compared, load
 from perf.quality.divergence import Forward, Tokens, distances, perplexity, summary
 from perf.quality.text import from_text
 
@@ -41,7 +41,7 @@ def test_the_perplexity_is_the_one_by_transformers(fp32: LoadedModel, texts: lis
     assert perplexity(tokens.loss) == pytest.approx(math.exp(loss / predicted), rel=1e-5)
 
 
-@pytest.mark.parametrize("candidate", [*BY_ROW, *CANDIDATES], ids=lambda candidate: candidate.key)
+@pytest.mark.parametrize("candidate", [*OUTLIER_COLUMNS, *CANDIDATES], ids=lambda candidate: candidate.key)
 def test_int8_is_close_to_the_reference_but_not_equal(
     fp32: LoadedModel, texts: list[list[int]], candidate: Candidate
 ) -> None:
@@ -54,7 +54,7 @@ def test_int8_is_close_to_the_reference_but_not_equal(
     assert 0.9 < entry["top1_agreement"] < 1
 
 
-@pytest.mark.parametrize("candidate", [*BY_ROW, *CANDIDATES], ids=lambda candidate: candidate.key)
+@pytest.mark.parametrize("candidate", [*OUTLIER_COLUMNS, *CANDIDATES], ids=lambda candidate: candidate.key)
 def test_a_candidate_is_loaded_with_its_threshold_and_terms(
     fp32: LoadedModel, texts: list[list[int]], candidate: Candidate
 ) -> None:
@@ -62,9 +62,9 @@ def test_a_candidate_is_loaded_with_its_threshold_and_terms(
     entries: dict[str, Any] = compared(candidate, fp32, loaded, texts[:1])
     entry = entries[candidate.key]
     assert entry["threshold"] == candidate.settings.get("int8_threshold", 0.0)
-    # LLM.int8() has no terms. By row, some have two.
-    terms = "none" if entry["threshold"] else candidate.settings.get("int8_terms", "by row")
-    least, most = {"none": (0, 0), "by row": (1.01, 1.99), "1": (1, 1), "2": (1.99, 2)}[terms]
+    # LLM.int8() has no terms. With outlier columns, some have two.
+    terms = "none" if entry["threshold"] else candidate.settings.get("int8_terms", "outliers")
+    least, most = {"none": (0, 0), "outliers": (1.01, 1.99), "1": (1, 1), "2": (1.99, 2)}[terms]
     assert least <= entry.get("products", 0) <= most
 
 

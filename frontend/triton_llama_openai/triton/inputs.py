@@ -58,7 +58,7 @@ def inputs_of(
         values["temperature"] = model.default_temperature
     if request.top_k is not None:
         values["top_k"] = max(request.top_k, 0)
-    # Resumption sends the request again.
+    # A resumed request must have the seed of the first try.
     values["seed"] = secrets.randbits(64) if request.seed is None else request.seed % 2**64
     if guide is not None:
         values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}

@@ -65,7 +65,7 @@ class _Choice:
 
     ids: list[int] = field(default_factory=list)
     seed: int | None = None
-    """None for the request's own."""
+    """None: the request's seed, of its only choice."""
     finished: bool = False
 
     def add(self, chunk: Chunk) -> None:

@@ -107,7 +107,7 @@ def _fastapi(checkpoint: Path, threads: int, port: int, batch: int) -> Launch:
     command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port)]
     command += ["--batch", str(batch)]
     versions = {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")}
-    return Launch("triton_generate", command, {"PYTHONPATH": str(ROOT)}, versions, {})
+    return Launch("triton_generate", command, {}, versions, {})
 
 
 def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Launch:

@@ -78,6 +78,10 @@ class Sequence:
     """Number of positions in the KV cache."""
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
+    num_accepted_draft_tokens: int = 0
+    """Number of output tokens that a draft had predicted."""
+    num_rejected_draft_tokens: int = 0
+    """Number of drafts' tokens that were computed and were not the sequence's next ones."""
     output_tokens: list[int] = field(default_factory=list, repr=False)
     """The tokens generated so far, those that the request resumes included."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)

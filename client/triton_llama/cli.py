@@ -46,7 +46,10 @@ _TYPES: dict[str, click.types.ParamType[object]] = {
     "FP32": click.FLOAT,
     "BOOL": click.BOOL,
 }
-_CHUNK_FIELDS = ("text", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+_CHUNK_FIELDS = (
+    *("text", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens"),
+    *("num_accepted_draft_tokens", "num_rejected_draft_tokens"),
+)
 
 Command = Callable[..., None]
 

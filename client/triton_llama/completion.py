@@ -30,13 +30,17 @@ class Completion:
     """The seed sent, drawn by the client if the caller gave none: with it the same request gives the same text."""
     num_cached_tokens: int | None = None
     """Tokens of the prompt that were in the KV cache already; None if the server doesn't report them."""
+    num_accepted_draft_tokens: int | None = None
+    """Generated tokens that a draft had predicted; None if the server doesn't report them."""
+    num_rejected_draft_tokens: int | None = None
+    """Tokens of drafts that were not generated; None if the server doesn't report them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a completion: the text generated since the chunk before; `str()` of it is that text.
 
-    The clients read the first five fields; the OpenAI endpoint reads all of them.
+    The clients read the first seven fields; the OpenAI endpoint reads all of them.
     """
 
     text: str
@@ -48,6 +52,10 @@ class Chunk:
     num_output_tokens: int
     """Tokens generated since the chunk before; the sum over all chunks is the completion's."""
     num_cached_tokens: int | None = None
+    """As in `Completion`, in the last chunk; None before."""
+    num_accepted_draft_tokens: int | None = None
+    """As in `Completion`, in the last chunk; None before."""
+    num_rejected_draft_tokens: int | None = None
     """As in `Completion`, in the last chunk; None before."""
     index: int = 0
     """Index of the completion, of a request with several."""
@@ -100,6 +108,8 @@ class _Stream:
             request_id=self.request_id,
             seed=self.seed,
             num_cached_tokens=self._last.num_cached_tokens,
+            num_accepted_draft_tokens=self._last.num_accepted_draft_tokens,
+            num_rejected_draft_tokens=self._last.num_rejected_draft_tokens,
         )
 
     def _add(self, chunk: Chunk) -> Chunk:

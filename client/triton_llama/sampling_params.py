@@ -36,6 +36,7 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
     "guided_decoding_guide": ("STRING", False),
     "priority": ("INT32", False),
     "cache_salt": ("STRING", False),
+    "prediction": ("STRING", False),
     "stream_interval_ms": ("INT32", False),
     "exclude_input_in_output": ("BOOL", False),
     "return_output_ids": ("BOOL", False),
@@ -83,6 +84,7 @@ class SamplingOptions(TypedDict, total=False):
     guided_decoding_guide: str | None
     priority: int | None
     cache_salt: str | None
+    prediction: str | None
     stream_interval_ms: int | None
     exclude_input_in_output: bool | None
     return_output_ids: bool | None
@@ -167,6 +169,9 @@ class SamplingParams:
     """Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it."""
     cache_salt: str | None = None
     """Prompts share cached prefixes only with requests of the same salt."""
+    prediction: str | None = None
+    """A text that the completion probably repeats, such as the file that it edits. It changes the speed and no token;
+    what is beyond `max_tokens` is ignored."""
     stream_interval_ms: int | None = None
     """Minimum milliseconds between two chunks of a completion; the first and the last chunk do not wait."""
     exclude_input_in_output: bool | None = True

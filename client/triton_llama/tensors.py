@@ -21,10 +21,10 @@ from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.sampling_params import INPUTS, SamplingParams
 
-OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
-"""The outputs that the clients read: the first four of every response, the last one of those that have it."""
+_ALWAYS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
-_ALWAYS = OUTPUT_NAMES[:4]
+OUTPUT_NAMES = (*_ALWAYS, "num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens")
+"""The outputs that the clients read: the first four of every response, the others of those that have them."""
 
 Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
@@ -164,13 +164,15 @@ def _chunk(outputs: Mapping[str, Sequence[object]], row: int, index: int) -> Chu
         finish_reason=_string_of(outputs, "finish_reason", row),
         num_input_tokens=_integer_of(outputs, "num_input_tokens", row),
         num_output_tokens=_integer_of(outputs, "num_output_tokens", row),
-        num_cached_tokens=_integer_of(outputs, "num_cached_tokens", row) if "num_cached_tokens" in outputs else None,
+        num_cached_tokens=_optional_integer_of(outputs, "num_cached_tokens", row),
+        num_accepted_draft_tokens=_optional_integer_of(outputs, "num_accepted_draft_tokens", row),
+        num_rejected_draft_tokens=_optional_integer_of(outputs, "num_rejected_draft_tokens", row),
         index=index,
         stop_reason=_string_of(outputs, "stop_reason", row),
         logprobs=json.loads(logprobs) if logprobs else [],
         prompt_logprobs=json.loads(prompt_logprobs) if prompt_logprobs else None,
         output_ids=tuple(token for token in own_ids if token >= 0),
-        seed=_integer_of(outputs, "seed", row) if "seed" in outputs else None,
+        seed=_optional_integer_of(outputs, "seed", row),
     )
 
 
@@ -186,6 +188,10 @@ def _integer_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) ->
     if not isinstance(value, int):
         raise ServerError(f"the server's output {name} is {value!r}, must be an integer")
     return value
+
+
+def _optional_integer_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) -> int | None:
+    return _integer_of(outputs, name, row) if name in outputs else None
 
 
 def read_chunk(outputs: Mapping[str, Sequence[object]]) -> Chunk:
@@ -207,6 +213,8 @@ def read_completion(outputs: Mapping[str, Sequence[object]], request: PreparedRe
         request_id=request.request_id,
         seed=request.seed,
         num_cached_tokens=chunk.num_cached_tokens,
+        num_accepted_draft_tokens=chunk.num_accepted_draft_tokens,
+        num_rejected_draft_tokens=chunk.num_rejected_draft_tokens,
     )
 
 

@@ -137,10 +137,11 @@ def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, l
         read_completion(outputs, prepare("def", SamplingParams()))
 
 
-def test_cached_tokens_are_unknown_from_a_server_that_does_not_report_them() -> None:
+@pytest.mark.parametrize("name", ["num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens"])
+def test_a_count_is_unknown_from_a_server_that_does_not_report_it(name: str) -> None:
     request = prepare("def", SamplingParams())
-    assert read_completion({**OUTPUTS, "num_cached_tokens": [2]}, request).num_cached_tokens == 2
-    assert read_completion(OUTPUTS, request).num_cached_tokens is None
+    assert getattr(read_completion({**OUTPUTS, name: [2]}, request), name) == 2
+    assert getattr(read_completion(OUTPUTS, request), name) is None
 
 
 def test_an_output_is_decoded_from_tritons_binary_form() -> None:

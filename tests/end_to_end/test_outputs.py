@@ -19,7 +19,7 @@ TWELVE: dict[str, object] = {
 }  # fmt: skip
 OPTIONS = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
 TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
-LAST = {"stop_reason", "num_cached_tokens"}
+LAST = {"stop_reason", "num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens"}
 """Outputs of the last chunk of a stream."""
 ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens", *LAST}
 OPTIONAL = {"output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", *TIMES}

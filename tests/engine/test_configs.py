@@ -21,7 +21,8 @@ TABLE: dict[str, tuple[int, list[int], int, dict[str, str]]] = {
 }
 
 WIRE = {
-    "STRING": "text_input logit_bias guided_decoding_guide_type guided_decoding_guide cache_salt sampling_parameters",
+    "STRING": "text_input logit_bias guided_decoding_guide_type guided_decoding_guide cache_salt prediction "
+    "sampling_parameters",
     "STRING list": "embedding_bias_words stop_words stop bad_words",
     "INT32": "max_tokens min_tokens min_length top_k n num_return_sequences end_id priority stream_interval_ms "
     "num_logprobs prompt_logprobs pad_id beam_width",

@@ -8,7 +8,7 @@ from engine.parsing import parse, parse_rows, refusal
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest
 from llama_engine.sampling.filters import choice_seed
-from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 KIND, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 WORDS, WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
@@ -91,6 +91,28 @@ def test_a_words_bias_is_added_to_every_token_of_the_word(tokenizer: Tokenizer) 
     assert dict(request.logit_bias) == expected
 
 
+def test_a_prediction_is_tokens_without_a_bos(tokenizer: Tokenizer) -> None:
+    text = "return x"
+    assert parse(tokenizer).prediction_tokens == ()
+    assert parse(tokenizer, prediction=text).prediction_tokens == tokenizer.encode(text)[1:]
+
+
+def test_a_prediction_is_cut_to_max_tokens(tokenizer: Tokenizer) -> None:
+    text = "".join(f" number {number}" for number in range(2000))
+    tokens = tokenizer.encode_inside(text)
+    assert [parse(tokenizer, max_tokens=count, prediction=text).prediction_tokens for count in (2, 9)] == [
+        tokens[:2],
+        tokens[:9],
+    ]
+
+
+def test_a_prediction_has_no_token_beyond_the_vocabulary(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode_inside("return x")
+    smaller = replace(tokenizer, vocabulary=Vocabulary(tokenizer.vocabulary.token_bytes[: max(tokens)]))
+    expected = tuple(token for token in tokens if token < max(tokens))
+    assert parse(smaller, input_ids=[5], prediction="return x").prediction_tokens == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "guide"), [("", ""), ("json", ""), ("json", '{"type": "array"}'), ("regex", "a" * 131_072)]
 )
@@ -114,6 +136,8 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
         ({"stop_words": ["a", LONGEST_WORD + "."]}, f"stop_words {TOO_LONG}"),
         ({"bad_words": ["a", LONGEST_WORD + "."]}, f"bad_words {TOO_LONG}"),
         ({"cache_salt": LONGEST_SALT + "."}, "cache_salt is a text of 257 bytes; it must be at most 256 bytes"),
+        ({"prediction": "x" * (2**20 + 1)},
+         "prediction is a text of 1048577 bytes; it must be at most 1048576 bytes"),
         ({"min_length": -1}, "min_length is -1; it must be a whole number, at least 0"),
         ({"beam_width": 2}, "beam_width is 2; it must be a whole number, at least 1 and at most 1"),
         ({"length_penalty": float("nan")}, "length_penalty is nan; it must be a finite number"),

@@ -67,6 +67,7 @@ EVERY: dict[str, list[object]] = {
     "ignore_eos": [True, False, True],
     "priority": [0, -5, 5],
     "cache_salt": ["", "team a", "ü"],
+    "prediction": ["", "def f", "ü"],
     "return_log_probs": [True, False, True],
     "num_logprobs": [0, 1, 20],
     "prompt_logprobs": [20, 1, 0],
@@ -199,7 +200,7 @@ def test_invalid_utf8_is_refused_with_its_position(
 
 def test_the_words_of_a_request_are_not_in_its_repr(tokenizer: Tokenizer) -> None:
     """It may come into a log."""
-    words = {"stop_words": ["secret"], "bad_words": ["secret"], "cache_salt": "secret"}
+    words = {"stop_words": ["secret"], "bad_words": ["secret"], "cache_salt": "secret", "prediction": "secret"}
     request = parse(tokenizer, text_input="def secret", **words)
     assert "secret" not in repr(request)
 

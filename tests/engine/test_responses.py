@@ -26,7 +26,7 @@ from llama_engine.triton.response import Response
 from numpy.typing import NDArray
 
 PROMPT = "Return a list of"
-LAST = {"stop_reason", "num_cached_tokens"}
+LAST = {"stop_reason", "num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens"}
 """Outputs of the last chunk of a stream."""
 ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens", *LAST}
 
@@ -105,6 +105,18 @@ def test_a_choice_reports_the_prompt_tokens_that_another_has_computed(decoder: R
     counts = [count for response, _ in request.sent for count in response.values().get("num_cached_tokens", [])]
     assert len(counts) == 2
     assert min(counts) == 0 < max(counts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_has_the_tokens_of_its_sequences_drafts(decoder: RequestDecoder, stream: bool) -> None:
+    request = Request(text_input=text(PROMPT), max_tokens=_int32(3), stream=_flag(stream))
+    response = _decode(decoder, request)
+    (sequence,) = response.sequences
+    sequence.num_accepted_draft_tokens, sequence.num_rejected_draft_tokens = 200, 100
+    _run(decoder.engine, response)
+    values = request.sent[-1][0].values()
+    assert values["num_accepted_draft_tokens"] == [sequence.num_accepted_draft_tokens]
+    assert values["num_rejected_draft_tokens"] == [sequence.num_rejected_draft_tokens]
 
 
 @pytest.mark.parametrize("every", [1, 4, 100])

@@ -28,6 +28,8 @@ MAX_COMPLETIONS = 64
 MAX_GUIDE_BYTES = 1 << 17
 """Maximum bytes of a guide; about the OpenAI API's bound for a schema's strings."""
 MAX_SALT_BYTES = 256
+MAX_PREDICTION_BYTES = 1 << 20
+"""Maximum bytes of a prediction; a completion of 128,000 tokens has fewer."""
 
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
 
@@ -36,6 +38,7 @@ _PENALTY = Real(low=-2.0, high=2.0)
 _SHARE = Real(low=0.0, high=1.0)
 _BIAS = Real(low=-100.0, high=100.0)
 _LOG_PROBS = Integer(low=0, high=20)
+_ALWAYS_PRESENT = "Without effect: the output is always present."
 _TYPES = {Integer: "INT32", TokenIds: "INT32", Real: "FP32", Numbers: "FP32", Flag: "BOOL"}
 
 
@@ -211,6 +214,11 @@ class RequestParameters:
         "", Text(MAX_SALT_BYTES),
         "Prompts share cached prefixes only with requests of the same salt.",
     )
+    prediction: str = _parameter(
+        "", Text(MAX_PREDICTION_BYTES),
+        "A text that the completion probably repeats, such as the file that it edits. It changes the speed and no "
+        "token; what is beyond `max_tokens` is ignored.",
+    )
     stream: bool = _parameter(
         False, Flag(),
         "True: a response for each chunk of text; batch size 1, and only under the config `streaming`.",
@@ -256,18 +264,9 @@ class RequestParameters:
         None, Real(),
         "Without effect: it applies to beam search only.",
     )
-    return_finish_reason: bool = _parameter(
-        True, Flag(),
-        "Without effect: the output is always present.",
-    )
-    return_num_input_tokens: bool = _parameter(
-        True, Flag(),
-        "Without effect: the output is always present.",
-    )
-    return_num_output_tokens: bool = _parameter(
-        True, Flag(),
-        "Without effect: the output is always present.",
-    )
+    return_finish_reason: bool = _parameter(True, Flag(), _ALWAYS_PRESENT)
+    return_num_input_tokens: bool = _parameter(True, Flag(), _ALWAYS_PRESENT)
+    return_num_output_tokens: bool = _parameter(True, Flag(), _ALWAYS_PRESENT)
     sampling_parameters: str = _parameter(
         "", Text(),
         "A JSON object of other parameters except the prompt and `stream`, under vLLM's names (`logprobs` for "

@@ -12,6 +12,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from llama_engine.bounds import BoundError
 from llama_engine.errors import ContextExceeded, InvalidRequest
@@ -26,12 +27,14 @@ from llama_engine.text.tokenizer import Tokenizer
 class GenerationRequest(RequestParameters):
     """A request for one completion, or for n choices until `choices_of` splits it.
 
-    prompt_tokens: the prompt as token ids. choice: index among the prompt's n completions, from 0.
+    prompt_tokens: the prompt as token ids. choice: index among the prompt's n completions, from 0. prediction_tokens:
+    the prediction as token ids, at most max_tokens.
     """
 
     prompt: str = field(repr=False)
     prompt_tokens: tuple[int, ...] = field(repr=False)
     choice: int = 0
+    prediction_tokens: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def needs_log_probs(self) -> bool:
@@ -101,7 +104,12 @@ class RequestParser:
         end = self._end_tokens(request, element)
         stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *end)))
         biases = {**dict(self._biases(request, element)), **dict.fromkeys(self.defaults.suppressed, -math.inf)}
-        return replace(request, logit_bias=tuple(biases.items()), stop_token_ids=stop_token_ids)
+        return replace(
+            request,
+            logit_bias=tuple(biases.items()),
+            stop_token_ids=stop_token_ids,
+            prediction_tokens=self._prediction_tokens(request),
+        )
 
     def _prompt(self, element: RawElement) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as text and as tokens."""
@@ -148,6 +156,15 @@ class RequestParser:
                 "min_tokens", request.min_tokens, f"a whole number, at least 0 and at most {max_tokens}"
             )
         return replace(request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens))
+
+    def _prediction_tokens(self, request: GenerationRequest) -> tuple[int, ...]:
+        if not request.prediction:
+            return ()
+        # Text beyond max_tokens of the longest tokens is not tokenized.
+        text = request.prediction[: request.max_tokens * self.tokenizer.vocabulary.longest]
+        # A tokenizer can have ids that the model does not have.
+        tokens = (token for token in self.tokenizer.encode_inside(text) if token < self._vocabulary)
+        return tuple(islice(tokens, request.max_tokens))
 
     def _check_resumption(self, request: GenerationRequest, element: RawElement) -> None:
         """Refuse `resume_ids` that leave nothing to generate, or that don't determine how the text continues."""

@@ -179,6 +179,8 @@ def completion_tensors(sequences: Sequence[EngineSequence]) -> list[pb_utils.Ten
         _counts("num_input_tokens", [completion.num_input_tokens for completion in completions]),
         _counts("num_output_tokens", [completion.num_output_tokens for completion in completions]),
         _counts("num_cached_tokens", [sequence.num_cached_prompt_tokens for sequence in sequences]),
+        _counts("num_accepted_draft_tokens", [sequence.num_accepted_draft_tokens for sequence in sequences]),
+        _counts("num_rejected_draft_tokens", [sequence.num_rejected_draft_tokens for sequence in sequences]),
     ]
 
 
@@ -200,6 +202,8 @@ def chunk_tensors(
     if completion is not None:
         tensors.append(_strings("stop_reason", [completion.stop_reason]))
         tensors.append(_count("num_cached_tokens", sequence.num_cached_prompt_tokens))
+        tensors.append(_count("num_accepted_draft_tokens", sequence.num_accepted_draft_tokens))
+        tensors.append(_count("num_rejected_draft_tokens", sequence.num_rejected_draft_tokens))
     return tensors
 
 

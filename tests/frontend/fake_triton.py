@@ -20,6 +20,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 HOST = "127.0.0.1"
 FIRST_ID = 100
 """The id of an answer's first token; the others count on."""
+DRAFT_TOKENS = ("num_accepted_draft_tokens", "num_rejected_draft_tokens")
 
 
 @dataclass
@@ -31,8 +32,9 @@ class FakeTriton:
     choice after the other. hold_after: tokens of a choice after which it generates no more, while that is so.
     probes_hang: probes get no token. failing: an error's message instead of an answer, with a status if there is one;
     after_tokens: once that number of responses is sent. broken: changes each response after the first. die_after:
-    responses after which the server dies, once. cancelled: ids of requests whose client has left. probes, descriptions,
-    whole_descriptions: their numbers; they aren't among the requests.
+    responses after which the server dies, once. draft_tokens: accepted and rejected ones of each choice. cancelled: ids
+    of requests whose client has left. probes, descriptions, whole_descriptions: their numbers; they aren't among the
+    requests.
     """
 
     port: int = 0
@@ -53,6 +55,7 @@ class FakeTriton:
     after_tokens: int = 0
     die_after: int | None = None
     cached_tokens: int = 0
+    draft_tokens: tuple[int, int] | None = None
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
     probes: int = 0
@@ -156,6 +159,8 @@ class FakeTriton:
         if reason:
             # The choices after the first find its prompt in the cache.
             _add(message, "num_cached_tokens", [request.prompt_tokens if index else self.cached_tokens])
+            for name, count in zip(DRAFT_TOKENS, self.draft_tokens or (), strict=False):
+                _add(message, name, [count])
         return _requested(message, request.outputs)
 
 

@@ -102,6 +102,8 @@ FIELDS: list[tuple[str, object, str, list[object]]] = [
     ("structured_outputs", {"choice": ["a"]}, "guided_decoding_guide", ['root ::= "a"']),
     ("structured_outputs", {"json_object": True}, "guided_decoding_guide_type", ["json"]),
     ("structured_outputs", {"structural_tag": "{}"}, "guided_decoding_guide_type", ["structural_tag"]),
+    ("prediction", {"type": "content", "content": "a b"}, "prediction", ["a b"]),
+    ("prediction", {"type": "content", "content": [{"type": "text", "text": "a"}] * 2}, "prediction", ["a\na"]),
     ("response_format", STRUCTURAL_TAG, "guided_decoding_guide", ['{"type":"structural_tag","triggers":["a"]}']),
 ]
 RESPONSE_FIELDS: list[tuple[str, object, str, list[object]]] = [
@@ -136,7 +138,8 @@ def test_a_field_reaches_the_model_as_its_input(
 
 
 def test_a_field_that_is_null_or_missing_is_no_input_but_for_the_seed(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.chat(temperature=None, stop=None, tools=None, logit_bias=None, seed=None).status_code == 200
+    names = ("temperature", "stop", "tools", "logit_bias", "seed", "prediction")
+    assert served.chat(**dict.fromkeys(names)).status_code == 200
     expected = {"text_input", "max_tokens", "truncate_max_tokens", "stream", "stream_interval_ms", "return_output_ids"}
     assert set(triton.last.inputs) == {*expected, "seed"}
 
@@ -212,6 +215,15 @@ def test_cached_tokens_are_those_that_the_first_choice_found(
         usage = served.chat(n=3).json()["usage"]
     assert isinstance(usage, dict)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+@pytest.mark.parametrize("ask", [Endpoint.chat, Endpoint.complete])
+def test_the_tokens_of_drafts_are_summed_over_the_choices(
+    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response]
+) -> None:
+    triton.draft_tokens = (2, 1)
+    details = ask(served, n=3).json()["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 3}
 
 
 def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:

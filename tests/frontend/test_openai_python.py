@@ -50,6 +50,18 @@ def test_completions_are_read_by_the_library(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == " Hello, world."
 
 
+def test_a_prediction_is_counted_as_the_library_reads_it(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.draft_tokens = (3, 0)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, prediction={"type": "content", "content": " Hello, you."}
+    )
+    assert triton.last.value("prediction") == " Hello, you."
+    assert answer.usage is not None
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (3, 0)
+
+
 def test_errors_are_the_librarys_own_with_the_field(client: openai.OpenAI, triton: FakeTriton) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=5)

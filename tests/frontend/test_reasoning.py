@@ -123,13 +123,17 @@ def test_an_answer_without_reasoning_has_no_such_field(qwen3: Endpoint) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_usage_has_the_tokens_of_all_choices_reasoning(qwen3: Endpoint, triton: FakeTriton, stream: bool) -> None:
-    triton.tokens = list("<think>\nA sum.\n</think>\n\n4")
+    triton.tokens, triton.draft_tokens = list("<think>\nA sum.\n</think>\n\n4"), (3, 0)
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     response = qwen3.chat(messages=MESSAGES, n=2, **options)
     usage = (events_of(response)[-1] if stream else response.json())["usage"]
     count = qwen3.http.post("/tokenize", json={"prompt": "A sum.", "add_special_tokens": False}).json()["count"]
     assert isinstance(usage, dict)
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * count}
+    assert usage["completion_tokens_details"] == {
+        "reasoning_tokens": 2 * count,
+        "accepted_prediction_tokens": 6,
+        "rejected_prediction_tokens": 0,
+    }
 
 
 def test_a_stream_has_reasoning_then_content_then_calls(qwen3: Endpoint, triton: FakeTriton) -> None:

@@ -66,7 +66,7 @@ def _is_down(triton: FakeTriton) -> bool:
 )
 def test_an_interrupted_answer_is_the_uninterrupted_one(pair: Pair, path: str, fields: Json, stream: bool) -> None:
     for triton in pair:
-        triton.cached_tokens = 2
+        triton.cached_tokens, triton.draft_tokens = 2, (2, 1)
         triton.tokens = CALL if "tools" in fields else triton.tokens
         triton.by_seed = _by_seed if "n" in fields else None
     if path == "chat" and "logprobs" in fields:
@@ -97,6 +97,15 @@ def test_a_resumed_request_is_the_same_with_its_tokens_and_seed(pair: Pair) -> N
     assert first.inputs.pop("prompt_logprobs") == [0]
     assert resumed.inputs == first.inputs
     assert answer["choices"][0]["prompt_logprobs"][1]["0"]["decoded_token"] == " a"
+
+
+def test_a_resumed_request_has_its_prediction(pair: Pair) -> None:
+    for triton in pair:
+        # The other Triton generates the two tokens that are missing.
+        triton.die_after = 2
+    with in_front_of(*pair) as served:
+        assert served.chat(prediction={"type": "content", "content": "a b"}).status_code == 200
+    assert [request.value("prediction") for triton in pair for request in triton.requests] == ["a b", "a b"]
 
 
 def test_a_resumed_choice_has_the_seed_it_was_drawn_with(pair: Pair) -> None:

@@ -182,6 +182,13 @@ ToolChoice = Annotated[
 ]
 
 
+class Prediction(Schema):
+    """A text that the answer probably repeats."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(SamplingRequest):
     """A request of /v1/chat/completions."""
 
@@ -190,6 +197,7 @@ class ChatRequest(SamplingRequest):
         "text_input": "messages",
         "input_ids": "messages",
         "num_logprobs": "top_logprobs",
+        "prediction": "prediction",
     }
 
     messages: Annotated[Items[Message], Field(min_length=1)]
@@ -209,6 +217,9 @@ class ChatRequest(SamplingRequest):
     """false: one call at most"""
     modalities: Items[Literal["text"]] | None = None
     """text is the only one"""
+    prediction: Prediction | None = None
+    """`content`: a text that the answer probably repeats, such as the file that it edits, or a list of text parts, at
+    most 1048576 bytes; it changes the speed and no token"""
 
     metadata: Metadata | None = without_effect("OpenAI's bookkeeping")
     store: bool | None = without_effect("OpenAI's bookkeeping")
@@ -234,7 +245,6 @@ class ChatRequest(SamplingRequest):
     function_call: Annotated[object | None, refused("use tool_choice")] = None
     functions: Annotated[object | None, refused("use tools")] = None
     moderation: Unsupported = None
-    prediction: Unsupported = None
     web_search_options: Unsupported = None
     chat_template: Annotated[object | None, refused("a template is code; the server's operator sets it")] = None
     echo: OnlyFalse = None
@@ -257,6 +267,11 @@ class ChatRequest(SamplingRequest):
     def num_logprobs(self) -> int | None:
         """Alternatives of each generated token; None is no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def predicted_text(self) -> str | None:
+        """The text of the prediction; None without one."""
+        return None if self.prediction is None else text_of(self.prediction.content)
 
     def engine_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""

@@ -237,6 +237,11 @@ class SamplingRequest(SamplingFields):
         """Alternatives of each token of the prompt; None is no log probabilities."""
         return self.prompt_logprobs
 
+    @property
+    def predicted_text(self) -> str | None:
+        """A text that the completion probably repeats; None for no prediction."""
+        return None
+
     def client_field(self, field: str) -> str:
         """Return the name that the client has for a field, for errors."""
         return self.CLIENT_FIELDS.get(field, field)

@@ -149,7 +149,7 @@ def _without_token(chunk: Chunk) -> Chunk:
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Return the chunks of a choice as one; the reasons and `num_cached_tokens` are the last one's."""
+    """Return the chunks of a choice as one; the reasons, cached tokens and tokens of drafts are the last one's."""
     return replace(
         chunks[-1],
         text="".join(chunk.text for chunk in chunks),
@@ -164,12 +164,15 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
 class Usage:
     """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has.
 
-    reasoning_tokens: those of all choices' reasoning, None as long as they aren't counted.
+    reasoning_tokens: those of all choices' reasoning, None as long as they aren't counted. accepted_prediction_tokens,
+    rejected_prediction_tokens: those of all choices' drafts, None as long as the server doesn't say.
     """
 
     choices_per_prompt: int
     completion_tokens: int = 0
     reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
     _prompts: dict[int, int] = field(default_factory=dict)
     _cached: dict[int, int] = field(default_factory=dict)
 
@@ -183,6 +186,10 @@ class Usage:
                 # That of the choice which found least: the others also find what it has computed.
                 cached = self._cached.get(prompt, chunk.num_cached_tokens)
                 self._cached[prompt] = min(cached, chunk.num_cached_tokens)
+            if (accepted := chunk.num_accepted_draft_tokens) is not None:
+                self.accepted_prediction_tokens = accepted + (self.accepted_prediction_tokens or 0)
+            if (rejected := chunk.num_rejected_draft_tokens) is not None:
+                self.rejected_prediction_tokens = rejected + (self.rejected_prediction_tokens or 0)
 
     @property
     def prompt_tokens(self) -> int:
@@ -207,8 +214,13 @@ class Usage:
         }
         if self.cached_tokens is not None:
             counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
-        if self.reasoning_tokens is not None:
-            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        details = {
+            "reasoning_tokens": self.reasoning_tokens,
+            "accepted_prediction_tokens": self.accepted_prediction_tokens,
+            "rejected_prediction_tokens": self.rejected_prediction_tokens,
+        }
+        if known := {name: count for name, count in details.items() if count is not None}:
+            counts["completion_tokens_details"] = known
         return counts
 
 

@@ -48,6 +48,7 @@ def inputs_of(
         "stream_interval_ms": stream_interval_ms,
         "return_output_ids": True,
         "cache_salt": cache_salt,
+        "prediction": request.predicted_text,
     }
     if request.max_new_tokens is None:
         values |= {"max_tokens": request.DEFAULT_MAX_TOKENS or _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
-from llama_engine.engine.engine import Engine, StepResult
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.step_result import StepResult
 
 STEP_SECONDS = 0.01
 

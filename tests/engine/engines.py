@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from llama_engine.engine.dispatcher import Completion, Result
-from llama_engine.engine.engine import Engine, StepResult
+from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence, Status
+from llama_engine.engine.step_result import StepResult
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner

@@ -2,6 +2,7 @@
 
 In a mix, sequences with common prefixes and choices of one prompt arrive at random times; their prompts are cut; some
 are cancelled; some passes fail; the KV cache may have so few pages that prefixes are evicted and sequences preempted.
+With drafts, steps verify several tokens of a sequence, some of them wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from engine.engines import engine_of, spoil_cache
+from engine.guesses import guess_at_random
 from engine.int8_layers import threads
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import random_request
@@ -25,7 +27,7 @@ from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
-from llama_engine.sampling.state import SamplingFeatures
+from llama_engine.sampling.state import Elements, SamplingFeatures
 
 SLOTS = (1, 2, 5, 8, 32)
 BUDGETS = (1, 7, 16, 40, 512)
@@ -33,7 +35,7 @@ BUDGETS = (1, 7, 16, 40, 512)
 
 POOLS = (None, 1, 1.25, 2)
 """Tokens in the KV cache's pages, relative to max_model_len; None is max_model_len for each slot."""
-EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed")
+EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed", "guessed")
 
 Logits = dict[Sequence, dict[int, torch.Tensor]]
 
@@ -44,11 +46,15 @@ def recording_logits() -> Iterator[Logits]:
     sample, logits_of = Sampler.sample, Logits()
 
     def recorded(
-        sampler: Sampler, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
+        sampler: Sampler,
+        logits: torch.Tensor,
+        elements: Elements,
+        sequences: list[Sequence],
+        features: SamplingFeatures,
     ) -> torch.Tensor:
         for row, sequence in enumerate(sequences):
             logits_of.setdefault(sequence, {})[sequence.num_output_tokens] = logits[row].clone()
-        return sample(sampler, logits, first, sequences, features)
+        return sample(sampler, logits, elements, sequences, features)
 
     with patch.object(Sampler, "sample", recorded):
         yield logits_of
@@ -81,9 +87,9 @@ class Bits:
     different: descriptions of what differed. events: how often each of EVENTS happened.
     """
 
-    def __init__(self, checkpoint: LoadedModel, mixes: int, kv_cache_dtype: str = "auto") -> None:
+    def __init__(self, checkpoint: LoadedModel, mixes: int, kv_cache_dtype: str = "auto", drafts: bool = False) -> None:
         """Compare this many mixes."""
-        self._checkpoint, self._kv_cache_dtype = checkpoint, kv_cache_dtype
+        self._checkpoint, self._kv_cache_dtype, self._drafts = checkpoint, kv_cache_dtype, drafts
         self._engines: dict[tuple[int, int, float | None], Engine] = {}
         self.mixes, self.rows = mixes, 0
         self.events = Counter[str]()
@@ -94,11 +100,13 @@ class Bits:
         requests += [self._with_prefix(request, randomness) for request in requests]
         alone = engine_of(checkpoint, 1, kv_cache_dtype=kv_cache_dtype, prefix_cache="off")
         self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}
+        self._tokens: dict[object, list[int]] = {}
         for request in requests:
             for choice in choices_of(request):
                 sequence = alone.builder.build(choice)
                 logits = self._run(alone, [sequence], random.Random(0), 0.0)
                 self._alone[choice] = sequence.result, list(logits[sequence].values())
+                self._tokens[choice] = sequence.output_tokens
         for seed in range(mixes):
             self._mix(seed, requests)
         for engine in self._engines.values():
@@ -140,6 +148,9 @@ class Bits:
                 parameters["kv_cache_tokens"] = str(int(pool * self._checkpoint.max_model_len))
             self._engines[key] = engine_of(self._checkpoint, slots, **parameters)
             spoil_cache(self._engines[key])
+            if self._drafts:
+                tokens, randomness = self._tokens, random.Random(len(self._engines))
+                guess_at_random(self._engines[key], lambda sequence: tokens[sequence.request], randomness)
         return self._engines[key]
 
     def _run(self, engine: Engine, sequences: list[Sequence], randomness: random.Random, cancelling: float) -> Logits:
@@ -164,6 +175,7 @@ class Bits:
                     "preempted": step.preempted,
                     "evicted": step.cache.evicted_pages,
                     "hits": step.cache.hit_tokens,
+                    "guessed": sum(draft.accepted for draft in step.drafts),
                 }
         return logits_of
 

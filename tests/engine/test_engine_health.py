@@ -11,9 +11,9 @@ from engine.forward_passes import ForwardPass, watching
 from engine.metrics import finished_sequence
 from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running
 from llama_engine.engine.dispatcher import FAILURE, Completion
-from llama_engine.engine.engine import StepResult
 from llama_engine.engine.failures import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.engine.scheduler import Scheduler
+from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.readiness import Readiness

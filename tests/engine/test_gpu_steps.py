@@ -13,7 +13,8 @@ from engine.engines import add_all
 from engine.fake_gpu import CPU, DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
 from llama_engine.engine.dispatcher import Completion
-from llama_engine.engine.engine import Engine, StepResult
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.step_result import StepResult
 from llama_engine.model import transformers_reader
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.request.parser import GenerationRequest

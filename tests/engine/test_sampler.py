@@ -67,7 +67,7 @@ def _sample(
     sampler = Sampler(batch.sampling, ENDS)
     tokens = []
     for logits in steps:
-        tokens.append(sampler.sample(logits.clone(), 0, batch.sequences, batch.features).tolist())
+        tokens.append(sampler.sample(logits.clone(), slice(0, len(batch)), batch.sequences, batch.features).tolist())
         for sequence, token in zip(batch.sequences, tokens[-1], strict=True):
             sequence.append(token, b"")
     return [list(row) for row in zip(*tokens, strict=True)]

@@ -10,8 +10,9 @@ from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result
 from llama_engine.engine import scheduler
 from llama_engine.engine.dispatcher import Completion
-from llama_engine.engine.engine import Engine, StepResult
+from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence, Status
+from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, GenerationError, Stopping, Unavailable
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats

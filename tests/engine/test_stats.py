@@ -9,8 +9,8 @@ import pytest
 from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
 from llama_engine.engine.dispatcher import FAILURE, Completion, Result
-from llama_engine.engine.engine import StepResult
 from llama_engine.engine.page_manager import CacheCounts
+from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.kernels.activation_terms import TermCount
 from llama_engine.observability.stats import Stats

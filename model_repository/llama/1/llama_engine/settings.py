@@ -122,6 +122,14 @@ class Settings:
         "prompt only what follows its longest cached prefix is computed; the input `cache_salt` says who may "
         "share. off: a sequence's pages are free at its end, and choices of one request still share their prompt",
     )
+    speculation: str = _setting(
+        "auto", Choice(("auto", "on", "off")),
+        "on: a step computes several tokens of a sequence where the next ones can be guessed: what a guide forces, "
+        "what the input `prediction` has, what repeats the prompt, the output or a finished sequence of the same "
+        "`cache_salt`. A guess is taken only if it is the token that the sequence would have had, so that no bit of "
+        "an answer changes where logits are batch-invariant; auto: on there, else off. How many tokens are guessed "
+        "follows from the measured time of steps",
+    )
     default_max_tokens: int = _setting(
         128, Integer(1, 1 << 20),
         "`max_tokens` of a request without it, unless the checkpoint has a `max_new_tokens`",

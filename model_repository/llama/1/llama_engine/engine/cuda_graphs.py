@@ -184,7 +184,7 @@ class DecodeGraphs:
         bucket = _bucket(self._batch_buckets, batch_size)
         sampling = None if features is None else self._samplings.get((bucket, features))
         if sampling is None:
-            tokens = self._sampler.sample(self._logits[:batch_size], 0, sequences, batch.features)
+            tokens = self._sampler.sample(self._logits[:batch_size], slice(0, batch_size), sequences, batch.features)
             batch.advance(decoding, tokens)
             return tokens
         self._stage_sampling_inputs()
@@ -200,7 +200,7 @@ class DecodeGraphs:
         elements = slice(0, len(sequences))
         inputs = self._host_inputs.numpy()
         if self._batch.features.noise:
-            inputs[elements, :2] = self._sampler.keys(0, sequences)
+            inputs[elements, :2] = self._sampler.keys(elements, sequences)
         inputs[elements, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
         self._sampling_inputs[elements].copy_(self._host_inputs[elements], non_blocking=True)
 

@@ -8,15 +8,17 @@ it finishes or is preempted: `kv_slots` maps batch indices to KV slots.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.engine.failures import Isolation
+from llama_engine.engine.drafts import Draft
+from llama_engine.engine.failures import Isolation, names_of
 from llama_engine.engine.page_manager import PageManager
-from llama_engine.engine.sequence import Sequence, names_of
+from llama_engine.engine.sequence import Sequence
 from llama_engine.kernels.cache_shape import to_device
-from llama_engine.model.model_runner import ModelRunner
+from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of
 
@@ -99,10 +101,10 @@ class DecodeBatch:
 
 
 class DecodeStep:
-    """Computes the next token of every sequence of the batch, by CUDA graphs if they are captured. Not thread-safe.
+    """Computes the next tokens of every sequence of the batch, by CUDA graphs if they are captured. Not thread-safe.
 
     The first `decoding` sequences run a forward pass. The others have just been prefilled: their last hidden states
-    are an argument.
+    are an argument. A pass also computes the tokens of drafts, and `verify` samples what follows those that were right.
     """
 
     def __init__(self, model: ModelRunner, sampler: Sampler, batch: DecodeBatch, isolation: Isolation) -> None:
@@ -110,29 +112,58 @@ class DecodeStep:
         self.graphs: DecodeGraphs | None = None
         """Captured decode steps; None launches each kernel separately."""
         self._failed_replays = 0
+        # The drafts of the step that may have further right guesses.
+        self._open: dict[Sequence, Draft] = {}
 
     def first_tokens(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
         """Return the first tokens of the prefilled sequences, [batch], and store them; `run` then gets no states."""
-        tokens = self._launch(self._batch.sequences[decoding:], decoding, prefilled)
+        tokens = self._launch(self._batch.sequences[decoding:], decoding, prefilled, {})
         self._batch.tokens[decoding : decoding + len(tokens)] = tokens
         return tokens
 
-    def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
+    def run(self, decoding: int, prefilled: list[torch.Tensor], drafts: Mapping[Sequence, Draft]) -> torch.Tensor:
         """Return the next tokens, [batch], of sequences without one in this step; store them as the next step's inputs.
 
         decoding: number of leading sequences that run a forward pass. prefilled: hidden states of the others,
-        [batch, hidden] in all; empty if they have their tokens. A token is FAILED if its computation failed or its
-        logits were not finite.
+        [batch, hidden] in all; empty if they have their tokens. drafts: guesses for decoding sequences, which have
+        pages for them. A token is FAILED if its computation failed or its logits were not finite.
         """
-        tokens = self._replay(decoding, prefilled)
+        self._open = {}
+        tokens = None if drafts else self._replay(decoding, prefilled)
         if tokens is None:
             sequences = self._batch.sequences if prefilled else self._batch.sequences[:decoding]
-            tokens = self._launch(sequences, decoding, prefilled)
+            tokens = self._launch(sequences, decoding, prefilled, drafts)
             self._batch.advance(decoding, tokens)
         # A replay advances the batch's tensors itself, but not these counts.
         for sequence in self._batch.sequences[:decoding]:
             sequence.num_cached += 1
         return tokens
+
+    def verify(self) -> tuple[list[int], torch.Tensor] | None:
+        """Sample once more for the sequences whose last token was guessed; return batch indices and tokens, [batch].
+
+        Call it after the last tokens were appended, until it returns None: no guess was right. Guesses that can't be
+        sampled from are given up, and the next step computes these tokens.
+        """
+        going = {sequence: draft for sequence, draft in self._open.items() if draft.foresaw(sequence)}
+        self._open = going
+        if not going:
+            return None
+        batch, sequences = self._batch, list(going)
+        indices = [batch.sequences.index(sequence) for sequence in sequences]
+        logits = torch.stack([draft.logits[draft.accepted] for draft in going.values() if draft.logits is not None])
+        try:
+            tokens = self._sampler.sample(logits, indices, sequences, batch.features)
+        except Exception as error:  # noqa: BLE001 - the next step isolates the sequence that fails
+            self._isolation.record(error, f"verifying drafts of {names_of(sequences)}")
+            self._open = {}
+            return None
+        batch.tokens[indices] = tokens
+        batch.positions[indices] += 1
+        for sequence, draft in going.items():
+            draft.accepted += 1
+            sequence.num_cached += 1
+        return indices, tokens
 
     def _replay(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor | None:
         """Replay the captured step and return its tokens, [batch]; None if nothing is captured or the replay fails."""
@@ -150,7 +181,13 @@ class DecodeStep:
         self._failed_replays = 0
         return tokens
 
-    def _launch(self, sequences: list[Sequence], decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
+    def _launch(
+        self,
+        sequences: list[Sequence],
+        decoding: int,
+        prefilled: list[torch.Tensor],
+        drafts: Mapping[Sequence, Draft],
+    ) -> torch.Tensor:
         """Compute the tokens of successive sequences, [batch], without graphs; on a failure, retry in halves."""
         batch = self._batch
         index_of = {sequence: index for index, sequence in enumerate(batch.sequences)}
@@ -158,16 +195,16 @@ class DecodeStep:
         def compute(part: list[Sequence]) -> torch.Tensor:
             first = index_of[part[0]]
             last = first + len(part)
+            guesses = [drafts.get(sequence) for sequence in part]
             hidden = []
             if first < decoding:
-                elements = slice(first, min(last, decoding))
-                span = max(sequence.num_cached for sequence in batch.sequences[elements]) + 1
-                states = batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements]
-                hidden.append(self._model.decode(*states, span))
+                hidden.append(self._hidden(slice(first, min(last, decoding)), guesses))
             if last > decoding:
                 hidden.append(torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
             logits = self._model.logits(torch.cat(hidden))
-            return self._sampler.sample(logits, first, part, batch.features)
+            if any(guesses):
+                logits = self._split(part, guesses, logits)
+            return self._sampler.sample(logits, slice(first, last), part, batch.features)
 
         parts, failed = self._isolation.isolate("the next tokens", sequences, compute)
         if not failed:
@@ -176,3 +213,32 @@ class DecodeStep:
         computed = [index for index, sequence in enumerate(sequences) if sequence not in failed]
         tokens[computed] = torch.cat([tokens[:0], *parts])
         return tokens
+
+    def _hidden(self, elements: slice, drafts: list[Draft | None]) -> torch.Tensor:
+        """Return the hidden states of decoding sequences' last tokens, each followed by those of its draft's tokens."""
+        batch = self._batch
+        sequences = batch.sequences[elements]
+        if not any(drafts):
+            span = max(sequence.num_cached for sequence in sequences) + 1
+            return self._model.decode(batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements], span)
+        chunks = []
+        for sequence, draft in zip(sequences, drafts, strict=False):
+            assert sequence.kv_slot is not None, "the sequence has no KV slot"
+            tokens = [sequence.output_tokens[-1], *(draft.tokens if draft else ())]
+            chunks.append(PromptChunk(sequence.kv_slot, sequence.num_cached, tokens))
+        return self._model.prefill(chunks, every=True)
+
+    def _split(self, sequences: list[Sequence], drafts: list[Draft | None], logits: torch.Tensor) -> torch.Tensor:
+        """Give each draft the logits after its tokens; return those after the last tokens, [batch, vocabulary].
+
+        logits: [tokens, vocabulary], for each sequence those after its last token and after each of its draft's.
+        """
+        lasts, place = [], 0
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            lasts.append(place)
+            place += 1
+            if draft:
+                draft.logits = logits[place : place + len(draft.tokens)]
+                place += len(draft.tokens)
+                self._open[sequence] = draft
+        return logits[lasts]

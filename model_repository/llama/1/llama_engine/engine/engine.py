@@ -9,9 +9,10 @@ sequences of the batch can change a logit's last bits, and so a near tie (the ta
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -19,15 +20,16 @@ import torch
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.engine.decode import DecodeBatch, DecodeStep
 from llama_engine.engine.dispatcher import Result
-from llama_engine.engine.failures import Isolation
+from llama_engine.engine.drafts import Draft, Drafter
+from llama_engine.engine.failures import Isolation, names_of
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
 from llama_engine.engine.prefill import Prefill
-from llama_engine.engine.sequence import Sequence, Status, names_of
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.sequence_builder import SequenceBuilder
-from llama_engine.errors import GenerationError, InvalidRequest
+from llama_engine.engine.step_result import StepResult
+from llama_engine.errors import GenerationError
 from llama_engine.grammar.guides import Guides
-from llama_engine.kernels.activation_terms import TermCounts
 from llama_engine.model.description import ModelDescription
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
@@ -35,36 +37,6 @@ from llama_engine.request.end_tokens import find_end_tokens
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.settings import Settings
-
-
-@dataclass
-class StepResult:
-    """The outcome of one step.
-
-    finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
-    sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
-    terms: counts of exact INT8 products, including those of failed computations. preempted: number of preemptions.
-    cache: the KV cache's pages after the step, and its events.
-    """
-
-    finished: list[Sequence] = field(default_factory=list)
-    decoded: int = 0
-    sampled: int = 0
-    prefill_tokens: int = 0
-    errors: int = 0
-    terms: TermCounts = field(default_factory=dict)
-    preempted: int = 0
-    cache: CacheCounts | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the step produced only failures: no token, and a failed computation or sequence.
-
-        A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
-        """
-        return not self.sampled and bool(
-            self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
-        )
 
 
 class Engine:
@@ -90,6 +62,10 @@ class Engine:
         self._isolation = Isolation()
         self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
+        self._drafter: Drafter | None = None
+        if settings.speculation in ("on", "auto" if loaded.info.batch_invariant else "on"):
+            limit = min(slots, self.max_model_len - 1)
+            self._drafter = Drafter(self.tokenizer, self._pages, limit, settings.prefix_cache == "on")
         self.builder = SequenceBuilder(
             self.tokenizer.vocabulary, frozenset(end_tokens), self._device, settings.stream_interval
         )
@@ -181,16 +157,16 @@ class Engine:
             # bitsandbytes launches on the thread's current device, not on the tensors' device.
             torch.cuda.set_device(self._device)
         try:
-            self._extend_pages()
+            result.preempted = self._prefill.extend_pages()
             decoding = len(self._batch)
             prefilled = self._prefill_prompts()
             # On a GPU a step waits for the device once.
             if prefilled and decoding and self._device.type == "cpu" and self._decode.graphs is None:
-                self._append(decoding, self._decode.first_tokens(decoding, prefilled))
+                self._append(range(decoding, len(self._batch)), self._decode.first_tokens(decoding, prefilled))
                 prefilled = []
                 on_first_tokens()
             if self._batch.sequences:
-                self._append(0, self._decode.run(decoding, prefilled))
+                self._decode_tokens(decoding, prefilled)
                 result.decoded = decoding
                 self._remove_finished()
         except Exception as error:  # noqa: BLE001 - any failure: every sequence must get a result
@@ -236,6 +212,9 @@ class Engine:
         result = self.generate([request])[0]
         if isinstance(result, GenerationError):
             raise result
+        if self._drafter is not None:
+            longest = GenerationRequest(prompt="", prompt_tokens=(0,) * self._drafter.limit, cache_salt="warm-up")
+            self._drafter.measure(self._model, self.builder.build(longest))
 
     def capture_graphs(self, capture: Capture | None = None) -> None:
         """Capture decode steps as CUDA graphs if the setting `cuda_graphs` enables it. The engine must be empty.
@@ -248,21 +227,6 @@ class Engine:
                 self._loaded, self.plan.shape, self._model, self._sampler, self._batch, capture
             )
 
-    def _extend_pages(self) -> None:
-        """Give every decoding sequence a page for its next position, the oldest first; preempt while there is none."""
-        for sequence in sorted(self._batch.sequences, key=_seniority):
-            # Preempt until the sequence has its page or is itself preempted.
-            while sequence.kv_slot is not None and not self._pages.extend(sequence):
-                self._preempt_youngest()
-
-    def _preempt_youngest(self) -> None:
-        """Take the pages of the youngest sequence of the lowest priority, which may be in prefill."""
-        sequence = max(self._prefill.running, key=_seniority)
-        if sequence in self._batch.sequences:
-            self._batch.remove(self._batch.sequences.index(sequence))
-        self._prefill.preempt(sequence)
-        self._result.preempted += 1
-
     def _prefill_prompts(self) -> list[torch.Tensor]:
         """Run a prefill pass and add completely cached prompts to the batch; return their last hidden states."""
         prefilled = self._prefill.step()
@@ -273,10 +237,27 @@ class Engine:
         self._prefill.commit()
         return prefilled.hidden
 
-    def _append(self, first: int, tokens: torch.Tensor) -> None:
-        """Append the tokens, [batch], of the sequences at batch indices from `first` on."""
+    def _decode_tokens(self, decoding: int, prefilled: list[torch.Tensor]) -> None:
+        """Append the next tokens of the sequences without one in this step, and those that their drafts had right."""
+        drafts: dict[Sequence, Draft] = {}
+        if self._drafter is not None:
+            try:
+                drafts = self._drafter.draft(self._batch.sequences[:decoding])
+            except Exception as error:  # noqa: BLE001 - decoding works without drafts
+                self._isolation.record(error, f"drafting for {names_of(self._batch.sequences[:decoding])}")
+        began = time.monotonic()
+        tokens = self._decode.run(decoding, prefilled, drafts)
+        self._append(range(len(tokens)), tokens)
+        while verified := self._decode.verify():
+            self._append(*verified)
+        if self._drafter is not None:
+            self._drafter.record(drafts, decoding, math.nan if prefilled else time.monotonic() - began)
+        self._result.drafts = list(drafts.values())
+
+    def _append(self, indices: Iterable[int], tokens: torch.Tensor) -> None:
+        """Append the tokens, [batch], of the sequences at these batch indices."""
         # tolist() waits for the device; everything before is asynchronous.
-        for index, token in enumerate(tokens.tolist(), first):
+        for index, token in zip(indices, tokens.tolist(), strict=True):
             sequence = self._batch.sequences[index]
             try:
                 if token == FAILED:
@@ -296,6 +277,8 @@ class Engine:
             sequence = self._batch.sequences[index]
             if sequence.status is Status.FINISHED:
                 self._result.finished.append(sequence)
+                if self._drafter is not None:
+                    self._drafter.keep(sequence)
                 self._batch.remove(index)
 
     def _fail_all(self) -> None:
@@ -307,8 +290,3 @@ class Engine:
                 self._result.finished.append(sequence)
         self._batch.clear()
         self._prefill.clear()
-
-
-def _seniority(sequence: Sequence) -> tuple[int, float]:
-    """Return a sort key: sequences of high priority first, then the oldest."""
-    return sequence.request.priority, sequence.arrived_at

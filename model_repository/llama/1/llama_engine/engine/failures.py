@@ -7,15 +7,15 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from llama_engine.engine.sequence import Sequence, names_of
+from llama_engine.engine.sequence import Sequence
 
 if TYPE_CHECKING:
-    from llama_engine.engine.engine import StepResult
+    from llama_engine.engine.step_result import StepResult
 
 
 _Output = TypeVar("_Output")
@@ -118,3 +118,9 @@ class EngineHealth:
         if seconds > self._stuck_seconds:
             return f"a step has been running for more than {self._stuck_seconds:g} s"
         return f"{MAX_FAILED_STEPS} or more consecutive steps have failed" if self.failing else ""
+
+
+def names_of(sequences: Iterable[Sequence]) -> str:
+    """Return a name for log messages: the request's id of a single sequence, else the number of sequences."""
+    names = [sequence.context.name for sequence in sequences]
+    return f"request {names[0]}" if len(names) == 1 and names[0] else f"{len(names)} sequences"

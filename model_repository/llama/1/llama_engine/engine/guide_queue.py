@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_engine.engine.dispatcher import FAILURE
-from llama_engine.engine.sequence import Sequence, Status, names_of
+from llama_engine.engine.failures import names_of
+from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -132,15 +133,29 @@ class PageManager:
 
     def extend(self, sequence: Sequence) -> bool:
         """Give a sequence a page for its next position if it needs one; return False if none is available."""
-        count = len(sequence.pages)
-        if sequence.num_cached < count * self.page_size:
+        if self._room(sequence):
             return True
         if not self.num_available:
             return False
-        sequence.pages.append(self._take(sequence.request.cache_salt))
-        assert sequence.kv_slot is not None
-        self._model.set_pages(sequence.kv_slot, count, sequence.pages[count:])
+        self._append_page(sequence)
         return True
+
+    def extend_for_draft(self, sequence: Sequence, count: int) -> int:
+        """Give a sequence pages for positions after its next one; return how many it has, at most `count`."""
+        while self._room(sequence) < count + 1 and self.num_available:
+            self._append_page(sequence)
+        return min(self._room(sequence) - 1, count)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Take back the pages behind the cached positions, which a draft got."""
+        kept = self._shape.pages_of(sequence.num_cached)
+        unused = sequence.pages[kept:]
+        if not unused:
+            return
+        assert sequence.kv_slot is not None
+        self._model.set_pages(sequence.kv_slot, kept, [NULL_PAGE] * len(unused))
+        del sequence.pages[kept:]
+        self._drop(unused)
 
     def fork(self, source: Sequence, target: Sequence, headroom: int) -> bool:
         """Give `target` a slot, the full pages of the prompt that it has in common with `source`, and a page to write.
@@ -183,8 +198,26 @@ class PageManager:
         """
         if isinstance(sequence.result, GenerationError):
             self._uncache(sequence)
-        # Release the last page first, so that a prefix is evicted from its end.
-        for page in reversed(sequence.pages):
+        # Drop the last page first, so that a prefix is evicted from its end.
+        self._drop(reversed(sequence.pages))
+        sequence.pages = []
+        sequence.num_cached = sequence.num_cached_pages = 0
+        if sequence.kv_slot is not None:
+            self._free_slots.append(sequence.kv_slot)
+            sequence.kv_slot = None
+
+    def _room(self, sequence: Sequence) -> int:
+        """Return how many positions a sequence's pages have besides the cached ones."""
+        return len(sequence.pages) * self.page_size - sequence.num_cached
+
+    def _append_page(self, sequence: Sequence) -> None:
+        assert sequence.kv_slot is not None
+        sequence.pages.append(self._take(sequence.request.cache_salt))
+        self._model.set_pages(sequence.kv_slot, len(sequence.pages) - 1, sequence.pages[-1:])
+
+    def _drop(self, pages: Iterable[int]) -> None:
+        """Let a sequence's pages go: those that no other one holds become idle if they are cached, else free."""
+        for page in pages:
             self._holders[page] -= 1
             if self._holders[page]:
                 continue
@@ -195,11 +228,6 @@ class PageManager:
             else:
                 self._disown(page)
                 self._free.append(page)
-        sequence.pages = []
-        sequence.num_cached = sequence.num_cached_pages = 0
-        if sequence.kv_slot is not None:
-            self._free_slots.append(sequence.kv_slot)
-            sequence.kv_slot = None
 
     def _assign_slot(self, sequence: Sequence) -> None:
         """Give a sequence a free slot, and write its pages to the page table there."""

@@ -91,9 +91,24 @@ class Prefill:
         """Queue a sequence."""
         self.queue.append(sequence)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Queue a sequence that has lost its pages before all others; it may be `partial`."""
-        if sequence is self.partial:
+    def extend_pages(self) -> int:
+        """Give every decoding sequence a page for its next position, the oldest first; return how many were preempted.
+
+        While there is no page, the youngest sequence of the lowest priority, which may be `partial`, loses its own.
+        """
+        preempted = 0
+        for sequence in sorted(self._batch.sequences, key=_seniority):
+            # Preempt until the sequence has its page or is itself preempted.
+            while sequence.kv_slot is not None and not self._pages.extend(sequence):
+                self._preempt(max(self.running, key=_seniority))
+                preempted += 1
+        return preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's pages, and queue it before all others."""
+        if sequence in self._batch.sequences:
+            self._batch.remove(self._batch.sequences.index(sequence))
+        elif sequence is self.partial:
             # Like a sampled token, a finite last hidden state proves that everything before is finite.
             if self._partial_hidden is not None and bool(self._partial_hidden.isfinite().all()):
                 self._pages.cache_pages(sequence)
@@ -246,3 +261,8 @@ class Prefill:
         start = sequence.num_cached
         end = min(start + self._budget, sequence.num_tokens)
         return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end))
+
+
+def _seniority(sequence: Sequence) -> tuple[int, float]:
+    """Return a sort key: sequences of high priority first, then the oldest."""
+    return sequence.request.priority, sequence.arrived_at

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from llama_engine.engine.dispatcher import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
-from llama_engine.engine.engine import Engine, StepResult
-from llama_engine.engine.failures import EngineHealth
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.failures import EngineHealth, names_of
 from llama_engine.engine.guide_queue import GuideQueue
-from llama_engine.engine.sequence import Sequence, Status, names_of
+from llama_engine.engine.sequence import Sequence, Status
+from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +22,7 @@ from llama_engine.sampling.logits_processor import LogitsProcessor
 from llama_engine.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
+    from llama_engine.engine.drafts import Drafting
     from llama_engine.engine.sequence_builder import PromptShare
     from llama_engine.grammar.matcher import GuideState
 
@@ -82,6 +82,8 @@ class Sequence:
     """Number of output tokens that a draft had predicted."""
     num_rejected_draft_tokens: int = 0
     """Number of drafts' tokens that were computed and were not the sequence's next ones."""
+    drafting: Drafting | None = field(default=None, repr=False)
+    """What drafts are made of; None until `Drafter` needs it."""
     output_tokens: list[int] = field(default_factory=list, repr=False)
     """The tokens generated so far, those that the request resumes included."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
@@ -294,9 +296,3 @@ class Sequence:
     @property
     def _guide_problem(self) -> InvalidRequest | None:
         return None if self.processor is None else self.processor.problem
-
-
-def names_of(sequences: Iterable[Sequence]) -> str:
-    """Return a name for log messages: the request's id of a single sequence, else the number of sequences."""
-    names = [sequence.context.name for sequence in sequences]
-    return f"request {names[0]}" if len(names) == 1 and names[0] else f"{len(names)} sequences"

@@ -55,6 +55,10 @@ class GuideState:
         """Whether the text may end here. `fill` then allows the checkpoint's end tokens."""
         return self._matcher.is_accepting()
 
+    def forced_bytes(self) -> bytes:
+        """Return the bytes that every continuation begins with. The state and the limits don't change."""
+        return bytes(self._matcher.compute_ff_bytes())
+
     def fill(self, allowed: NDArray[np.int32]) -> None:
         """Write the bit mask of allowed next tokens. The guide's state doesn't change; the time spent counts.
 

@@ -112,6 +112,22 @@ INT8_PRODUCTS = Metric(
     label="linear",
     values=LINEAR_LAYERS,
 )
+DRAFT_SOURCES = ("guide", "prediction", "text", "finished")
+DRAFT_TOKENS = Metric(
+    "llama_draft_tokens_total",
+    "counter",
+    "Guessed tokens that steps computed, by source: guide (what it forces), prediction (the client's), text (what the "
+    "prompt or the output repeats), finished (what a finished sequence of the salt had).",
+    label="source",
+    values=DRAFT_SOURCES,
+)
+ACCEPTED_DRAFT_TOKENS = Metric(
+    "llama_accepted_draft_tokens_total",
+    "counter",
+    "Tokens of llama_draft_tokens_total that were the sequence's next ones.",
+    label="source",
+    values=DRAFT_SOURCES,
+)
 PAGE_STATES = ("used", "cached", "free")
 KV_CACHE_PAGES = Metric(
     "llama_kv_cache_pages",
@@ -167,7 +183,7 @@ METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_SEQUENCES, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
     PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
-    INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS, MODEL_INFO,
+    DRAFT_TOKENS, ACCEPTED_DRAFT_TOKENS, INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS, MODEL_INFO,
 )  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from collections import Counter
 from functools import partial
 
 from llama_engine.engine.dispatcher import Completion, finish_reason
-from llama_engine.engine.engine import StepResult
 from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.sequence import Sequence
+from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, RequestError
 from llama_engine.observability import metrics
 from llama_engine.observability.metrics import Metric, Registry
@@ -58,7 +58,8 @@ class Stats:
                 self._counts[metrics.STEP_ERRORS, ""] += step.errors
             if step.sampled:
                 self._counts[metrics.GENERATED_TOKENS, ""] += step.sampled
-                self._observations.append((metrics.STEP_SEQUENCES, step.sampled))
+                foreseen = sum(draft.accepted for draft in step.drafts)
+                self._observations.append((metrics.STEP_SEQUENCES, step.sampled - foreseen))
             if step.prefill_tokens:
                 self._observations.append((metrics.STEP_PREFILL_TOKENS, step.prefill_tokens))
             if step.decoded:
@@ -68,6 +69,9 @@ class Stats:
                 self._counts[metrics.INT8_COLUMNS, linear] += count.tokens * count.inputs
                 self._counts[metrics.INT8_OUTLIER_COLUMNS, linear] += count.outlier_columns
                 self._counts[metrics.INT8_PRODUCTS, linear] += count.products
+            for draft in step.drafts:
+                self._counts[metrics.DRAFT_TOKENS, draft.source] += len(draft.tokens)
+                self._counts[metrics.ACCEPTED_DRAFT_TOKENS, draft.source] += draft.accepted
             if step.preempted:
                 self._counts[metrics.PREEMPTIONS, ""] += step.preempted
             self._last_step = now

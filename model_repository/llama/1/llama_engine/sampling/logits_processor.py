@@ -130,6 +130,10 @@ class LogitsProcessor:
         """Whether the text satisfies the guide and can't be continued; False without a guide."""
         return self._guide is not None and self._guide.finished
 
+    def forced_text(self) -> str:
+        """Return the text that the guide forces next, without an incomplete character; empty without a guide."""
+        return "" if self._guide is None else self._guide.forced_bytes().decode(errors="ignore")
+
     def bias(self, logits: torch.Tensor) -> None:
         """Add the bias to the logits, [vocabulary], in place."""
         logits[self._biased] += self._biases

@@ -19,7 +19,7 @@ from llama_engine.kernels.cache_shape import to_device
 from llama_engine.sampling.filters import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processor import LogitsProcessor, forbidden
-from llama_engine.sampling.state import SamplingFeatures, SamplingState, penalize_output, penalize_repetition
+from llama_engine.sampling.state import Elements, SamplingFeatures, SamplingState, penalize_output, penalize_repetition
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence
@@ -45,15 +45,14 @@ class Sampler:
         self._guided: torch.Tensor | None = None
 
     def sample(
-        self, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
+        self, logits: torch.Tensor, elements: Elements, sequences: list[Sequence], features: SamplingFeatures
     ) -> torch.Tensor:
-        """Sample the next token of the sequences at batch indices from `first` on, and count it in their histories.
+        """Sample the next token of the sequences at these batch indices, and count it in their histories.
 
         logits: [batch, vocabulary], any float dtype; they may be changed in place. features: at least those of the
         sequences. Returns [batch], long; FAILED where a sequence's logits aren't finite. Counting comes last: after an
         exception, the same sequences can be sampled again.
         """
-        elements = slice(first, first + len(sequences))
         # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
         # On a CPU nothing overlaps, but a mask takes about 10 µs, less than handing it to another thread.
         processors = _processors(sequences) if features.processors else []
@@ -63,18 +62,18 @@ class Sampler:
         kept = raw if features.log_probs else None
         logits = self.penalize(_bias(raw, processors, kept), elements, features)
         logits = self._mask(logits, sequences, processors, allowed, kept)
-        keys = to_device(torch.from_numpy(self.keys(first, sequences)), self._device) if features.noise else None
+        keys = to_device(torch.from_numpy(self.keys(elements, sequences)), self._device) if features.noise else None
         tokens, finite = self._choose(logits, elements, features, keys)
         if features.log_probs:
             _record_log_probs(raw, tokens, sequences)
         return self._count(tokens, finite, elements, features)
 
-    def keys(self, first: int, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """Return the random words for the next draw of the sequences from batch index `first` on: [batch, 2]."""
+    def keys(self, elements: Elements, sequences: list[Sequence]) -> NDArray[np.int64]:
+        """Return the random words for the next draw of the sequences at these batch indices: [batch, 2]."""
         steps = np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64)
-        return step_keys(self._state.seeds[first : first + len(sequences)], steps)
+        return step_keys(self._state.seeds[elements], steps)
 
-    def penalize(self, logits: torch.Tensor, elements: slice, features: SamplingFeatures) -> torch.Tensor:
+    def penalize(self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures) -> torch.Tensor:
         """Return logits [batch, vocabulary] with the sequences' repetition, frequency and presence penalties."""
         if not features.repetition and not features.output_counts:
             return logits
@@ -91,7 +90,7 @@ class Sampler:
         return logits
 
     def select(
-        self, logits: torch.Tensor, elements: slice, features: SamplingFeatures, keys: torch.Tensor | None
+        self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> torch.Tensor:
         """Return tokens [batch] sampled from penalized and masked logits, and count them.
 
@@ -101,7 +100,7 @@ class Sampler:
         return self._count(*self._choose(logits, elements, features, keys), elements, features)
 
     def _choose(
-        self, logits: torch.Tensor, elements: slice, features: SamplingFeatures, keys: torch.Tensor | None
+        self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sampled tokens, [batch], and whether each sequence's maximum logit is finite, [batch]."""
         best, tokens = _best(logits)
@@ -113,14 +112,12 @@ class Sampler:
         return tokens, finite
 
     def _count(
-        self, tokens: torch.Tensor, finite: torch.Tensor, elements: slice, features: SamplingFeatures
+        self, tokens: torch.Tensor, finite: torch.Tensor, elements: Elements, features: SamplingFeatures
     ) -> torch.Tensor:
         """Count tokens [batch] in the histories; return them, with FAILED where `finite` [batch] is False."""
         selected = torch.where(finite, tokens, FAILED)
         if features.repetition or features.output_counts:
-            self._state.counts[elements].scatter_add_(
-                1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.int32)
-            )
+            self._state.count(elements, tokens)
         return selected
 
     def _draw(
@@ -128,7 +125,7 @@ class Sampler:
         logits: torch.Tensor,
         tokens: torch.Tensor,
         finite: torch.Tensor,
-        elements: slice,
+        elements: Elements,
         features: SamplingFeatures,
         keys: torch.Tensor,
     ) -> torch.Tensor:
@@ -161,7 +158,7 @@ class Sampler:
             warm = keep_top_k_top_p(warm, top_k, top_p)
         return torch.where(sampled, draw(warm, keys), tokens)
 
-    def _fill_guides(self, elements: slice, processors: _Processors) -> torch.Tensor | None:
+    def _fill_guides(self, elements: Elements, processors: _Processors) -> torch.Tensor | None:
         """Return the guides' bit masks on the device, [batch, ceil(vocabulary / 32)]; None if there is no guide.
 
         All bits are set for sequences without a guide.

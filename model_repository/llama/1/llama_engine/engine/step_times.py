@@ -1,0 +1,74 @@
+"""The time of a decode step by the number of tokens that it computes: measured at load, then followed while running."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+BUDGET_SECONDS = 0.8
+"""Time for the measurement at load. What it leaves out is extrapolated."""
+
+_FOLLOWED = 0.1
+"""Share of a step's deviation by which the times next to it change."""
+
+_DRIFT = 0.005
+"""Share by which all times change: contexts and the machine's load make all steps slower or faster."""
+
+
+class StepTimes:
+    """Seconds of a step at powers of two tokens; linear in between. Not thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        """limit: maximum tokens of a step."""
+        self._tokens = [1 << power for power in range(limit.bit_length())]
+        self._seconds: list[float] = []
+
+    def measure(self, step: Callable[[int], object]) -> None:
+        """Measure the times of `step`, which takes a number of tokens, within BUDGET_SECONDS."""
+        until = time.monotonic() + BUDGET_SECONDS
+        self._seconds = []
+        for tokens in self._tokens:
+            if len(self._seconds) > 1 and time.monotonic() > until:
+                # A step of twice the tokens takes at most twice the time.
+                self._seconds.append(2 * self._seconds[-1])
+                continue
+            self._seconds.append(min(_timed(step, tokens) for _ in range(3)))
+
+    def at(self, tokens: int) -> float:
+        """Return the seconds of a step of that many tokens."""
+        known, seconds = self._tokens, self._seconds
+        place = min(bisect_right(known, tokens), len(known) - 1)
+        if place == 0:
+            return seconds[0]
+        share = (tokens - known[place - 1]) / (known[place] - known[place - 1])
+        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+
+    def promises(self, sequences: int, probabilities: Sequence[float], gain: float) -> int:
+        """Return how many drafted tokens maximize the expected tokens per second; 0 if less than `gain` times without.
+
+        sequences: their number. probabilities: of acceptance, the highest first.
+        """
+        if not self._seconds:
+            return 0
+        expected = accumulate(probabilities, initial=float(sequences))
+        rates = [tokens / self.at(sequences + count) for count, tokens in enumerate(expected)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        return best if rates[best] > gain * rates[0] else 0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Follow the time of a step; NaN is unknown. A step that was interrupted counts as one of twice its time."""
+        if not self._seconds or math.isnan(seconds):
+            return
+        deviation = min(max(seconds / self.at(tokens), 0.5), 2.0) - 1
+        for place, known in enumerate(self._tokens):
+            nearness = max(0.0, 1 - abs(tokens - known) / known)
+            self._seconds[place] *= 1 + deviation * (_DRIFT + _FOLLOWED * nearness)
+
+
+def _timed(step: Callable[[int], object], tokens: int) -> float:
+    began = time.monotonic()
+    step(tokens)
+    return time.monotonic() - began

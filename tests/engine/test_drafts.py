@@ -1,0 +1,230 @@
+"""Drafts change no answer: tokens, log probabilities and texts are those without, whether guesses are right or not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from engine.compiled_kernels import needs_compiled_kernels
+from engine.engines import alone, engine_of, with_tokens_as_text
+from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
+from engine.guesses import eager_drafter, guess_at_random
+from engine.guided_texts import EngineOf
+from engine.oracle import oracle
+from engine.prompts import any_requests
+from engine.transcripts import Transcript, cuts, transcripts
+from llama_engine.engine.drafts import SOURCES, Acceptance
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.step_times import StepTimes
+from llama_engine.engine.token_history import CANDIDATES, HISTORIES, HISTORY_TOKENS, MAX_MATCH, Finished, History
+from llama_engine.model.loader import LoadedModel
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.state import Elements
+from notes import Note
+
+long = pytest.mark.long
+
+
+def _answer(of: Transcript) -> tuple[object, ...]:
+    """What a client gets, but for how a stream is cut into chunks. An error leaves out what was not sent yet."""
+    text = "".join(text for _, text in of.chunks) if of.result.startswith("Completion") else ""
+    return of.result, of.tokens, of.log_probs, of.cum_log_probs, of.prompt_log_probs, text
+
+
+@pytest.mark.parametrize("scarce", [{}, {"kv_cache_tokens": "128"}], ids=["", "too few pages"])
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=long)])
+def test_answers_with_drafts_are_those_without(
+    int8: LoadedModel, engine_with_guides: EngineOf, count: int, scarce: dict[str, str], note: Note
+) -> None:
+    needs_compiled_kernels()
+    short, requests = replace(int8, max_model_len=128), any_requests(int8, count, 51)
+    whole = transcripts(engine_with_guides(short, speculation="off"), requests)
+    tokens = {request: of.tokens for request, of in zip(requests, whole, strict=True)}
+    engine = engine_with_guides(short, 12, **scarce)
+    drafts = guess_at_random(engine, lambda of: tokens[replace(of.request, resume_ids=())], random.Random(1))
+    given = transcripts(engine, requests)
+    pairs = cuts(requests, whole, random.Random(2))[::9]
+    resumed = transcripts(engine, [request for request, _ in pairs])
+    assert [_answer(of) for of in given] == [_answer(of) for of in whole]
+    assert [_answer(of) for of in resumed] == [_answer(must) for _, must in pairs]
+    assert any(of.preempted for of in [*given, *resumed]) == bool(scarce)
+    right, guessed = sum(draft.accepted for draft in drafts), sum(len(draft.tokens) for draft in drafts)
+    note(f"{count} requests and {len(pairs)} resumed ones: {right} of {guessed} guesses were right")
+    assert right > 5 * count
+    assert guessed - right > 5 * count
+
+
+@pytest.mark.parametrize("batches", [5, pytest.param(40, marks=long)])
+def test_greedy_tokens_in_fp32_are_those_of_generate(fp32: LoadedModel, batches: int) -> None:
+    exposed, randomness, tally = with_tokens_as_text(fp32), random.Random(3), Tally()
+    references = {penalty: GreedyReference(oracle(exposed), LONGEST, penalty) for penalty in (1.0, 1.3)}
+    engine = engine_of(exposed, 16, speculation="on")
+    guess_at_random(
+        engine,
+        lambda of: references[of.request.repetition_penalty].tokens(of.request.prompt_tokens, of.request.max_tokens),
+        randomness,
+    )
+    prompts = pool(exposed.tokenizer, 10, randomness)
+    for _ in range(batches):
+        compare(engine, mix(prompts, 4, randomness) + mix(prompts, 2, randomness, 1.3), references, tally)
+    assert tally.ties <= 1
+
+
+def test_drafts_are_off_by_default_where_logits_are_not_batch_invariant(fp32: LoadedModel, int8: LoadedModel) -> None:
+    assert engine_of(fp32)._drafter is None
+    assert engine_of(int8, speculation="off")._drafter is None
+    assert (engine_of(int8)._drafter is not None) == int8.info.batch_invariant
+
+
+PLAIN = GenerationRequest(prompt="", prompt_tokens=tuple(range(300, 340)), max_tokens=24, min_tokens=24)
+
+
+def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
+    (transcript,) = transcripts(engine, [request])
+    return transcript.tokens
+
+
+def _guesses(engine: Engine, request: GenerationRequest) -> dict[str, tuple[int, int]]:
+    """Return the numbers of guessed and right tokens by source."""
+    sequence = engine.builder.build(request)
+    if request.guided_decoding_guide_type:
+        sequence.follow_guide(
+            engine.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide).result()
+        )
+    engine.add(sequence)
+    counts = dict.fromkeys(SOURCES, (0, 0))
+    while engine.used_slots:
+        for draft in engine.step().drafts:
+            drafted, accepted = counts[draft.source]
+            counts[draft.source] = drafted + len(draft.tokens), accepted + draft.accepted
+    drafted, accepted = (sum(of) for of in zip(*counts.values(), strict=True))
+    assert (sequence.num_accepted_draft_tokens, sequence.num_rejected_draft_tokens) == (accepted, drafted - accepted)
+    return {source: count for source, count in counts.items() if count[0]}
+
+
+def test_guesses_come_from_the_text_finished_sequences_and_the_prediction(int8: LoadedModel) -> None:
+    needs_compiled_kernels()
+    engine = engine_of(int8, 8)
+    eager_drafter(engine)
+    first, other = _guesses(engine, PLAIN), _guesses(engine, replace(PLAIN, cache_salt="another"))
+    assert "finished" not in first | other
+    assert _guesses(engine, PLAIN)["finished"][1] >= 8
+    tokens = tuple(tokens_of(engine, PLAIN))
+    predicted = _guesses(engine, replace(PLAIN, cache_salt="third", prediction_tokens=tokens))
+    assert predicted["prediction"][1] >= 15
+
+
+def test_finished_sequences_are_not_searched_without_a_prefix_cache(int8: LoadedModel) -> None:
+    needs_compiled_kernels()
+    engine = engine_of(int8, 8, prefix_cache="off")
+    eager_drafter(engine)
+    assert not {"finished"} & {*_guesses(engine, PLAIN), *_guesses(engine, PLAIN)}
+
+
+def test_guesses_of_a_guide_are_what_it_forces(int8: LoadedModel, engine_with_guides: EngineOf) -> None:
+    needs_compiled_kernels()
+    engine = engine_with_guides(int8)
+    eager_drafter(engine)
+    schema = '{"enum": ["a distribution of values", "a distribution of names"]}'
+    request = replace(PLAIN, guided_decoding_guide_type="json_schema", guided_decoding_guide=schema)
+    drafted, accepted = _guesses(engine, request)["guide"]
+    assert drafted >= accepted > 0
+
+
+def test_a_verification_that_fails_costs_the_guesses_alone(int8: LoadedModel) -> None:
+    needs_compiled_kernels()
+    engine = engine_of(int8, 8)
+    (expected,) = alone(int8, [PLAIN])
+    guess_at_random(engine, lambda _: tokens_of(engine_of(int8, 1, speculation="off"), PLAIN), random.Random(2))
+    with patch.object(engine._decode._sampler, "sample", _failing_on_lists(engine._decode._sampler)):
+        sequence = engine.builder.build(PLAIN)
+        engine.add(sequence)
+        errors = 0
+        while engine.used_slots:
+            errors += engine.step().errors
+    assert sequence.result == expected
+    assert errors > 0
+    assert sequence.num_accepted_draft_tokens == 0
+    assert sequence.num_rejected_draft_tokens > 0
+
+
+def _failing_on_lists(sampler: Sampler) -> Callable[..., torch.Tensor]:
+    sample = sampler.sample
+
+    def failing(logits: torch.Tensor, elements: Elements, *rest: Any) -> torch.Tensor:  # noqa: ANN401 - passed on
+        if isinstance(elements, list):
+            raise RuntimeError("verifying failed, as the test wants")
+        return sample(logits, elements, *rest)
+
+    return failing
+
+
+def test_a_history_finds_the_longest_match_as_a_search_of_all_places_does() -> None:
+    randomness = random.Random(4)
+    for _ in range(300):
+        tokens = randomness.choices(range(3), k=randomness.randint(3, 60))
+        history = History(tokens[: randomness.randint(0, len(tokens))])
+        history.find(tokens)
+        history.tokens += tokens[len(history.tokens) :]
+        lengths = {place: _common(tokens[:place], tokens) for place in range(3, len(tokens))}
+        candidates = sorted((place for place, length in lengths.items() if length >= 3), reverse=True)[:CANDIDATES]
+        longest = max((lengths[place] for place in candidates), default=0)
+        place, length = history.find(tokens)
+        assert length == longest
+        assert place == next((place for place in candidates if lengths[place] == longest), 0)
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    """Return the length of the common end of two lists, at most MAX_MATCH."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(reversed(left), reversed(right), strict=False))
+    return min(sum(1 for _ in same), MAX_MATCH)
+
+
+def test_finished_sequences_are_bounded_for_each_salt_and_in_all() -> None:
+    finished = Finished()
+    for number in range(10):
+        finished.add("one", History([number]))
+    assert [history.tokens for history in finished.of("one")] == [[number] for number in (9, 8, 7, 6)][:HISTORIES]
+    finished.add("two", History(range(HISTORY_TOKENS)))
+    assert list(finished.of("one")) == []
+    assert list(finished.of("three")) == []
+    finished.add("two", History(range(HISTORY_TOKENS + 1)))
+    assert list(finished.of("two")) == []
+
+
+def test_the_number_of_guesses_maximizes_the_expected_rate() -> None:
+    times = StepTimes(32)
+    assert times.promises(1, [1.0] * 8, 1.0) == 0, "nothing is measured"
+    with patch("llama_engine.engine.step_times._timed", lambda _, tokens: 4.0 + tokens):
+        times.measure(lambda _: None)
+    assert [times.at(tokens) for tokens in (1, 3, 16, 31)] == [5, 7, 20, 35]
+    assert times.promises(1, [0.9] * 3 + [0.1] * 3, 1.0) == 3
+    assert times.promises(1, [0.1] * 8, 1.0) == 0
+    assert times.promises(1, [0.21], 1.0) == 1
+    assert times.promises(1, [0.21], 1.03) == 0
+    assert times.promises(28, [0.9] * 4, 1.0) == 4
+    assert times.promises(28, [0.8] * 4, 1.0) == 0
+    for _ in range(200):
+        times.record(1, 10.0)
+        times.record(1, math.nan)
+    assert 9 < times.at(1) < 11
+    assert times.at(32) < 100
+
+
+def test_a_share_of_right_guesses_is_followed() -> None:
+    acceptance = Acceptance()
+    for _ in range(200):
+        acceptance.record(3, 2, 1)
+        acceptance.record(0, 1, 0)
+    one, two, three = acceptance.probabilities(3, 3)
+    assert one > two > three
+    assert acceptance.probabilities(0, 1)[0] < 0.05
+    assert Acceptance(acceptance.shares).shares == pytest.approx(acceptance.shares)

@@ -233,6 +233,9 @@ def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> It
     if (cache := info.cache) is not None:
         hits = "" if cache.hit_ratio is None else f"; {cache.hit_ratio:.1%} of prompt tokens were cached"
         yield f"KV cache    {cache.used} of {cache.pages} pages used, {cache.cached} hold cached prefixes{hits}"
+    if info.drafts:
+        shares = ", ".join(f"{source} {right} of {guessed}" for source, (right, guessed) in info.drafts.items())
+        yield f"drafts      right guesses: {shares}"
     if reason:
         yield f"computes    unknown: {reason}"
     if (config := state.config) is not None:

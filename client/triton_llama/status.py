@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from triton_llama.endpoint import DEFAULT_PORT, Endpoint
@@ -20,6 +21,7 @@ _METRICS_TIMEOUT_S = 2.0
 _NAMES = (
     *("model_info", "int8_columns_total", "int8_outlier_columns_total"),
     *("kv_cache_pages", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+    *("draft_tokens_total", "accepted_draft_tokens_total"),
 )
 _SERIES = re.compile(rf"^llama_({'|'.join(_NAMES)})\{{(.*)\}} (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -137,12 +139,14 @@ class ModelInfo(NamedTuple):
     """How a model computes.
 
     instances: at least one. outlier_shares: share of the activations with two 8-bit terms since the start, by linear
-    layer with exact INT8 products; of all instances. cache: None if the server has no metrics of it.
+    layer with exact INT8 products; of all instances. cache: None if the server has no metrics of it. drafts: numbers of
+    right and of all guessed tokens since the start, by source.
     """
 
     instances: list[InstanceInfo]
     outlier_shares: dict[str, float]
     cache: CacheInfo | None = None
+    drafts: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
 class NoModelInfoError(Exception):
@@ -180,13 +184,18 @@ def read_model_info(address: str, model: str) -> ModelInfo:
     counts = defaultdict[tuple[str, str], float](float)
     for name, labels, value in of_model:
         # A model may have several loaded versions.
-        counts[name, labels.get("linear") or labels.get("state", "")] += value
+        counts[name, labels.get("linear") or labels.get("state") or labels.get("source", "")] += value
     shares = {
         linear: counts.get(("int8_outlier_columns_total", linear), 0.0) / columns
         for (name, linear), columns in counts.items()
         if name == "int8_columns_total" and columns
     }
-    return ModelInfo(instances, shares, _cache_info(counts))
+    drafts = {
+        source: (int(counts.get(("accepted_draft_tokens_total", source), 0)), int(drafted))
+        for (name, source), drafted in counts.items()
+        if name == "draft_tokens_total" and drafted
+    }
+    return ModelInfo(instances, shares, _cache_info(counts), drafts)
 
 
 def _cache_info(counts: Mapping[tuple[str, str], float]) -> CacheInfo | None:

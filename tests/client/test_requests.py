@@ -184,6 +184,17 @@ def test_the_kv_cache_of_all_instances_is_read_from_the_page(queries: int, hit_r
     assert line in status_lines(STATUS, info, None)
 
 
+def test_drafts_are_counted_by_source() -> None:
+    lines = [
+        f'llama_{name}_tokens_total{{model="llama",source="{source}",version="1"}} {count}'
+        for name, source, count in (("draft", "text", 40), ("accepted_draft", "text", 30), ("draft", "guide", 0))
+    ]
+    with metrics_page(_series("llama", EXACT), *lines) as page:
+        info = read_model_info(page, "llama")
+    assert info.drafts == {"text": (30, 40)}
+    assert "drafts      right guesses: text 30 of 40" in status_lines(STATUS, info, None)
+
+
 def test_status_has_a_line_for_each_instance() -> None:
     assert list(status_lines(STATUS, ModelInfo([EXACT, FLOATS], {}), None))[2:-1] == [
         "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 BUDGET_SECONDS = 0.8
-"""Time for the measurement at load. What it leaves out is extrapolated."""
+"""Time for the measurement at load. Larger steps that it leaves out are extrapolated."""
 
 _FOLLOWED = 0.1
 """Share of a step's deviation by which the times next to it change."""
@@ -32,10 +32,10 @@ class StepTimes:
         self._seconds = []
         for tokens in self._tokens:
             if len(self._seconds) > 1 and time.monotonic() > until:
-                # A step of twice the tokens takes at most twice the time.
-                self._seconds.append(2 * self._seconds[-1])
-                continue
-            self._seconds.append(min(_timed(step, tokens) for _ in range(3)))
+                half, whole = self._seconds[-2:]
+                self._seconds.append(whole + 2 * max(whole - half, 0.0))
+            else:
+                self._seconds.append(min(_timed(step, tokens) for _ in range(3)))
 
     def at(self, tokens: int) -> float:
         """Return the seconds of a step of that many tokens."""

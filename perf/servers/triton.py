@@ -48,7 +48,7 @@ def our_server(
     converted, stored: as of a Server. repository: makes the model repository, else it is the checkout's.
     """
     # Most loads repeat their prompts: with a prefix cache the comparison would measure that.
-    settings = {"LLAMA_PREFIX_CACHE": "off", **environment}
+    settings = {"LLAMA_PREFIX_CACHE": "off", "LLAMA_SPECULATION": "off", **environment}
     if unquantized() == "fp16":
         # What the load needs: on a GPU the KV cache of 32 full contexts of a Llama-2-7B takes 64 GB.
         settings["LLAMA_MAX_MODEL_LEN"] = str(-(-(PROMPT_TOKENS + 2 * MEAN_OUTPUT) // 256) * 256)

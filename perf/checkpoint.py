@@ -211,9 +211,9 @@ def unquantized() -> Weights:
 
 
 def fastest() -> Weights:
-    """Return the floats of baselines: BF16 on a CPU that multiplies it, where it halves what a step reads, else as above.
+    """Return the floats of baselines: BF16 on a CPU that multiplies it, because it halves what a step reads, else FP32.
 
-    Emulated, it is slower than FP32.
+    Without such instructions BF16 is emulated and slower.
     """
     multiplies = {"avx512_bf16", "amx_bf16"} & {*Path("/proc/cpuinfo").read_text().split()}
     return "bf16" if multiplies and not torch.cuda.is_available() else unquantized()

@@ -11,7 +11,8 @@ from end_to_end.metrics import Metrics
 from end_to_end.servers import HTTP
 from end_to_end.streams import STREAM_WIRES, Call
 from end_to_end.wires import Refusal, ask, at_once, generate
-from llama_engine.observability.metrics import METRICS
+from frontend.endpoints import Endpoint, Json
+from llama_engine.observability.metrics import DRAFT_SOURCES, METRICS
 from triton_llama import LlamaClient
 from triton_local.server import LocalTriton
 
@@ -69,12 +70,13 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     certain = sum(limits) + 12 + stopped.num_output_tokens + 9 * len(STREAM_WIRES)
     cancelled = metrics.grown("llama_generated_tokens_total") - certain
     assert 1 <= cancelled < 250
+    right = sum(metrics.grown("llama_accepted_draft_tokens_total", source=source) for source in DRAFT_SOURCES)
     expected = {
         "llama_prompt_tokens_total": TOKENS * rows,
         "llama_queue_time_seconds_count": rows,
         "llama_step_errors_total": 0,
         "llama_request_latency_seconds_count": completed + 1,
-        "llama_step_sequences_sum": certain + cancelled,
+        "llama_step_sequences_sum": certain + cancelled - right,
         "llama_step_sequences_count": metrics.grown("llama_steps_total"),
         # Prompts of the same length need no padding, prefilled together or not.
         "llama_step_prefill_tokens_sum": TOKENS * rows,
@@ -101,3 +103,24 @@ def test_cached_tokens_are_counted(triton: LocalTriton) -> None:
     metrics.wait_for(second.num_cached_tokens, "llama_prefix_cache_hits_total")
     assert metrics.grown("llama_prefix_cache_queries_total") == first.num_input_tokens + second.num_input_tokens
     assert metrics.now("llama_kv_cache_pages", state="cached") > 0
+
+
+def test_a_chats_prediction_is_counted_as_drafts(streaming: LocalTriton, served: Endpoint) -> None:
+    metrics = Metrics(streaming)
+    fields: Json = {
+        "messages": [{"role": "user", "content": f"{secrets.token_hex(8)} return a list of"}], "max_tokens": 40,
+        "temperature": 0, "repetition_penalty": 1, "ignore_eos": True,
+    }  # fmt: skip
+    expected = served.chat(**fields).json()["choices"][0]["message"]["content"]
+    answer = served.chat(**fields, prediction={"type": "content", "content": expected}).json()
+    assert answer["choices"][0]["message"]["content"] == expected
+    details = answer["usage"]["completion_tokens_details"]
+    accepted, rejected = (details[f"{name}_prediction_tokens"] for name in ("accepted", "rejected"))
+    assert accepted >= 10
+
+    def grown(name: str) -> float:
+        return sum(metrics.grown(f"llama_{name}_tokens_total", source=source) for source in DRAFT_SOURCES)
+
+    # The first answer drafted, too: what it repeated itself.
+    metrics.wait(lambda _: grown("accepted_draft") >= accepted, "right guesses are counted")
+    assert grown("draft") - grown("accepted_draft") >= rejected

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from perf.environment import ROOT
-from perf.report import distance, figure
+from perf.report import distance
 from perf.results_file import RESULTS, Row, at, read
+from perf.table import figure
 from perf.workload import SLOTS
 
 PICTURE = ROOT / "docs" / "speed.svg"

@@ -1,17 +1,17 @@
 """Fill the tables of docs/benchmarks.md and the README from perf/results/*.json (`make report`).
 
-A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of a page stays as it is. Figures have
-three significant digits: more would claim a precision that no run has.
+A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of a page stays as it is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from perf.environment import ROOT
 from perf.results_file import RESULTS, Result, Row, at, read
+from perf.table import Column, Table, figure, percent, pivot, several
 from perf.workload import SLOTS
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
@@ -60,59 +60,6 @@ def _by_server(name: str, values: Sequence[tuple[str, object]]) -> str:
     """Return the values as a note, each server's once; "" if all are None."""
     texts = dict.fromkeys(f"{title}: {value}" for title, value in values if value is not None)
     return f"{name}, {'; '.join(texts)}." if texts else ""
-
-
-def figure(value: float) -> str:
-    """Return at least three significant digits without an exponent: 0.0123, 1.23, 12.3, 123, 1,235."""
-    if value == 0:
-        return "0"
-    for digits in range(8):
-        if abs(value) >= 10.0 ** (2 - digits):
-            return f"{value:,.{digits}f}"
-    return f"{value:.2e}"
-
-
-def percent(share: float) -> str:
-    """Return a share of 1 in percent, with a digit more below 10 % and from 90 %."""
-    return f"{100 * share:.{0 if 0.0995 <= share < 0.9 else 1}f} %"
-
-
-def several(*values: float) -> str:
-    """Return percentiles in one cell: 1.23 / 4.56."""
-    return " / ".join(map(figure, values))
-
-
-class Column(NamedTuple):
-    """path: of a row's value. shown: the value as text. A column without a value in any row is left out."""
-
-    title: str
-    path: str
-    shown: Callable[[Any], str] = figure
-
-    def cell(self, row: Row) -> str | None:
-        """Return the value's text; None where there is no value."""
-        value = at(row, self.path)
-        return None if value is None else self.shown(value)
-
-
-class Table(NamedTuple):
-    """note: of the load, beneath it, before the conditions; "" for none."""
-
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-    note: str = ""
-
-
-def pivot(rows: Sequence[Row], line: Sequence[str], column: str) -> list[Row]:
-    """Join the rows with the same values at the paths `line`.
-
-    A line has the fields of its first row, and every whole row by its value at the path `column`.
-    """
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        values = tuple(at(row, path) for path in line)
-        lines.setdefault(values, {**row})[str(at(row, column))] = row
-    return [*lines.values()]
 
 
 def _p50_p95(percentiles: Row) -> str:

@@ -10,8 +10,9 @@ import pytest
 
 from perf import report
 from perf.plot import PICTURE, drawn, picture
-from perf.report import PAGES, article, figure, filled, markdown, speed
+from perf.report import PAGES, article, filled, markdown, speed
 from perf.results_file import RESULTS, Result, read
+from perf.table import figure, percent
 
 NAIVE = "article/equal/naive_fp16"
 
@@ -70,7 +71,7 @@ def test_a_server_has_its_speed_at_every_number_of_users_and_its_quality() -> No
     content = {**changed().content, "measurements": {str(number): row for number, row in enumerate(rows)}}
     lines = markdown(Result("x.json", content), speed).splitlines()
     quality = read(RESULTS / "quality.json").content["measurements"]["vllm_int8"]
-    nats, differs = figure(quality["kl_nats"]["mean"]), report.percent(1 - quality["top1_agreement"])
+    nats, differs = figure(quality["kl_nats"]["mean"]), percent(1 - quality["top1_agreement"])
     assert f"| vllm_int8 | {nats} | {differs} | 50.0 | 500 |" in lines
     assert "| other | – | – | – | 600 |" in lines
     assert "| vllm_int8 | 10.0 / 20.0 | 320 / 640 | 10.0 | 320 |" in lines

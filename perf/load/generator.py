@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 
 import aiohttp
@@ -114,10 +113,10 @@ class _Load:
                         return
                     self.begun.append(chat)
                     free = await self._send(client, chat[0], free)
-                    prompt = self._requests[chat[0]].prompt
+                    history: list[str] = []
                     for number in chat[1:]:
-                        prompt += self.read(number - 1) + self._requests[number].prompt
-                        self._bodies[number] = body(self._target, replace(self._requests[number], prompt=prompt))
+                        history += [self._requests[number - 1].prompt, self.read(number - 1)]
+                        self._bodies[number] = body(self._target, self._requests[number], history)
                         # Its preparation is not the server's time.
                         free = await self._send(client, number, self._now())
 

@@ -49,7 +49,7 @@ class Request:
     """One request of a load. output_tokens: the exact number to generate, greedily; 0: its fields decide.
 
     fields: added to its JSON, over the target's. turn: of a chat, from 1. From 2 on the same user sends it once the
-    request before it in the load is answered, with its prompt appended to that request's whole prompt and answer.
+    request before it in the load is answered, after the prompts and answers of the turns before.
     """
 
     prompt: str
@@ -72,18 +72,23 @@ def streams(target: Target, request: Request) -> bool:
     return bool(request.fields.get("stream", target.protocol in _READ_EVENT))
 
 
-def body(target: Target, request: Request) -> bytes:
-    """Return the request's JSON; the target's fields override the protocol's, and the request's both."""
-    prompt, tokens = request.prompt, request.output_tokens
+def body(target: Target, request: Request, history: Sequence[str] = ()) -> bytes:
+    """Return the request's JSON; the target's fields override the protocol's, and the request's both.
+
+    history: the prompts and answers of a chat's turns before, in turn.
+    """
+    texts, tokens = [*history, request.prompt], request.output_tokens
     fields: dict[str, object]
     if target.protocol in _OPENAI:
-        chat = target.protocol == "openai_chat"
-        fields = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        messages = [
+            {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)
+        ]
+        fields = {"messages": messages} if target.protocol == "openai_chat" else {"prompt": "".join(texts)}
         fields |= {"model": target.model, "max_tokens": tokens, "temperature": 0.0, "stream": True}
         if streams(target, request):
             fields["stream_options"] = {"include_usage": True}
     else:
-        fields = {"text_input": prompt, "max_tokens": tokens, "min_tokens": tokens, "temperature": 0.0}
+        fields = {"text_input": "".join(texts), "max_tokens": tokens, "min_tokens": tokens, "temperature": 0.0}
         # Overrides the checkpoint's generation config.
         fields |= {"repetition_penalty": 1.0, "stream": target.protocol == "triton_stream"}
     return json.dumps({**fields, **target.fields, **request.fields}).encode()
@@ -165,13 +170,20 @@ def _completion_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, 
     """Read an OpenAI chunk. It does not count its tokens; `usage`, near the end, has the total."""
     if fields.get("usage") is not None:
         _read_usage(record, fields)
-    choices = [
-        (choice.get("delta", {}).get("content") or choice.get("text"), choice.get("finish_reason") is not None)
-        for choice in fields.get("choices", [])
-    ]
-    record.text += "".join(text or "" for text, _ in choices)
+    timings = fields.get("timings", {})
+    if "draft_n" in timings:  # llama.cpp
+        record.accepted_tokens = _count(timings, "draft_n_accepted")
+        record.rejected_tokens = _count(timings, "draft_n") - record.accepted_tokens
+    choices = [(_text(choice), choice.get("finish_reason") is not None) for choice in fields.get("choices", [])]
+    record.text += "".join(text for text, _ in choices)
     # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
     return any(text or not ends for text, ends in choices), any(ends for _, ends in choices)
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    delta = choice.get("delta", {})
+    calls = (call.get("function", {}).get("arguments") for call in delta.get("tool_calls") or ())
+    return "".join(filter(None, [delta.get("content"), choice.get("text"), *calls]))
 
 
 def _read_usage(record: Record, fields: Mapping[str, Any]) -> None:
@@ -182,6 +194,10 @@ def _read_usage(record: Record, fields: Mapping[str, Any]) -> None:
     record.prompt_tokens = _count(usage, "prompt_tokens")
     if details := usage.get("prompt_tokens_details"):
         record.cached_tokens = _count(details, "cached_tokens")
+    details = usage.get("completion_tokens_details") or {}
+    if "accepted_prediction_tokens" in details:
+        record.accepted_tokens = _count(details, "accepted_prediction_tokens")
+        record.rejected_tokens = _count(details, "rejected_prediction_tokens")
 
 
 _OPENAI = ("openai_completions", "openai_chat")

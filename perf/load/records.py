@@ -43,7 +43,8 @@ class Record:
     ended: when it succeeded or failed. token_times: of a stream, the arrival of each event with a token; an event may
     hold several tokens. prompt_tokens: None where the server does not count them. output_tokens: as the server counts
     them, else 0. error: what went wrong, in one line; "" for none. cached_tokens: tokens of the prompt that its prefix
-    cache had; None where the server does not say. text: of a stream. turn: the request's.
+    cache had; None where the server does not say. accepted_tokens, rejected_tokens: of its drafts; None where the
+    server does not say. text: of a stream, with arguments of tool calls. turn: the request's.
     answer: its JSON objects, of a stream its events', if the target keeps them.
     """
 
@@ -55,6 +56,8 @@ class Record:
     output_tokens: int = 0
     error: str = ""
     cached_tokens: int | None = None
+    accepted_tokens: int | None = None
+    rejected_tokens: int | None = None
     text: str = ""
     turn: int = 1
     answer: Sequence[Mapping[str, Any]] = ()

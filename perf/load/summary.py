@@ -10,6 +10,7 @@
 - **TTFT** likewise, to the first event with a token in it. **ITL** is a request's own mean: first to last token, over
   its tokens less one, which holds also where one event joins several tokens.
 - **Hit rate** is the share of prompt tokens that the server's prefix cache had, where the server counts them.
+- **Drafted share** likewise is the share of output tokens that were accepted from drafts.
 
 Failed requests are counted, the warm-up's too, because they change the load of all others; no other figure includes
 them.
@@ -65,6 +66,12 @@ def summarize(run: Run) -> dict[str, Any]:
     cached = [record.cached_tokens for record in answered if record.cached_tokens is not None]
     if cached:
         summary["hit_rate"] = round(sum(cached) / sum(record.prompt_tokens or 0 for record in answered), 4)
+    drafted = [record for record in answered if record.accepted_tokens is not None]
+    if drafted:
+        accepted = sum(record.accepted_tokens or 0 for record in drafted)
+        summary["accepted_tokens"] = accepted
+        summary["rejected_tokens"] = sum(record.rejected_tokens or 0 for record in drafted)
+        summary["drafted_share"] = round(accepted / sum(record.output_tokens for record in answered), 4)
     return summary
 
 

@@ -45,6 +45,8 @@ CHAT = sse(
     {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]},
     {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}], **usage(2)},
 )
+COUNTS = {"completion_tokens": 9, "prompt_tokens": 7}
+DRAFTS = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2}
 UNARY = json.dumps(chunk("all of it", 5, "length", prompt=7)).encode()
 
 
@@ -92,6 +94,30 @@ def test_cached_tokens_are_those_that_the_server_counts(
 ) -> None:
     answer = read(protocol, sse(last))
     assert (answer.cached_tokens, answer.text, answer.error) == (cached, "a", "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"usage": COUNTS, "timings": {"draft_n": 5, "draft_n_accepted": 3}},
+        {"usage": {**COUNTS, "completion_tokens_details": DRAFTS}},
+    ],
+)
+def test_drafted_tokens_are_counted_by_either_server(end: dict[str, object]) -> None:
+    answer = read("openai_chat", CHAT, sse({"choices": [], **end}))
+    assert (answer.accepted_tokens, answer.rejected_tokens) == (3, 2)
+
+
+def test_the_arguments_of_a_tool_call_are_text() -> None:
+    calls = [[{"index": 0, "function": {"name": "f", "arguments": text}}] for text in ("", '{"a"', ": 1}")]
+    events = [{"choices": [{"index": 0, "delta": {"tool_calls": call}}]} for call in calls]
+    assert read("openai_chat", sse(*events), CHAT).text == '{"a": 1}ab'
+
+
+def test_a_turn_of_a_chat_has_messages_of_both_roles_before_it() -> None:
+    target = Target("t", "openai_chat", "", "m")
+    messages = json.loads(body(target, Request("c", 9, turn=2), ["a", "b"]))["messages"]
+    assert [(each["role"], each["content"]) for each in messages] == [("user", "a"), ("assistant", "b"), ("user", "c")]
 
 
 def test_a_token_has_the_time_of_the_bytes_that_end_its_event() -> None:

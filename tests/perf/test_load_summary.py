@@ -124,3 +124,9 @@ def test_the_hit_rate_is_of_the_measured_prompts() -> None:
 
 def test_a_server_that_does_not_count_cached_tokens_has_no_hit_rate() -> None:
     assert "hit_rate" not in summary_of(1, 1, turn(1, 0, 1, 2), turn(1, 2, 1, 4))
+
+
+def test_the_drafted_share_is_of_the_measured_output() -> None:
+    drafted = [Record(0, 0, 1, (1,), 100, 20, accepted_tokens=15, rejected_tokens=5), Record(0, 0, 1, (1,), 100, 20)]
+    summary = summary_of(1, 1, turn(1, 0, 9, 10), *drafted)
+    assert (summary["accepted_tokens"], summary["rejected_tokens"], summary["drafted_share"]) == (15, 5, 0.375)

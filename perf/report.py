@@ -176,6 +176,28 @@ def prefixes(rows: Sequence[Row]) -> list[Table]:
     return [Table(columns, pivot(rows, ["model", "load/mix", "load/concurrency"], "server"))]
 
 
+def drafts(rows: Sequence[Row]) -> list[Table]:
+    """Each kind of answers at each number of users: every server with drafts beside itself without."""
+    servers = {
+        "INT8": ("triton_llama_int8_drafts_off", "triton_llama_int8_drafts_auto"),
+        "GGUF Q4_1": ("triton_llama_q4_1_drafts_off", "triton_llama_q4_1_drafts_auto"),
+        "llama.cpp": ("llama_cpp_q4_1_drafts_none", "llama_cpp_q4_1_drafts_ngram-mod"),
+    }
+    lines = pivot(rows, ["load/mix", "load/concurrency"], "server")
+    columns = [Column("answers", "load/mix", str), USERS]
+    for name, (without, drafting) in servers.items():
+        for line in lines:
+            before, after = (at(line, f"{server}/tokens_per_second") for server in (without, drafting))
+            line[f"{name} ratio"] = after / before if before and after else None
+        columns += [
+            Column(f"{name}: tokens/s without", f"{without}/tokens_per_second"),
+            Column(f"{name}: with drafts", f"{drafting}/tokens_per_second"),
+            Column(f"{name}: ratio", f"{name} ratio", lambda ratio: f"{figure(ratio)} ×"),
+            Column(f"{name}: drafted tokens", f"{drafting}/drafted_share", percent),
+        ]
+    return [Table(columns, lines, "Drafted tokens: those output tokens that were accepted from drafts.")]
+
+
 def quality(rows: Sequence[Row]) -> list[Table]:
     """The unquantized weights and what is served, by its distance from them."""
     columns = [
@@ -198,6 +220,7 @@ TABLES = {
     "article": ("bench-article", article),
     "prefixes": ("bench-prefixes", prefixes),
     "formats": ("bench-formats", speed),
+    "drafts": ("bench-drafts", drafts),
     "quality": ("quality", quality),
     "quality-formats": ("quality-formats", quality),
 }

@@ -8,13 +8,15 @@ recorded with that reason.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from perf import environment, report
-from perf.bench.cases import CASES, SECONDS
+from perf.bench.cases import CASES
 from perf.bench.measure import Bench
 from perf.checkpoint import described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
@@ -41,7 +43,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--only", nargs="+", choices=CASES, default=BY_DEFAULT, help="cases to measure")
     add("--servers", nargs="+", metavar="KEY", default=[""], help="of those whose keys begin so, such as vllm")
     add("--users", nargs="+", type=count, metavar="N", help="loads of so many users only")
-    add("--seconds", type=positive, default=SECONDS, help="of a load of smollm2, 1b or 7b, after its warm-up")
+    add("--kinds", nargs="+", metavar="KIND", help="loads of these kinds only, such as edit")
+    add("--seconds", type=positive, help="of a load of smollm2, 1b, 7b or drafts, after its warm-up")
     add("--folder", type=Path, default=RESULTS, help="of the result files (default perf/results)")
     return parser.parse_args(arguments)
 
@@ -49,6 +52,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run what the command line selects."""
     options = parse()
+    os.environ["TRITON_LLAMA_OPENAI_LOG_REQUESTS"] = "none"
+    # Otherwise the process of each load imports PyTorch.
+    multiprocessing.set_forkserver_preload(["perf.bench.cases"])
     budget = Budget(options.budget)
     rates = measure_rates(CORES)
     budget.say(f"{environment.device()}, {CORES} threads; {rates.describe()}")
@@ -68,13 +74,21 @@ def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: 
     bench = Bench(results, budget, rates)
     try:
         for server, checkpoint, loads in cases:
-            selected = [load for load in loads if load.users in (options.users or [load.users])]
-            timed = [load._replace(seconds=options.seconds) if load.seconds else load for load in selected]
+            selected = [
+                load
+                for load in loads
+                if load.users in (options.users or [load.users]) and load.mix in (options.kinds or [load.mix])
+            ]
+            timed = [
+                load._replace(seconds=options.seconds or load.seconds) if load.seconds else load for load in selected
+            ]
             bench.measure(server, checkpoint(), timed)
     finally:
         results.finish()
     print(f"\n{report.markdown(read(file), report.TABLES[name][1])}\n")
     print(f"written to {file}; make report puts it into the pages")
+    if bench.different:
+        sys.exit(f"bench: drafts changed answers: {', '.join(bench.different)}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ smollm2   speed at equal quality: ours, vLLM, llama.cpp, OpenVINO and FastAPI, s
 article   the article's table (docs/benchmarks.md): naive, batched and INT8, by perf_analyzer
 prefixes  prompts that share prefixes: our prefix cache on and off, and vLLM's
 formats   TinyLlama's shape in the formats of checkpoints: ours, vLLM and llama.cpp
+drafts    edits, JSON, chats and others, by the default model: ours and llama.cpp with and without drafts
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from perf.bench.drafts import KINDS, MEASURED, DraftLoad
 from perf.bench.prefixes import LARGE_LOADS, POSITIONS, SMALL_LOADS, PrefixLoad
 from perf.checkpoint import (
     LLAMA_2_7B,
@@ -53,7 +55,7 @@ class Case(NamedTuple):
 
     server: Server
     checkpoint: Callable[[], Path]
-    loads: Sequence[Load | PrefixLoad]
+    loads: Sequence[Load | PrefixLoad | DraftLoad]
 
 
 def article(model: Path | None) -> list[Case]:
@@ -163,6 +165,37 @@ def formats(_: Path | None) -> list[Case]:
     return [Case(server, partial(random_checkpoint, TINY_LLAMA), FORMATS) for server in servers]
 
 
+def drafts(model: Path | None) -> list[Case]:
+    """Ours in INT8 and of a GGUF file, and llama.cpp of the same file; each without and with drafts."""
+    gguf, title = "q4_1", "GGUF Q4_1"
+    servers = [
+        our_server(
+            f"triton_llama_{key}_drafts_{state}",
+            f"triton-llama {name}, drafts {state}",
+            "streaming",
+            "int8",
+            {"LLAMA_QUANTIZATION": quantization, "LLAMA_PREFIX_CACHE": "on", "LLAMA_SPECULATION": state},
+            converted,
+            stored,
+            chats=True,
+            same_answers=key,
+        )
+        for key, name, quantization, converted, stored in (
+            ("int8", "INT8", "int8", None, None),
+            (gguf, title, "checkpoint", gguf, title),
+        )
+        for state in ("off", "auto")
+    ]
+    servers += [
+        llama_cpp(
+            f"llama_cpp_{gguf}_drafts_{kind}", f"llama.cpp {title}, drafts {kind}", gguf, title, SLOTS, True, kind
+        )
+        for kind in ("none", "ngram-mod")
+    ]
+    loads = [DraftLoad(kind, users) for kind in KINDS for users in MEASURED]
+    return [Case(server, partial(_chosen, model), loads) for server in servers]
+
+
 def _chosen(model: Path | None) -> Path:
     return model or default_checkpoint()
 
@@ -176,5 +209,6 @@ CASES: Mapping[str, Callable[[Path | None], list[Case]]] = {
     "article": article,
     "prefixes": prefixes,
     "formats": formats,
+    "drafts": drafts,
 }
-"""The cases by name. model: the user's checkpoint, for smollm2 and article."""
+"""The cases by name. model: the user's checkpoint, for smollm2, article and drafts."""

@@ -11,7 +11,7 @@ import statistics
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -19,12 +19,13 @@ from llama_engine.errors import one_line
 from transformers import LlamaConfig
 
 from perf import perf_analyzer
+from perf.bench.drafts import DraftLoad
 from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described, quantized
 from perf.command import CORES, Budget
 from perf.environment import StealTime, memory_of
 from perf.load.generator import drive
-from perf.load.records import TIME_OVER, Run
+from perf.load.records import TIME_OVER, Record, Run
 from perf.load.summary import summarize
 from perf.results_file import Results
 from perf.roofline import DeviceRates, roofline
@@ -40,15 +41,23 @@ _COUNTER = re.compile(
 )
 
 
+AnyLoad = Load | PrefixLoad | DraftLoad
+
+
 @dataclass(frozen=True)
 class Bench:
-    """A run's results and time, and the device's rates."""
+    """A run's results and time, and the device's rates.
+
+    different: the measurements in which a server's answers are others than those of the first with its `same_answers`.
+    """
 
     results: Results
     budget: Budget
     rates: DeviceRates
+    different: list[str] = field(default_factory=list)
+    _answers: dict[tuple[str, str], Sequence[Record]] = field(default_factory=dict)
 
-    def measure(self, server: Server, checkpoint: Path, loads: Sequence[Load | PrefixLoad]) -> None:
+    def measure(self, server: Server, checkpoint: Path, loads: Sequence[AnyLoad]) -> None:
         """Start a server, apply the loads, stop it; every load has an entry afterwards.
 
         What ends a server's measurements is the reason of all its loads that are left: it can't run, or it has not
@@ -77,7 +86,7 @@ class Bench:
         if self.budget.left < START_S:
             raise NotRunError(f"{self.budget.left:.0f} s are left of --budget")
 
-    def _apply(self, server: Server, running: Running, checkpoint: Path, load: Load | PrefixLoad) -> dict[str, object]:
+    def _apply(self, server: Server, running: Running, checkpoint: Path, load: AnyLoad) -> dict[str, object]:
         steal = StealTime()
         requests, warmup = load.requests(checkpoint)
         timeout = min(LOAD_S, self.budget.left / 4)
@@ -94,6 +103,7 @@ class Bench:
         else:
             run = drive(running.target, requests, load.users, warmup, timeout, load.seconds)
         lengths, prompt = _answered(run)
+        self._compare(load, server, run.records)
         facts = {
             "mix": load.mix,
             "concurrency": load.users,
@@ -122,7 +132,15 @@ class Bench:
             "stolen_share": round(steal.share(), 4),
         }
 
-    def _note(self, load: Load | PrefixLoad, server: Server, measurement: Mapping[str, object]) -> None:
+    def _compare(self, load: AnyLoad, server: Server, records: Sequence[Record]) -> None:
+        """Note whether answers differ from those of another server that must give the same."""
+        if server.same_answers:
+            others = self._answers.setdefault((load.key, server.same_answers), records)
+            pairs = zip(records, others, strict=False)
+            if any(record.text != other.text for record, other in pairs if not (record.error or other.error)):
+                self.different.append(f"{load.key}/{server.key}")
+
+    def _note(self, load: AnyLoad, server: Server, measurement: Mapping[str, object]) -> None:
         """Write a measurement, unless it is none and another run made one, and print it in a line."""
         key = f"{load.key}/{server.key}"
         if "not_run" not in measurement or "not_run" in self.results.measurements.get(key, {"not_run": ""}):

@@ -61,9 +61,15 @@ def vllm(
     return _baseline(key, title, weights, partial(_vllm, prefix_cache=prefix_cache), converted, stored)
 
 
-def llama_cpp(key: str, title: str, converted: str, stored: str, slots: int) -> Server:
-    """Return llama.cpp's server of a GGUF file. converted, stored: as of a Server."""
-    return _baseline(key, title, "int8", partial(_llama_cpp, slots=slots), converted, stored)
+def llama_cpp(
+    key: str, title: str, converted: str, stored: str, slots: int, chats: bool = False, drafts: str = "none"
+) -> Server:
+    """Return llama.cpp's server of a GGUF file. converted, stored: as of a Server.
+
+    chats: with its caches of prompts. drafts: its --spec-type.
+    """
+    launch = partial(_llama_cpp, slots=slots, chats=chats, drafts=drafts)
+    return _baseline(key, title, "int8", launch, converted, stored)
 
 
 def openvino() -> Server:
@@ -143,7 +149,7 @@ def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Laun
     )
 
 
-def _llama_cpp(checkpoint: Path, threads: int, port: int, slots: int) -> Launch:
+def _llama_cpp(checkpoint: Path, threads: int, port: int, slots: int, chats: bool, drafts: str) -> Launch:
     # Imported here: only these files need it.
     from gguf import GGUFReader
 
@@ -152,14 +158,17 @@ def _llama_cpp(checkpoint: Path, threads: int, port: int, slots: int) -> Launch:
         raise NotRunError("llama.cpp isn't built: make bench-llama-cpp does it, in .work/llama.cpp")
     (file,) = checkpoint.glob("*.gguf")
     # No load needs more.
-    positions = min(GGUFReader(file).fields["llama.context_length"].contents(), 1024)
+    positions = min(GGUFReader(file).fields["llama.context_length"].contents(), 2048 if chats else 1024)
     command = [str(program), "--model", str(file), "--host", HOST, "--port", str(port), "--threads", str(threads)]
     command += ["--parallel", str(slots), "--ctx-size", str(slots * positions)]
-    # Its cache in main memory keeps prompts of earlier requests. A mapped file stays in memory beside the weights in
-    # the kernels' order.
-    command += ["--cache-ram", "0", "--load-mode", "none", "--no-ui"]
-    fields = {"ignore_eos": True, "repeat_penalty": 1.0, "cache_prompt": False}
+    # A mapped file stays in memory beside the weights in the kernels' order.
+    command += ["--load-mode", "none", "--no-ui", "--spec-type", drafts]
     versions = {"llama.cpp": (LLAMA_CPP / ".version").read_text().strip()}
+    if chats:
+        return Launch("openai_chat", command, {}, versions, {})
+    # Its cache in main memory keeps prompts of earlier requests.
+    command += ["--cache-ram", "0"]
+    fields = {"ignore_eos": True, "repeat_penalty": 1.0, "cache_prompt": False}
     return Launch("openai_completions", command, {}, versions, fields)
 
 

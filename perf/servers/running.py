@@ -61,7 +61,7 @@ class Server:
     """key: in results. weights: their format.
 
     converted: the format of `quantized` in which it gets a checkpoint. stored: that format's title, for results, where
-    they compare formats; its measurements have no limit.
+    they compare formats; its measurements have no limit. same_answers: servers of that name give the same answers.
     """
 
     key: str
@@ -70,6 +70,7 @@ class Server:
     start: Start
     converted: str | None = None
     stored: str | None = None
+    same_answers: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that every measurement of it begins with."""

@@ -16,16 +16,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
+from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.server import LocalTriton
 from triton_supervisor.triton import MODEL
 
 from perf.checkpoint import DTYPES, unquantized
 from perf.load.protocols import Protocol, Target
 from perf.roofline import Weights
-from perf.servers.running import NotRunError, Running, Server
+from perf.servers.running import HOST, NotRunError, Running, Server
 from perf.workload import MEAN_OUTPUT, PROMPT_TOKENS
 
 READY_TIMEOUT_S = 900.0
+GRACE_S = 10
 _LOADED = re.compile(r'^.*llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*); everything else .*?)"?$', re.M)
 _STEPS = re.compile(r'^.*llama: decode steps: (.*?)"?$', re.M)
 
@@ -42,10 +44,13 @@ def our_server(
     converted: str | None = None,
     stored: str | None = None,
     repository: Callable[[], AbstractContextManager[Path | None]] = nullcontext,
+    chats: bool = False,
+    same_answers: str | None = None,
 ) -> Server:
     """Return our server of a config. weights: of the linear layers. environment: overrides the config's parameters.
 
-    converted, stored: as of a Server. repository: makes the model repository, else it is the checkout's.
+    converted, stored, same_answers: as of a Server. repository: makes the model repository, else it is the checkout's.
+    chats: through the OpenAI endpoint.
     """
     # Most loads repeat their prompts: with a prefix cache the comparison would measure that.
     settings = {"LLAMA_PREFIX_CACHE": "off", "LLAMA_SPECULATION": "off", **environment}
@@ -65,16 +70,20 @@ def our_server(
                 environment=environment | UNDISTURBED,
                 ready_timeout=READY_TIMEOUT_S,
             ) as triton,
+            OpenAIEndpoint(HOST, 0, GRACE_S) as endpoint,
         ):
             loaded, steps, weights_mib = read_back(triton.log_text(), None if stored else weights)
             protocol: Protocol = "triton_stream" if variant == "streaming" else "triton_generate"
             target = Target(key, protocol, f"http://{triton.http_url}", MODEL)
+            if chats:
+                endpoint.start(triton.grpc_url)
+                target = Target(key, "openai_chat", f"http://{endpoint.address}", endpoint.served_name)
             facts = {"variant": variant, "environment": environment, "loaded": loaded, "decode_steps": steps}
             values = (f"{name}={value}" for name, value in environment.items())
             command = shlex.join([*values, "make", "serve", f"VARIANT={variant}"])
             yield Running(target, command, facts, triton.pid, weights_mib, triton)
 
-    return Server(key, title, weights, start, converted, stored)
+    return Server(key, title, weights, start, converted, stored, same_answers)
 
 
 def read_back(log: str, weights: Weights | None) -> tuple[str, str, float]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,17 @@ def test_a_server_without_an_answer_is_not_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(measure, "drive", lambda *_: Run(2, records, 2))
     made = measured(tmp_path, server_of(Target("ours", "triton_generate", "", "llama")), loads=LOADS[:1])["ours/ours"]
     assert made["not_run"] == "all 4 requests failed: HTTP 500"
+
+
+def test_a_draft_that_changes_an_answer_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(tmp_path / "bench.json", "bench", {}, "make bench")
+    bench = Bench(results, Budget(10), RATES)
+    for key, texts in (("off", "abcd"), ("auto", "abc"), ("wrong", "abx")):
+        records = tuple(Record(0.0, 0.0, 1.0, output_tokens=1, text=text) for text in texts)
+        monkeypatch.setattr(measure, "drive", lambda *_, records=records: Run(1, records, 1))
+        server = replace(server_of(Target(key, "openai_chat", "", "llama")), key=key, same_answers="int8")
+        bench.measure(server, EMBEDDED, LOADS[:1])
+    assert bench.different == ["ours/wrong"]
 
 
 def test_every_measurement_has_a_key_of_its_own() -> None:

@@ -213,10 +213,15 @@ def test_the_number_of_guesses_maximizes_the_expected_rate() -> None:
     assert times.promises(28, [0.9] * 4, 1.0) == 4
     assert times.promises(28, [0.8] * 4, 1.0) == 0
     for _ in range(200):
-        times.record(1, 10.0)
-        times.record(1, math.nan)
+        times.record(1, 10.0, verified=False)
+        times.record(1, math.nan, verified=False)
     assert 9 < times.at(1) < 11
     assert times.at(32) < 100
+    assert times.promises(1, [1.0], 1.0) == 1
+    for _ in range(200):
+        times.record(1, 10.0, verified=False)
+        times.record(2, 25.0, verified=True)
+    assert times.promises(1, [1.0], 1.0) == 0
 
 
 def test_a_share_of_right_guesses_is_followed() -> None:

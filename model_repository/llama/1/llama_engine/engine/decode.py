@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -195,16 +196,20 @@ class DecodeStep:
         def compute(part: list[Sequence]) -> torch.Tensor:
             first = index_of[part[0]]
             last = first + len(part)
-            guesses = [drafts.get(sequence) for sequence in part]
-            hidden = []
+            hidden, guessed = [], []
             if first < decoding:
-                hidden.append(self._hidden(slice(first, min(last, decoding)), guesses))
+                elements = slice(first, min(last, decoding))
+                guessed = [(each, drafts[each]) for each in batch.sequences[elements] if each in drafts]
+                hidden += self._hidden(elements, drafts if guessed else {})
             if last > decoding:
-                hidden.append(torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
+                hidden.insert(1, torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
             logits = self._model.logits(torch.cat(hidden))
-            if any(guesses):
-                logits = self._split(part, guesses, logits)
-            return self._sampler.sample(logits, slice(first, last), part, batch.features)
+            place = len(part)
+            for sequence, draft in guessed:
+                draft.logits = logits[place : place + len(draft.tokens)]
+                place += len(draft.tokens)
+                self._open[sequence] = draft
+            return self._sampler.sample(logits[: len(part)], slice(first, last), part, batch.features)
 
         parts, failed = self._isolation.isolate("the next tokens", sequences, compute)
         if not failed:
@@ -214,31 +219,21 @@ class DecodeStep:
         tokens[computed] = torch.cat([tokens[:0], *parts])
         return tokens
 
-    def _hidden(self, elements: slice, drafts: list[Draft | None]) -> torch.Tensor:
-        """Return the hidden states of decoding sequences' last tokens, each followed by those of its draft's tokens."""
+    def _hidden(self, elements: slice, drafts: Mapping[Sequence, Draft]) -> list[torch.Tensor]:
+        """Return the hidden states of decoding sequences' last tokens, [batch, hidden], and of all guessed tokens."""
         batch = self._batch
         sequences = batch.sequences[elements]
-        if not any(drafts):
+        if not drafts:
             span = max(sequence.num_cached for sequence in sequences) + 1
-            return self._model.decode(batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements], span)
+            states = batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements]
+            return [self._model.decode(*states, span)]
         chunks = []
-        for sequence, draft in zip(sequences, drafts, strict=False):
+        for sequence in sequences:
             assert sequence.kv_slot is not None, "the sequence has no KV slot"
-            tokens = [sequence.output_tokens[-1], *(draft.tokens if draft else ())]
-            chunks.append(PromptChunk(sequence.kv_slot, sequence.num_cached, tokens))
-        return self._model.prefill(chunks, every=True)
-
-    def _split(self, sequences: list[Sequence], drafts: list[Draft | None], logits: torch.Tensor) -> torch.Tensor:
-        """Give each draft the logits after its tokens; return those after the last tokens, [batch, vocabulary].
-
-        logits: [tokens, vocabulary], for each sequence those after its last token and after each of its draft's.
-        """
-        lasts, place = [], 0
-        for sequence, draft in zip(sequences, drafts, strict=True):
-            lasts.append(place)
-            place += 1
-            if draft:
-                draft.logits = logits[place : place + len(draft.tokens)]
-                place += len(draft.tokens)
-                self._open[sequence] = draft
-        return logits[lasts]
+            guesses = drafts[sequence].tokens if sequence in drafts else []
+            chunks.append(PromptChunk(sequence.kv_slot, sequence.num_cached, [sequence.output_tokens[-1], *guesses]))
+        hidden = self._model.prefill(chunks, every=True)
+        is_last = torch.zeros(len(hidden), dtype=torch.bool)
+        is_last[[0, *accumulate(len(chunk.tokens) for chunk in chunks[:-1])]] = True
+        is_last = to_device(is_last, hidden.device)
+        return [hidden[is_last], hidden[~is_last]]

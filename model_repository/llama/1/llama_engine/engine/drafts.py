@@ -171,7 +171,7 @@ class Drafter:
 
         decoding: number of sequences. seconds: the step's time; NaN if it had other work, too.
         """
-        self._times.record(decoding + sum(len(draft.tokens) for draft in drafts.values()), seconds)
+        self._times.record(decoding + sum(len(draft.tokens) for draft in drafts.values()), seconds, bool(drafts))
         for sequence, draft in drafts.items():
             draft.logits = None
             self._pages.trim(sequence)

@@ -25,6 +25,8 @@ class StepTimes:
         """limit: maximum tokens of a step."""
         self._tokens = [1 << power for power in range(limit.bit_length())]
         self._seconds: list[float] = []
+        # What verifying adds to a step of as many tokens.
+        self._verifying = 0.0
 
     def measure(self, step: Callable[[int], object]) -> None:
         """Measure the times of `step`, which takes a number of tokens, within BUDGET_SECONDS."""
@@ -54,15 +56,25 @@ class StepTimes:
         if not self._seconds:
             return 0
         expected = accumulate(probabilities, initial=float(sequences))
-        rates = [tokens / self.at(sequences + count) for count, tokens in enumerate(expected)]
+        times = (
+            self.at(sequences + count) + (self._verifying if count else 0.0) for count in range(len(probabilities) + 1)
+        )
+        rates = [tokens / seconds for tokens, seconds in zip(expected, times, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
         return best if rates[best] > gain * rates[0] else 0
 
-    def record(self, tokens: int, seconds: float) -> None:
-        """Follow the time of a step; NaN is unknown. A step that was interrupted counts as one of twice its time."""
+    def record(self, tokens: int, seconds: float, verified: bool) -> None:
+        """Follow the time of a step; NaN is unknown. A step that was interrupted counts as one of twice its time.
+
+        verified: whether it had drafts.
+        """
         if not self._seconds or math.isnan(seconds):
             return
-        deviation = min(max(seconds / self.at(tokens), 0.5), 2.0) - 1
+        expected = self.at(tokens) + (self._verifying if verified else 0.0)
+        seconds = min(max(seconds, expected / 2), 2 * expected)
+        deviation = seconds / expected - 1
+        if verified:
+            self._verifying = max(0.0, self._verifying + _FOLLOWED * (seconds - expected))
         for place, known in enumerate(self._tokens):
             nearness = max(0.0, 1 - abs(tokens - known) / known)
             self._seconds[place] *= 1 + deviation * (_DRIFT + _FOLLOWED * nearness)

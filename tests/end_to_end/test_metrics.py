@@ -124,3 +124,4 @@ def test_a_chats_prediction_is_counted_as_drafts(streaming: LocalTriton, served:
     # The first answer drafted, too: what it repeated itself.
     metrics.wait(lambda _: grown("accepted_draft") >= accepted, "right guesses are counted")
     assert grown("draft") - grown("accepted_draft") >= rejected
+    assert metrics.grown("llama_accepted_draft_tokens_total", source="prediction") >= 10

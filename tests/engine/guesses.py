@@ -1,4 +1,4 @@
-"""Drafts of a test's choice: of what a sequence will have, right up to a random token."""
+"""Drafts of a test's choice: a sequence's own next tokens up to a random place, then wrong ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Foretell = Callable[[Sequence], list[int]]
 
 
 def eager_drafter(engine: Engine) -> Drafter:
-    """The engine's drafter, after it was told that every guess pays, beside any number of sequences."""
+    """The engine's drafter, changed so that it verifies every guess beside any number of sequences."""
     assert engine._drafter is not None
     engine._drafter.limit = 100
-    engine._drafter._times.promises = lambda _, probabilities, gain: len(probabilities)  # type: ignore[assignment, method-assign]
+    engine._drafter._times.best_count = lambda _, probabilities, gain: len(probabilities)  # type: ignore[assignment, method-assign]
     return engine._drafter
 
 

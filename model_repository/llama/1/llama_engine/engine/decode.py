@@ -130,7 +130,7 @@ class DecodeStep:
         pages for them. A token is FAILED if its computation failed or its logits were not finite.
         """
         self._open = {}
-        tokens = None if drafts else self._replay(decoding, prefilled)
+        tokens = self._replay(decoding, prefilled) if not drafts else None
         if tokens is None:
             sequences = self._batch.sequences if prefilled else self._batch.sequences[:decoding]
             tokens = self._launch(sequences, decoding, prefilled, drafts)
@@ -146,14 +146,14 @@ class DecodeStep:
         Call it after the last tokens were appended, until it returns None: no guess was right. Guesses that can't be
         sampled from are given up, and the next step computes these tokens.
         """
-        going = {sequence: draft for sequence, draft in self._open.items() if draft.foresaw(sequence)}
+        going = {sequence: draft for sequence, draft in self._open.items() if draft.goes_on(sequence)}
         self._open = going
         if not going:
             return None
         batch, sequences = self._batch, list(going)
         indices = [batch.sequences.index(sequence) for sequence in sequences]
-        logits = torch.stack([draft.logits[draft.accepted] for draft in going.values() if draft.logits is not None])
         try:
+            logits = torch.stack([draft.logits[draft.accepted] for draft in going.values()])
             tokens = self._sampler.sample(logits, indices, sequences, batch.features)
         except Exception as error:  # noqa: BLE001 - the next step isolates the sequence that fails
             self._isolation.record(error, f"verifying drafts of {names_of(sequences)}")
@@ -195,28 +195,41 @@ class DecodeStep:
 
         def compute(part: list[Sequence]) -> torch.Tensor:
             first = index_of[part[0]]
-            last = first + len(part)
-            hidden, guessed = [], []
-            if first < decoding:
-                elements = slice(first, min(last, decoding))
-                guessed = [(each, drafts[each]) for each in batch.sequences[elements] if each in drafts]
-                hidden += self._hidden(elements, drafts if guessed else {})
-            if last > decoding:
-                hidden.insert(1, torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
-            logits = self._model.logits(torch.cat(hidden))
-            place = len(part)
-            for sequence, draft in guessed:
-                draft.logits = logits[place : place + len(draft.tokens)]
-                place += len(draft.tokens)
-                self._open[sequence] = draft
-            return self._sampler.sample(logits[: len(part)], slice(first, last), part, batch.features)
+            return self._sample(slice(first, first + len(part)), decoding, prefilled, {})
 
+        if drafts:
+            try:
+                return self._sample(slice(0, len(sequences)), decoding, prefilled, drafts)
+            except Exception as error:  # noqa: BLE001 - the tokens are computed without drafts
+                self._isolation.record(error, f"the drafts of {names_of(drafts)}")
+                self._open = {}
         parts, failed = self._isolation.isolate("the next tokens", sequences, compute)
         if not failed:
             return torch.cat(parts)
         tokens = torch.full_like(batch.tokens[: len(sequences)], FAILED)
         computed = [index for index, sequence in enumerate(sequences) if sequence not in failed]
         tokens[computed] = torch.cat([tokens[:0], *parts])
+        return tokens
+
+    def _sample(
+        self, elements: slice, decoding: int, prefilled: list[torch.Tensor], drafts: Mapping[Sequence, Draft]
+    ) -> torch.Tensor:
+        """Return the next tokens, [batch], of these batch elements, and keep the logits after guessed tokens."""
+        sequences = self._batch.sequences[elements]
+        hidden = []
+        if elements.start < decoding:
+            hidden += self._hidden(slice(elements.start, min(elements.stop, decoding)), drafts)
+        if elements.stop > decoding:
+            place = max(elements.start - decoding, 0)
+            hidden.insert(1, torch.cat(prefilled)[place : elements.stop - decoding])
+        logits = self._model.logits(torch.cat(hidden))
+        tokens = self._sampler.sample(logits[: len(sequences)], elements, sequences, self._batch.features)
+        place = len(sequences)
+        for sequence in sequences:
+            if draft := drafts.get(sequence):
+                draft.logits = logits[place : place + len(draft.tokens)]
+                place += len(draft.tokens)
+                self._open[sequence] = draft
         return tokens
 
     def _hidden(self, elements: slice, drafts: Mapping[Sequence, Draft]) -> list[torch.Tensor]:

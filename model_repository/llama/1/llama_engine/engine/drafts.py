@@ -13,9 +13,9 @@ Sources: prompt lookup decoding (vLLM's n-gram speculator), SuffixDecoding (arXi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, cycle, islice
 from operator import itemgetter, mul
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ import torch
 from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.step_times import StepTimes
-from llama_engine.engine.token_history import MAX_MATCH, MIN_MATCH, Finished, History
+from llama_engine.engine.token_history import MAX_MATCH, MIN_MATCH, FinishedHistories, History
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ GAIN = 1.03
 _FIRST_GUESS, _KEPT = 8.0, 0.97
 """Weight of the first estimate of a probability, in tokens, and what a count keeps with each further draft."""
 
-SOURCES = ("guide", "prediction", "text", "finished")
-"""Where drafts come from: the guide, the client's prediction, prompt and output, a finished sequence."""
-
 
 class Acceptance:
     """The probabilities that a guessed token is right, by what it rests on, from those that were.
@@ -50,11 +47,12 @@ class Acceptance:
     A guide has one probability; a match has one for each power of two of its length, which grows with each right token.
     """
 
-    def __init__(self, shares: Iterable[float] | None = None) -> None:
-        """shares: the first estimates, those of other sequences if there are any."""
-        if shares is None:
-            lengths = (MIN_MATCH << power for power in range((MAX_MATCH // MIN_MATCH).bit_length()))
-            shares = (0.7, *(1 - 1 / length for length in lengths))
+    def __init__(self, others: Acceptance | None = None) -> None:
+        """others: what sequences had before. A tenth of the guess without them stays, so that any source is tried."""
+        lengths = (MIN_MATCH << power for power in range((MAX_MATCH // MIN_MATCH).bit_length()))
+        shares = [0.7, *(1 - 1 / length for length in lengths)]
+        if others is not None:
+            shares = [0.1 * first + 0.9 * share for first, share in zip(shares, others.shares, strict=True)]
         # The decaying counts of right and of all verified tokens, for a guide and for each length.
         self._right = [_FIRST_GUESS * share for share in shares]
         self._all = [_FIRST_GUESS] * len(self._right)
@@ -98,21 +96,27 @@ class Drafting:
 class Draft:
     """Guessed tokens of a sequence.
 
-    source: one of SOURCES. length: of the match; 0 is a guide's text. logits: those after each token, [tokens,
-    vocabulary], once they are computed. accepted: how many tokens were right so far.
+    source: guide, prediction, text (prompt and output) or finished (sequence). length: of the match; 0 is a guide's
+    text. logits: those after each token, [tokens, vocabulary], once they are computed. accepted: how many tokens were
+    right so far.
     """
 
     tokens: list[int]
     source: str
     length: int = 0
-    logits: torch.Tensor | None = None
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     accepted: int = 0
 
-    def foresaw(self, sequence: Sequence) -> bool:
+    def goes_on(self, sequence: Sequence) -> bool:
         """Return whether the sequence goes on, and its last token is the next guessed one."""
-        if sequence.status is not Status.DECODE or self.accepted == len(self.tokens):
-            return False
-        return sequence.output_tokens[-1] == self.tokens[self.accepted]
+        return sequence.status is Status.DECODE and self._has_last_of(sequence)
+
+    def ended(self, sequence: Sequence) -> bool:
+        """Return whether the sequence is complete, and its last token is the next guessed one."""
+        return isinstance(sequence.result, Completion) and self._has_last_of(sequence)
+
+    def _has_last_of(self, sequence: Sequence) -> bool:
+        return sequence.output_tokens[-1:] == self.tokens[self.accepted : self.accepted + 1]
 
 
 class Drafter:
@@ -122,16 +126,21 @@ class Drafter:
         """limit: maximum tokens of a step. shares_prefixes: whether sequences of one salt see each other's tokens."""
         self.limit = limit
         self._tokenizer, self._pages, self._times = tokenizer, pages, StepTimes(limit)
-        self._finished = Finished() if shares_prefixes else None
-        # That of all sequences' drafts.
+        self._finished = FinishedHistories() if shares_prefixes else None
+        # It counts the drafts of all sequences.
         self._acceptance = Acceptance()
 
-    def draft(self, sequences: list[Sequence]) -> dict[Sequence, Draft]:
-        """Return drafts of decoding sequences, with pages for their tokens; none where they don't pay."""
-        room = self.limit - len(sequences)
-        if room <= 0 or not self._times.promises(len(sequences), [1.0] * room, GAIN):
+    def guess(self, sequences: list[Sequence], room: int) -> dict[Sequence, Draft]:
+        """Return the likeliest drafts of decoding sequences, none if no draft would pay. room: for tokens of each."""
+        if room <= 0 or not self._times.best_count(len(sequences), [1.0] * room, GAIN):
             return {}
-        guesses = {sequence: guess for sequence in sequences if (guess := self._guess(sequence, room)) is not None}
+        return {sequence: guess for sequence in sequences if (guess := self._guess(sequence, room)) is not None}
+
+    def choose(self, guesses: Mapping[Sequence, Draft], decoding: int, room: int) -> dict[Sequence, Draft]:
+        """Return the beginnings of drafts that pay together, with pages for their tokens.
+
+        decoding: number of sequences of the step. room: for tokens of all drafts.
+        """
         # The probabilities of a draft's tokens fall, so that the best ones of all drafts are the beginnings of drafts.
         likeliest = sorted(
             (
@@ -142,7 +151,7 @@ class Drafter:
             key=itemgetter(0),
             reverse=True,
         )[:room]
-        count = self._times.promises(len(sequences), [probability for probability, _ in likeliest], GAIN)
+        count = self._times.best_count(decoding, [probability for probability, _ in likeliest], GAIN)
         drafts: dict[Sequence, Draft] = {}
         for sequence, length in Counter(sequence for _, sequence in likeliest[:count]).items():
             guess = guesses[sequence]
@@ -153,7 +162,8 @@ class Drafter:
 
     def measure(self, model: ModelRunner, sequence: Sequence) -> None:
         """Measure the times of steps. Before, no draft pays. sequence: one of `limit` prompt tokens, in no engine."""
-        self._pages.allocate(sequence, 0)
+        if not self._pages.allocate(sequence, 0):
+            return
 
         def step(tokens: int) -> None:
             assert sequence.kv_slot is not None
@@ -173,15 +183,17 @@ class Drafter:
         """
         self._times.record(decoding + sum(len(draft.tokens) for draft in drafts.values()), seconds, bool(drafts))
         for sequence, draft in drafts.items():
-            draft.logits = None
+            draft.logits = torch.empty(0)
             self._pages.trim(sequence)
+            if draft.ended(sequence):
+                draft.accepted += 1
             verified = min(draft.accepted + 1, len(draft.tokens))
             for acceptance in (self._acceptance, self._updated(sequence).acceptance):
                 acceptance.record(draft.length, verified, draft.accepted)
             sequence.num_accepted_draft_tokens += draft.accepted
             sequence.num_rejected_draft_tokens += len(draft.tokens) - draft.accepted
 
-    def keep(self, sequence: Sequence) -> None:
+    def add_finished(self, sequence: Sequence) -> None:
         """Keep the tokens of a completion for later sequences of its salt."""
         if self._finished is not None and isinstance(sequence.result, Completion):
             self._finished.add(sequence.request.cache_salt, self._updated(sequence).history)
@@ -206,12 +218,14 @@ class Drafter:
         """Return what followed the longest match of the sequence's last tokens; None without a match."""
         drafting = self._updated(sequence)
         position, length = drafting.history.find(recent)
+        if position and position < drafting.predicted:
+            end = min(position + room, drafting.predicted)
+            return Draft(recent[position:end], "prediction", length)
         if position:
-            predicted = position < drafting.predicted
-            end = min(position + room, drafting.predicted) if predicted else position + room
-            return Draft(drafting.history.tokens[position:end], "prediction" if predicted else "text", length)
+            # A text that repeats itself goes on doing so.
+            return Draft([*islice(cycle(recent[position:]), room)], "text", length)
         if self._finished is not None:
-            for history in self._finished.of(sequence.request.cache_salt):
+            for history in self._finished.get(sequence.request.cache_salt):
                 position, length = history.find(recent)
                 if position:
                     return Draft(history.tokens[position : position + room], "finished", length)
@@ -228,7 +242,7 @@ class Drafter:
         if sequence.drafting is None:
             request = sequence.request
             predicted = request.prediction_tokens and (*request.prompt_tokens[-MIN_MATCH:], *request.prediction_tokens)
-            sequence.drafting = Drafting(History(predicted), len(predicted), Acceptance(self._acceptance.shares))
+            sequence.drafting = Drafting(History(predicted), len(predicted), Acceptance(self._acceptance))
         drafting = sequence.drafting
         tokens = drafting.history.tokens
         tokens += sequence.tokens(len(tokens) - drafting.predicted, sequence.num_tokens)

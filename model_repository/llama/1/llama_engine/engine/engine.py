@@ -1,4 +1,4 @@
-"""The engine: each step prefills prompts, decodes one token per sequence, and removes finished sequences.
+"""The engine: each step prefills prompts, decodes a token of each sequence or several, and removes finished ones.
 
 When the KV cache has no page for a sequence's next token, the youngest sequence of the lowest priority is preempted: it
 loses its pages and is prefilled again, with what it has generated, once there are enough.
@@ -241,17 +241,23 @@ class Engine:
         """Append the next tokens of the sequences without one in this step, and those that their drafts had right."""
         drafts: dict[Sequence, Draft] = {}
         if self._drafter is not None:
+            room = self._drafter.limit - len(self._batch)
             try:
-                drafts = self._drafter.draft(self._batch.sequences[:decoding])
+                drafts = self._drafter.guess(self._batch.sequences[:decoding], room)
             except Exception as error:  # noqa: BLE001 - decoding works without drafts
                 self._isolation.record(error, f"drafting for {names_of(self._batch.sequences[:decoding])}")
+            drafts = self._drafter.choose(drafts, decoding, room)
         began = time.monotonic()
         tokens = self._decode.run(decoding, prefilled, drafts)
         self._append(range(len(tokens)), tokens)
+        sampled = self._result.sampled
         while verified := self._decode.verify():
             self._append(*verified)
+        self._result.verified = self._result.sampled - sampled
         if self._drafter is not None:
-            self._drafter.record(drafts, decoding, math.nan if prefilled else time.monotonic() - began)
+            # A GPU may still compute the step's prompts.
+            other_work = prefilled or (self._device.type == "cuda" and self._result.prefill_tokens)
+            self._drafter.record(drafts, decoding, math.nan if other_work else time.monotonic() - began)
         self._result.drafts = list(drafts.values())
 
     def _append(self, indices: Iterable[int], tokens: torch.Tensor) -> None:
@@ -278,7 +284,7 @@ class Engine:
             if sequence.status is Status.FINISHED:
                 self._result.finished.append(sequence)
                 if self._drafter is not None:
-                    self._drafter.keep(sequence)
+                    self._drafter.add_finished(sequence)
                 self._batch.remove(index)
 
     def _fail_all(self) -> None:

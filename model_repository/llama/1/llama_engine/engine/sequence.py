@@ -37,7 +37,7 @@ class Status(Enum):
     PREFILL = "prefill"
     """The sequence has a slot; its prompt, or after a preemption all of its tokens, are not yet in the KV cache."""
     DECODE = "decode"
-    """The sequence is in the batch and gets one token per step."""
+    """The sequence is in the batch and gets a token in each step, with drafts several."""
     FINISHED = "finished"
     """The sequence has its result."""
 

@@ -17,9 +17,9 @@ class StepResult:
 
     finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
-    terms: counts of exact INT8 products, including those of failed computations. drafts: the verified ones. preempted:
-    number of preemptions.
-    cache: the KV cache's pages after the step, and its events.
+    terms: counts of exact INT8 products, including those of failed computations. drafts: the verified ones. verified:
+    number of the appended tokens that followed a right guess. preempted: number of preemptions. cache: the KV
+    cache's pages after the step, and its events.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -29,6 +29,7 @@ class StepResult:
     errors: int = 0
     terms: TermCounts = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
+    verified: int = 0
     preempted: int = 0
     cache: CacheCounts | None = None
 

@@ -37,7 +37,7 @@ class StepTimes:
                 half, whole = self._seconds[-2:]
                 self._seconds.append(whole + 2 * max(whole - half, 0.0))
             else:
-                self._seconds.append(min(_timed(step, tokens) for _ in range(3)))
+                self._seconds.append(min(_timed(step, tokens) for _ in range(2)))
 
     def at(self, tokens: int) -> float:
         """Return the seconds of a step of that many tokens."""
@@ -48,7 +48,7 @@ class StepTimes:
         share = (tokens - known[place - 1]) / (known[place] - known[place - 1])
         return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
-    def promises(self, sequences: int, probabilities: Sequence[float], gain: float) -> int:
+    def best_count(self, sequences: int, probabilities: Sequence[float], gain: float) -> int:
         """Return how many drafted tokens maximize the expected tokens per second; 0 if less than `gain` times without.
 
         sequences: their number. probabilities: of acceptance, the highest first.
@@ -73,6 +73,7 @@ class StepTimes:
         expected = self.at(tokens) + (self._verifying if verified else 0.0)
         seconds = min(max(seconds, expected / 2), 2 * expected)
         deviation = seconds / expected - 1
+        self._verifying *= 1 - _DRIFT
         if verified:
             self._verifying = max(0.0, self._verifying + _FOLLOWED * (seconds - expected))
         for place, known in enumerate(self._tokens):

@@ -11,16 +11,16 @@ MIN_MATCH = 3
 MAX_MATCH = 32
 """Tokens up to which the lengths of two matches are compared."""
 
-CANDIDATES = 8
+MAX_CANDIDATES = 8
 """Latest places of the last MIN_MATCH tokens among which the longest match is chosen."""
 
-INDEXED_AT_ONCE = 4096
+MAX_INDEXED = 4096
 """Positions indexed in one search, about 1.5 ms, so that a long prompt doesn't hold up a step."""
 
-HISTORIES = 4
+MAX_HISTORIES = 4
 """Finished sequences of a salt that are searched."""
 
-HISTORY_TOKENS = 1 << 16
+MAX_HISTORY_TOKENS = 1 << 16
 """Maximum tokens of all finished sequences that are kept. An indexed token takes about 200 bytes: 13 MB."""
 
 
@@ -41,7 +41,7 @@ class History:
         self._index()
         position = self._latest.get(tuple(recent[-MIN_MATCH:]), 0)
         best = longest = 0
-        for _ in range(CANDIDATES):
+        for _ in range(MAX_CANDIDATES):
             if not position:
                 break
             length = self._match(position, recent)
@@ -53,7 +53,7 @@ class History:
     def _index(self) -> None:
         """Index the next runs that a token follows."""
         tokens, latest, earlier = self.tokens, self._latest, self._earlier
-        for position in range(len(earlier), min(len(tokens), len(earlier) + INDEXED_AT_ONCE)):
+        for position in range(len(earlier), min(len(tokens), len(earlier) + MAX_INDEXED)):
             run = tuple(tokens[position - MIN_MATCH : position])
             earlier.append(latest.get(run, 0))
             latest[run] = position
@@ -67,7 +67,7 @@ class History:
         return length
 
 
-class Finished:
+class FinishedHistories:
     """The histories of sequences that finished lately, by salt."""
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Finished:
         self._histories.move_to_end(salt)
         histories.append(history)
         self._tokens += len(history.tokens)
-        while len(histories) > HISTORIES:
+        while len(histories) > MAX_HISTORIES:
             self._tokens -= len(histories.popleft().tokens)
-        while self._tokens > HISTORY_TOKENS:
+        while self._tokens > MAX_HISTORY_TOKENS:
             oldest, others = next(iter(self._histories.items()))
             self._tokens -= len(others.popleft().tokens)
             if not others:
                 del self._histories[oldest]
 
-    def of(self, salt: str) -> Iterable[History]:
+    def get(self, salt: str) -> Iterable[History]:
         """Return the salt's histories, the latest first."""
         return reversed(self._histories.get(salt, ()))

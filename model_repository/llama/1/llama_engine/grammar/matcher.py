@@ -29,6 +29,10 @@ mask usually takes 5 to 50 µs, and 0.9 ms for [\\p{L}\\p{N} ]{1,2000} over 128,
 (root ::= root root | "a") take more time with each token.
 """
 
+MAX_FORCED_BYTES, MAX_FORCED_ITEMS, FORCED_SECONDS = 200, 1000, 0.1
+"""Bounds for the text that a guide forces: its length, the parser's items for it, and CPU time for one completion. They
+bound the cost of drafts."""
+
 _MESSAGE_LENGTH = 300
 _NAME = "guided_decoding_guide "
 _FAILED = f"{_NAME}can't be followed to its end: it "
@@ -37,11 +41,39 @@ _FAILED = f"{_NAME}can't be followed to its end: it "
 _POSITION = re.compile(r"^(((at )?\d+\(\d+\)|error): )+")
 
 
+class ForcedText:
+    """The text that a guide forces, by a matcher of its own: finding it changes the matcher, and spends its limits."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher: LLMatcher | None = matcher
+        self._tokens: list[int] = []
+        self._seconds = 0.0
+
+    def append(self, token: int) -> None:
+        """Append a token that the guide allows."""
+        self._tokens.append(token)
+
+    def next(self) -> bytes:
+        """Return the beginning of the bytes that every continuation has; empty also beyond the limits."""
+        began = time.thread_time()
+        matcher, tokens = self._matcher, self._tokens
+        self._tokens = []
+        if matcher is None or not matcher.consume_tokens(tokens):
+            self._matcher = None
+            return b""
+        forced = bytes(matcher.compute_ff_bytes()[:MAX_FORCED_BYTES])
+        self._seconds += time.thread_time() - began
+        if matcher.is_error() or self._seconds > FORCED_SECONDS:
+            self._matcher = None
+        # This byte begins the name of a special token.
+        return forced.partition(b"\xff")[0]
+
+
 class GuideState:
     """The state of one completion in its guide's grammar. Runs on the CPU. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, forced: ForcedText) -> None:
+        self._matcher, self._forced = matcher, forced
         self._num_tokens = 0
         self._seconds = 0.0
 
@@ -56,8 +88,8 @@ class GuideState:
         return self._matcher.is_accepting()
 
     def forced_bytes(self) -> bytes:
-        """Return the bytes that every continuation begins with. The state and the limits don't change."""
-        return bytes(self._matcher.compute_ff_bytes())
+        """Return bytes that every continuation begins with, if they are found in time. It changes no mask and limit."""
+        return self._forced.next()
 
     def fill(self, allowed: NDArray[np.int32]) -> None:
         """Write the bit mask of allowed next tokens. The guide's state doesn't change; the time spent counts.
@@ -83,6 +115,7 @@ class GuideState:
         conforms = self._matcher.consume_token(token)
         self._seconds += time.thread_time() - began
         self._num_tokens += 1
+        self._forced.append(token)
         if not conforms and "doesn't satisfy the grammar" not in self._matcher.get_error():
             raise InvalidRequest(_FAILED, _problem_of(self._matcher))
         return conforms
@@ -120,11 +153,11 @@ class GuideMatchers:
 
     def start(self, grammar: str) -> GuideState:
         """Return the initial state of a completion, with limits of its own. Releases the GIL while compiling."""
-        return GuideState(self._matcher(grammar))
+        return GuideState(self._matcher(grammar), ForcedText(self._matcher(grammar, MAX_FORCED_ITEMS)))
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, grammar: str, max_items: int = MAX_MASK_ITEMS) -> LLMatcher:
         # Verbose errors would quote the grammar and the parser's state.
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_max_items=MAX_MASK_ITEMS, verbose_errors=False)
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_max_items=max_items, verbose_errors=False)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
 

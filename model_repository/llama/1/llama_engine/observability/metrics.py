@@ -65,7 +65,8 @@ TIME_TO_FIRST_TOKEN = Metric(
 INTER_TOKEN_LATENCY = Metric(
     "llama_inter_token_latency_seconds",
     "histogram",
-    "Between two tokens of decoding sequences, one observation per step, because it is the same for all of a step.",
+    "Between two tokens of decoding sequences, one observation per step, because it is the same for all of a step. "
+    "With drafts it is between two steps, each of which may give several tokens.",
     _STEP_SECONDS,
 )
 LATENCY = Metric(

@@ -58,8 +58,7 @@ class Stats:
                 self._counts[metrics.STEP_ERRORS, ""] += step.errors
             if step.sampled:
                 self._counts[metrics.GENERATED_TOKENS, ""] += step.sampled
-                foreseen = sum(draft.accepted for draft in step.drafts)
-                self._observations.append((metrics.STEP_SEQUENCES, step.sampled - foreseen))
+                self._observations.append((metrics.STEP_SEQUENCES, step.sampled - step.verified))
             if step.prefill_tokens:
                 self._observations.append((metrics.STEP_PREFILL_TOKENS, step.prefill_tokens))
             if step.decoded:

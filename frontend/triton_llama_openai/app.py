@@ -38,7 +38,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     Raises:
         InvalidSettingsError: the file of API keys can't be used.
     """
-    metrics = Metrics()
+    metrics = Metrics(models.loads)
     authorized = []
     if settings.api_keys_file is not None:
         authorized = [Depends(ApiKeys.read(settings.api_keys_file).authorize)]

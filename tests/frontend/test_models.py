@@ -19,7 +19,7 @@ class _Backend(Backend):
     """Answers once all expected questions have come."""
 
     def __init__(self, name: str, together: asyncio.Barrier) -> None:
-        super().__init__(ModelSettings(served_name=name), [], 0, None)
+        super().__init__(ModelSettings(served_name=name), [], [], 0, None)
         self._together = together
 
     async def why_not_ready(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +115,17 @@ def test_without_triton_metrics_there_are_no_gauges_and_one_line_says_so(
             time.sleep(0.1)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"/metrics has no vllm: gauges, because http://{HOST}:{triton.port + 1}/metrics can't be")
+
+
+def test_a_page_that_does_not_answer_delays_no_scrape(triton: FakeTriton) -> None:
+    with (
+        socket.create_server((HOST, 0)) as silent,
+        endpoint(triton.port, triton_metrics=f"{HOST}:{silent.getsockname()[1]}") as served,
+    ):
+        began = time.monotonic()
+        assert [gauges(served) for _ in range(10)] == [()] * 10
+        # Ten reads would take 3 s.
+        assert time.monotonic() < began + 1
 
 
 def test_instances_of_a_model_are_summed_and_other_models_left_out() -> None:

@@ -17,8 +17,7 @@ LOG = logging.getLogger("triton_llama_openai")
 _INTERVAL_S = 0.1
 """Between two reads of the page, on which the engine's values are up to 0.2 s old."""
 _MAX_AGE_S = 0.3
-"""Age of the last read, beyond which its values don't count."""
-_TIMEOUT_S = 2.0
+"""Age of the last read, beyond which its values don't count; also the timeout of a read."""
 _WANTED_S = 180.0
 """Seconds after the last question in which the page is read: Prometheus asks once a minute by default."""
 _PENDING = "nv_inference_pending_request_count"
@@ -64,7 +63,7 @@ class MetricsPage:
         while time.monotonic() <= self._asked_at + _WANTED_S:
             began = time.monotonic()
             try:
-                with opener.open(self._url, timeout=_TIMEOUT_S) as response:
+                with opener.open(self._url, timeout=_MAX_AGE_S) as response:
                     self._latest = began, engine_load(response.read().decode(), self._model)
                 self._failed = False
             except (OSError, HTTPException, LookupError, ValueError) as error:

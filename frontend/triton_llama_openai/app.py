@@ -23,6 +23,7 @@ from triton_llama_openai.routes.chat import add_chat
 from triton_llama_openai.routes.completions import add_completions
 from triton_llama_openai.routes.models import Models, add_models
 from triton_llama_openai.routes.responses import add_responses, add_stored_responses
+from triton_llama_openai.routes.served_model import package_version
 from triton_llama_openai.routes.tokenization import add_tokenization, add_tokenizer_info
 from triton_llama_openai.settings import Settings
 
@@ -37,7 +38,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     Raises:
         InvalidSettingsError: the file of API keys can't be used.
     """
-    metrics = Metrics()
+    metrics = Metrics(models.loads)
     authorized = []
     if settings.api_keys_file is not None:
         authorized = [Depends(ApiKeys.read(settings.api_keys_file).authorize)]
@@ -112,6 +113,8 @@ def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
 def _state(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
+    # vLLM's second name of it, which SageMaker asks for.
+    @router.get("/ping", response_model=None, responses={503: {"description": "Not ready"}})
     @router.get("/health", response_model=None, responses={503: {"description": "Not ready"}})
     async def health() -> Response:
         """200 if every model can answer now, at one of its Tritons at least, else 503 with the reasons; no key."""
@@ -122,6 +125,11 @@ def _state(models: Models, metrics: Metrics) -> APIRouter:
     async def live() -> Response:
         """200 as long as this process answers, whatever Triton does; no key."""
         return JSONResponse({})
+
+    @router.get("/version", response_model=None)
+    async def package() -> Response:
+        """vLLM's: this package's version, `{"version": …}`; no key."""
+        return JSONResponse({"version": package_version()})
 
     @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def page() -> Response:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 CLIENT_LEFT = 499
 """nginx's status for a client that left before its answer."""
@@ -11,10 +16,58 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Metrics:
-    """One endpoint's metrics, in a registry of their own."""
+class EngineLoad(NamedTuple):
+    """What a model's engine has to do.
 
-    def __init__(self) -> None:
+    waiting: requests without a slot, those in Triton's queue included. running: sequences with one. used_pages: of the
+    KV cache's pages, those that sequences hold. page_size: tokens in a page.
+    """
+
+    waiting: int
+    running: int
+    used_pages: int
+    pages: int
+    page_size: int
+
+
+class _EngineGauges(Collector):
+    """vLLM's gauges under vLLM's names, which routers read."""
+
+    def __init__(self, loads: Callable[[], Mapping[str, EngineLoad]]) -> None:
+        self._loads = loads
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        return self._families({})
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return self._families(self._loads())
+
+    def _families(self, loads: Mapping[str, EngineLoad]) -> list[GaugeMetricFamily]:
+        name = "model_name"
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting", "Requests without a slot, by model_name.", labels=[name]
+        )
+        running = GaugeMetricFamily("vllm:num_requests_running", "Sequences with a slot, by model_name.", labels=[name])
+        usage = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc", "Used pages of the KV cache by all pages, 0 to 1, by model_name.", labels=[name]
+        )
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Always 1. Its labels are model_name, block_size (tokens in a page) and num_gpu_blocks (pages).",
+            labels=[name, "block_size", "num_gpu_blocks"],
+        )
+        for model, load in loads.items():
+            waiting.add_metric([model], load.waiting)
+            running.add_metric([model], load.running)
+            usage.add_metric([model], load.used_pages / max(load.pages, 1))
+            info.add_metric([model, str(load.page_size), str(load.pages)], 1)
+        return [waiting, running, usage, info]
+
+
+class Metrics:
+    """One endpoint's metrics, in a registry of their own. loads: returns those known now, by the model's name."""
+
+    def __init__(self, loads: Callable[[], Mapping[str, EngineLoad]] = dict) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "llama_openai_requests",
@@ -49,6 +102,8 @@ class Metrics:
         self.in_flight = Gauge(
             "llama_openai_requests_in_flight", "Requests that run, scrapes apart.", registry=self._registry
         )
+
+        self._registry.register(_EngineGauges(loads))
 
     def page(self) -> bytes:
         """Return the page for Prometheus."""

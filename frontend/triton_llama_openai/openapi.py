@@ -25,6 +25,9 @@ BODIES: Mapping[str, type[Schema]] = {
 }
 """The schema of each path with a body. Routes parse bodies themselves, so that FastAPI doesn't know them."""
 
+_RENDERED = {f"{path}/render": BODIES[path] for path in ("/v1/chat/completions", "/v1/completions")}
+"""Paths that take the body of another one, and don't stream."""
+
 _COMPONENTS = "#/components/schemas/"
 _VALUE = {"type": ["string", "null"]}
 _ERROR = {
@@ -51,11 +54,11 @@ def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> d
         for definition in definitions["$defs"].values():
             definition.pop("additionalProperties", None)
     document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR}}
-    for path, schema in BODIES.items():
+    for path, schema in {**BODIES, **_RENDERED}.items():
         content = {"application/json": {"schema": names[schema, mode]}}
         operation = document["paths"][path]["post"]
         operation["requestBody"] = {"required": True, "content": content}
-        if "stream" in schema.model_fields:
+        if "stream" in schema.model_fields and path in BODIES:
             operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"description": "Error", "content": {"application/json": {"schema": {"$ref": f"{_COMPONENTS}Error"}}}}
     for operations in document["paths"].values():

@@ -42,6 +42,9 @@ class ModelSettings(BaseModel):
     triton: Text = "localhost:8001"
     """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several with the same model under the same
     settings have commas between (docs/openai.md#when-a-triton-dies)"""
+    triton_metrics: Text | None = None
+    """HOST:PORT of Triton's metrics, one for each address of triton; default: the same host and the next port, as 8002
+    is for 8001 (docs/openai.md#metrics)"""
     model: Text = "llama"
     """the model's name in Triton; streams need the config streaming"""
     served_name: Annotated[Text, Field(max_length=256)] | None = None
@@ -60,8 +63,8 @@ class Settings(ModelSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     """port to listen on; 0 is any free one, which is printed"""
     models_file: File | None = None
-    """JSON list of several models, each with the settings triton to tool_form, of which only triton may be given
-    beside it: it is the default of entries without one"""
+    """JSON list of several models, each with the settings triton to tool_form, of which only triton and triton_metrics
+    may be given beside it: they are the defaults of entries without triton"""
     api_keys_file: File | None = None
     """a key a line; without it requests need no key"""
     prefix_cache_shared: Literal["off", "on"] = "off"
@@ -120,8 +123,8 @@ class Settings(ModelSettings):
                 hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
                 known = ", ".join(sorted(cls.model_fields))
                 raise InvalidSettingsError(f"{source}: unknown setting{hint}; known are {known}")
-        # triton is the default of a file's models.
-        of_one_model = texts.keys() & ModelSettings.model_fields.keys() - {"triton"}
+        # Those of triton are the defaults of a file's models.
+        of_one_model = texts.keys() & ModelSettings.model_fields.keys() - {"triton", "triton_metrics"}
         if "models_file" in texts and of_one_model:
             raise InvalidSettingsError(f"models_file lists the models, so {min(of_one_model)} can't be given as well")
         try:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from end_to_end.metrics import Metrics
-from end_to_end.servers import HTTP
+from end_to_end.metrics import LASTING, PENDING, Metrics, level
+from end_to_end.openai_endpoint import in_front_of
+from end_to_end.servers import HTTP, until
 from end_to_end.streams import STREAM_WIRES, Call
 from end_to_end.wires import Refusal, ask, at_once, generate
-from frontend.endpoints import Endpoint, Json
+from frontend.endpoints import Endpoint, Json, gauges
 from llama_engine.observability.metrics import DRAFT_SOURCES, METRICS
 from triton_llama import LlamaClient
 from triton_local.server import LocalTriton
@@ -125,3 +128,29 @@ def test_a_chats_prediction_is_counted_as_drafts(streaming: LocalTriton, served:
     metrics.wait(lambda _: grown("accepted_draft") >= accepted, "right guesses are counted")
     assert grown("draft") - grown("accepted_draft") >= rejected
     assert metrics.grown("llama_accepted_draft_tokens_total", source="prediction") >= 10
+
+
+@pytest.mark.parametrize("narrow", ["narrow_streaming"], indirect=True)
+def test_vllms_gauges_are_the_engines_under_random_arrivals(narrow: LocalTriton, metrics: Metrics) -> None:
+    chance = random.Random(2)
+
+    def load() -> tuple[float, ...]:
+        waiting = level(narrow, "llama_waiting_requests") + metrics.now(PENDING)
+        return level(narrow, "llama_kv_cache_usage_ratio"), level(narrow, "llama_slots_in_use"), waiting
+
+    with in_front_of(narrow) as served, ExitStack() as calls:
+        running: list[Call] = []
+        seen = set()
+        for _ in range(10):
+            if len(running) == 5 or (running and chance.random() < 0.2):
+                running.pop(chance.randrange(len(running))).cancel()
+            else:
+                running.append(calls.enter_context(Call(narrow, LASTING)))
+            # Until Triton's page shows it.
+            time.sleep(0.4)
+            until(lambda: gauges(served) == load(), lambda: f"the gauges are {gauges(served)} and not {load()}")
+            seen.add(gauges(served)[1:])
+        assert len(seen) >= 4
+        for call in running:
+            call.cancel()
+        until(lambda: gauges(served) == (0, 0, 0), lambda: "nothing runs or waits")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -19,6 +20,8 @@ from triton_llama_openai.settings import Settings
 HOST = "127.0.0.1"
 Json = dict[str, object]
 WITHOUT_ITS_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+
+_GAUGES = re.compile(r'^vllm:(num_requests_\w+|kv_cache_usage_perc)\{model_name="pydoc-llama"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,12 @@ def check_refusal(response: httpx.Response, param: str | None, message: str) -> 
     assert response.status_code == 400, error
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert message in str(error["message"])
+
+
+def gauges(served: Endpoint) -> tuple[float, ...]:
+    """Return vLLM's gauges on /metrics: the usage of the KV cache, those that run, those that wait; () without them."""
+    values = dict(_GAUGES.findall(served.http.get("/metrics").text))
+    return tuple(float(values[name]) for name in sorted(values))
 
 
 def events_of(response: httpx.Response) -> list[Json]:

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ def test_head_has_the_headers_of_get_and_no_body(served: Endpoint, path: str) ->
     assert (response.status_code, response.content) == (200, b"")
     assert response.headers["content-type"] == served.http.get(path).headers["content-type"]
     assert served.http.head(COMPLETIONS).status_code == 405
+
+
+def test_the_version_is_the_packages(served: Endpoint) -> None:
+    assert served.http.get("/version").json() == {"version": version("triton-llama")}
 
 
 def test_a_target_may_have_scheme_and_host(served: Endpoint) -> None:

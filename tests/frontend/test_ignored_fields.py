@@ -26,6 +26,10 @@ def lenient(triton: FakeTriton) -> Iterator[Endpoint]:
         yield served
 
 
+# What vllm-router 0.1.17 adds.
+ROUTERS: Json = {"no_stop_trim": False, "return_hidden_states": False}
+ROUTERS_OF_CHATS: Json = ROUTERS | dict.fromkeys(("separate_reasoning", "stream_reasoning", "include_reasoning"), True)
+
 # What is sent, the same without what is ignored, and the header.
 ENCRYPTED: Json = {"include": ["reasoning.encrypted_content"]}
 HINTS: list[tuple[Ask, Json, Json, str]] = [
@@ -34,6 +38,8 @@ HINTS: list[tuple[Ask, Json, Json, str]] = [
         for ask in (Endpoint.chat, Endpoint.complete)
         for name, value in {"keep_alive": -1, "num_ctx": 2048, "guided_decoding_backend": "outlines"}.items()
     ),
+    (Endpoint.complete, ROUTERS, {}, ", ".join(ROUTERS)),
+    (Endpoint.chat, ROUTERS_OF_CHATS, {}, ", ".join(sorted(ROUTERS_OF_CHATS))),
     (Endpoint.chat, {"keep_alive": "5m", "user": "me", "store": False}, {}, "keep_alive, store, user"),
     (
         Endpoint.chat,
@@ -85,6 +91,12 @@ def test_a_hint_changes_nothing_and_is_named_in_the_header(
     assert (response.status_code, response.headers[HEADER]) == (200, named)
     # Each request has a seed of its own.
     assert triton.last.inputs == without | {"seed": triton.last.inputs["seed"]}
+
+
+@pytest.mark.parametrize("name", ROUTERS_OF_CHATS)
+def test_a_routers_hint_other_than_its_default_is_refused(served: Endpoint, name: str) -> None:
+    default = ROUTERS_OF_CHATS[name]
+    check_refusal(served.chat(**{name: not default}), name, f"{name} is {not default}; it must be {default}")
 
 
 def test_the_search_for_ignored_fields_ends_at_a_number_of_objects(served: Endpoint) -> None:

@@ -142,7 +142,13 @@ def keyed(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
     "authorization", [None, "Bearer sk-third", "Bearer", "sk-first", "Basic sk-first", "Bearer sk-firs"]
 )
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")]
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions/render"),
+        ("GET", "/v1/models"),
+        ("POST", "/tokenize"),
+    ],
 )
 def test_a_request_without_a_known_key_is_refused(
     keyed: Endpoint, authorization: str | None, method: str, path: str
@@ -159,7 +165,7 @@ def test_a_request_with_a_known_key_is_answered(keyed: Endpoint, key: str) -> No
     assert keyed.http.get("/v1/models", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/ping", "/version", "/metrics"])
 def test_health_needs_no_key(keyed: Endpoint, path: str) -> None:
     assert keyed.http.get(path).status_code == 200
 

@@ -19,7 +19,7 @@ class _Backend(Backend):
     """Answers once all expected questions have come."""
 
     def __init__(self, name: str, together: asyncio.Barrier) -> None:
-        super().__init__(ModelSettings(served_name=name), [], 0, None)
+        super().__init__(ModelSettings(served_name=name), [], [], 0, None)
         self._together = together
 
     async def why_not_ready(self) -> str | None:
@@ -89,9 +89,11 @@ def test_a_model_is_ready_if_any_of_its_tritons_is(triton: FakeTriton) -> None:
     with fake_triton() as other, endpoint(0, triton=f"{HOST}:{triton.port},{HOST}:{other.port}") as served:
         triton.ready = False
         assert served.http.get("/health").status_code == 200
+        assert served.http.get("/ping").status_code == 200
         other.kill()
         response = served.http.get("/health")
         assert response.status_code == 503
+        assert served.http.get("/ping").json() == response.json()
         reasons = response.json()["not_ready"]["pydoc-llama"]
         assert f"the model llama of grpc://{HOST}:{triton.port} is not ready; " in reasons
         assert f"no connection to grpc://{HOST}:{other.port}" in reasons

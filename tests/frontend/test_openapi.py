@@ -19,6 +19,7 @@ GOOD: list[tuple[str, Json]] = [
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
     ("/v1/completions", {"model": "pydoc-llama", "prompt": [[1], [2]], "logit_bias": {"5": 1}, "suffix": None}),
     ("/v1/responses", {"model": "pydoc-llama", "input": [{"role": "user", "content": "a"}]}),
+    ("/v1/completions/render", {"prompt": ["a", "b"]}),
     ("/tokenize", {"messages": MESSAGES}),
 ]
 BAD: list[tuple[str, Json]] = [

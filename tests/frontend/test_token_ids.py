@@ -1,9 +1,9 @@
-"""`return_token_ids`: the ids of prompt and completion, at vLLM's places."""
+"""`return_token_ids` and `/render`: the ids of prompt and completion, at vLLM's places."""
 
 from __future__ import annotations
 
 import pytest
-from frontend.endpoints import Endpoint
+from frontend.endpoints import Endpoint, Json, check_refusal
 from frontend.fake_triton import FIRST_ID, FakeTriton
 
 IDS = [FIRST_ID + number for number in range(4)]
@@ -38,3 +38,27 @@ def test_a_chat_has_the_prompts_ids_beside_its_choices(served: Endpoint, triton:
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_the_field_there_are_no_ids(served: Endpoint, stream: bool) -> None:
     assert "token_ids" not in served.complete(stream=stream).text + served.chat(stream=stream).text
+
+
+TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}, {"truncate_prompt_tokens": 5}])
+def test_a_rendered_chat_has_the_ids_of_its_prompt(served: Endpoint, triton: FakeTriton, fields: Json) -> None:
+    body: Json = {"messages": [{"role": "user", "content": "What is a list? </s>"}], **fields}
+    rendered = served.http.post("/v1/chat/completions/render", json=body).json()
+    assert triton.requests == []
+    expected = served.chat(return_token_ids=True, **body).json()["prompt_token_ids"]
+    assert rendered == {"model": "pydoc-llama", "token_ids": expected}
+
+
+def test_a_rendered_completion_has_the_ids_of_each_prompt(served: Endpoint, triton: FakeTriton) -> None:
+    rendered = served.http.post("/v1/completions/render", json={"prompt": ["Return a list", "Set"], "n": 2}).json()
+    assert triton.requests == []
+    expected = [served.tokens("Return a list"), served.tokens("Set")]
+    assert rendered == [{"model": "pydoc-llama", "token_ids": ids} for ids in expected]
+
+
+def test_what_a_chat_would_refuse_is_not_rendered(served: Endpoint) -> None:
+    refused = served.http.post("/v1/chat/completions/render", json={"messages": [], "tool_choice": "auto"})
+    check_refusal(refused, "messages", "it must have at least 1 item")

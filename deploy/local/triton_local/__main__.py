@@ -102,7 +102,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
     try:
         with server, endpoint or contextlib.nullcontext():
             if endpoint is not None:
-                endpoint.start(server.grpc_url)
+                endpoint.start(server.grpc_url, server.metrics_url)
             stopper.server_is_ready()
             urls = {str(service): url for service, url in server.urls.items()}
             if endpoint is not None:

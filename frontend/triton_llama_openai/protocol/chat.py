@@ -18,6 +18,7 @@ from triton_llama_openai.protocol.schema import (
     JsonObject,
     Metadata,
     OnlyFalse,
+    OnlyTrue,
     Schema,
     Unsupported,
     one_of,
@@ -230,6 +231,9 @@ class ChatRequest(SamplingRequest):
     prompt_cache_options: JsonObject | None = without_effect("a hint for OpenAI's cache")
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = without_effect("the models have no such setting")
     verbosity: Annotated[str, Field(max_length=64)] | None = without_effect("the models have no such setting")
+    separate_reasoning: OnlyTrue = without_effect("vllm-router's; false is refused")
+    stream_reasoning: OnlyTrue = without_effect("vllm-router's; false is refused")
+    include_reasoning: OnlyTrue = without_effect("vllm-router's; false is refused")
 
     add_generation_prompt: bool | None = None
     """vLLM's; default: true"""

@@ -190,6 +190,8 @@ class SamplingRequest(SamplingFields):
     use_beam_search: OnlyFalse = None
     """there is no beam search"""
     guided_decoding_backend: Annotated[str, Field(max_length=256)] | None = without_effect("the server has one library")
+    no_stop_trim: OnlyFalse = without_effect("vllm-router's; true is refused")
+    return_hidden_states: OnlyFalse = without_effect("vllm-router's; true is refused")
 
     @model_validator(mode="after")
     def _check_shared(self) -> Self:

@@ -15,11 +15,13 @@ from triton_llama.endpoint import Endpoint
 from triton_llama.errors import LlamaConnectionError, TritonLlamaError
 
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
 from triton_llama_openai.routes.served_model import ServedModel
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Description
 from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.engine_load import MetricsPage, load_of_all
 from triton_llama_openai.triton.load_balancer import LoadBalancer
 from triton_llama_openai.triton.replica import Replica
 
@@ -34,15 +36,21 @@ _PAUSE_S = 1.0
 
 
 class Backend:
-    """One model of the settings. template: the operator's chat template."""
+    """One model of the settings. metrics: address of each Triton's metrics. template: the operator's chat template."""
 
     def __init__(
-        self, settings: ModelSettings, endpoints: Sequence[Endpoint], hang_timeout: float, template: str | None
+        self,
+        settings: ModelSettings,
+        endpoints: Sequence[Endpoint],
+        metrics: Sequence[str],
+        hang_timeout: float,
+        template: str | None,
     ) -> None:
         self._settings = settings
         self._template = template
         engines = [EngineClient(endpoint, settings.model) for endpoint in endpoints]
         self._balancer = LoadBalancer(engines, hang_timeout, self._describe)
+        self._metrics_pages = [MetricsPage(address, settings.model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
         self._reason = "its description hasn't come yet"
@@ -70,6 +78,10 @@ class Backend:
             raise ApiError(503, f"{self.label} is not served yet: {self._reason}", None, "engine_unavailable", 1)
         return self.described
 
+    def load(self) -> EngineLoad | None:
+        """Return the load of its Tritons, at most 0.5 s old; None if it isn't known."""
+        return load_of_all(self._metrics_pages)
+
     async def start(self, seconds: float) -> None:
         """Ask for the description from now on; return after the first attempt, or after this time."""
         watches = [self._watch_connection(replica) for replica in self._balancer.replicas]
@@ -84,6 +96,8 @@ class Backend:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._balancer.close()
+        for page in self._metrics_pages:
+            page.close()
 
     async def why_not_ready(self) -> str | None:
         """Return why none of its Tritons can answer now, None if one can."""

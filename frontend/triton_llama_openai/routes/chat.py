@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.middleware import parse_request
@@ -30,14 +30,22 @@ from triton_llama_openai.settings import Settings
 
 
 def add_chat(router: APIRouter, models: Models, settings: Settings) -> None:
-    """Add the route."""
+    """Add the routes."""
+
+    async def prepare(request: Request) -> tuple[ChatRequest, PreparedChat]:
+        chat = await parse_request(request, ChatRequest, settings)
+        return chat, await prepare_chat(chat, models.find(chat.model), settings, request.state.record)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
         """A chat, streamed or not."""
-        chat = await parse_request(request, ChatRequest, settings)
-        model = models.find(chat.model)
-        return await _answer(request, chat, await prepare_chat(chat, model, settings, request.state.record))
+        return await _answer(request, *await prepare(request))
+
+    @router.post("/v1/chat/completions/render", response_model=None)
+    async def render(request: Request) -> Response:
+        """vLLM's: a chat's prompt as tokens, `{"model": …, "token_ids": […]}`, without an answer."""
+        _, prepared = await prepare(request)
+        return JSONResponse({"model": prepared.model.name, "token_ids": await _prompt_ids(prepared)})
 
 
 async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -> Response:
@@ -47,7 +55,7 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     head = response_head("chatcmpl", kind, model.name, model.fingerprint)
     ids: Json = {}
     if chat.return_token_ids:
-        ids = {"prompt_token_ids": await asyncio.to_thread(model.checkpoint.prompt_ids, prepared.prompt)}
+        ids = {"prompt_token_ids": await _prompt_ids(prepared)}
     if chat.streamed:
         return await stream_answer(request, generation, ChatEvents(prepared, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
@@ -57,6 +65,11 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
     answer = {"choices": bodies, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
     return Response(dumps(head | ids | answer), media_type="application/json")
+
+
+async def _prompt_ids(prepared: PreparedChat) -> list[int]:
+    # In a thread: a long text takes the tokenizer long.
+    return await asyncio.to_thread(prepared.model.checkpoint.prompt_ids, prepared.prompt)
 
 
 async def _count_reasoning(prepared: PreparedChat, choices: Sequence[_Choice]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk, TokenLogprobs
 
 from triton_llama_openai.errors import invalid, prompt_too_long
@@ -33,22 +33,26 @@ from triton_llama_openai.triton.inputs import Prompt
 
 
 def add_completions(router: APIRouter, models: Models, settings: Settings) -> None:
-    """Add the route."""
+    """Add the routes."""
 
     @router.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Response:
         """Texts or tokens, one prompt or several."""
         return await _answer(request, await parse_request(request, CompletionRequest, settings), models, settings)
 
+    @router.post("/v1/completions/render", response_model=None)
+    async def render(request: Request) -> Response:
+        """vLLM's: the list of a completion's prompts as tokens, without an answer."""
+        completion = await parse_request(request, CompletionRequest, settings)
+        model = models.find(completion.model)
+        prompts = await _prompts(completion, model.checkpoint, settings)
+        prompt_ids = await _prompt_ids(prompts, model.checkpoint)
+        return JSONResponse([{"model": model.name, "token_ids": ids} for ids in prompt_ids])
+
 
 async def _answer(request: Request, completion: CompletionRequest, models: Models, settings: Settings) -> Response:
-    prompts = completion.prompts
-    if len(prompts) > settings.max_prompts:
-        raise invalid("prompt", f"{len(prompts)} prompts", f"at most {settings.max_prompts}")
     model = models.find(completion.model)
-    if completion.truncate_prompt_tokens is not None:
-        prompts = await asyncio.to_thread(truncate, completion, prompts, model.checkpoint)
-    _check_lengths(prompts, model.checkpoint.context)
+    prompts = await _prompts(completion, model.checkpoint, settings)
     request.state.record.prompt = completion.prompt
     guide = guide_of(completion)
     generation = Generation(completion, prompts, guide, model, settings, request.state.record)
@@ -57,7 +61,7 @@ async def _answer(request: Request, completion: CompletionRequest, models: Model
         echoes = await asyncio.to_thread(_echoes, completion, prompts, model.checkpoint)
     prompt_ids: list[list[int]] = []
     if completion.return_token_ids:
-        prompt_ids = await asyncio.to_thread(lambda: [model.checkpoint.prompt_ids(prompt) for prompt in prompts])
+        prompt_ids = await _prompt_ids(prompts, model.checkpoint)
     # One a choice.
     echoes = [echo for echo in echoes for _ in range(completion.choices)]
     prompt_ids = [ids for ids in prompt_ids for _ in range(completion.choices)]
@@ -77,11 +81,27 @@ async def _answer(request: Request, completion: CompletionRequest, models: Model
     return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
 
+async def _prompts(completion: CompletionRequest, checkpoint: Checkpoint, settings: Settings) -> Sequence[Prompt]:
+    """Return the prompts as they are computed. Raises ApiError."""
+    prompts = completion.prompts
+    if len(prompts) > settings.max_prompts:
+        raise invalid("prompt", f"{len(prompts)} prompts", f"at most {settings.max_prompts}")
+    if completion.truncate_prompt_tokens is not None:
+        prompts = await asyncio.to_thread(truncate, completion, prompts, checkpoint)
+    _check_lengths(prompts, checkpoint.context)
+    return prompts
+
+
 def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
     """Refuse tokens beyond the context before anything copies them; a text's length is the model's to check."""
     longest = max((len(prompt) for prompt in prompts if not isinstance(prompt, str)), default=0)
     if longest >= context:
         raise prompt_too_long("prompt", longest, context)
+
+
+async def _prompt_ids(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[int]]:
+    # In a thread: a long text takes the tokenizer long.
+    return await asyncio.to_thread(lambda: [checkpoint.prompt_ids(prompt) for prompt in prompts])
 
 
 @dataclass(frozen=True)

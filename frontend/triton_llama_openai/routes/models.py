@@ -11,8 +11,10 @@ from fastapi import APIRouter
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.responses import JSONResponse, Response
 from triton_llama.endpoint import Endpoint
+from triton_llama.status import metrics_address
 
 from triton_llama_openai.errors import ApiError, from_validation
+from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError
 from triton_llama_openai.routes.backend import Backend
 from triton_llama_openai.routes.served_model import ServedModel
@@ -67,6 +69,11 @@ class Models:
             return backend.model
         raise ApiError(404, f"model is {name!r}; it must be one of {known}", "model", "model_not_found")
 
+    def loads(self) -> dict[str, EngineLoad]:
+        """Return the models' loads by name, without those that aren't known now."""
+        loads = {backend.label: backend.load() for backend in self._backends}
+        return {label: load for label, load in loads.items() if load is not None}
+
     async def start(self) -> None:
         """Ask for the models' descriptions."""
         await asyncio.gather(*(backend.start(_START_S) for backend in self._backends))
@@ -108,7 +115,7 @@ def _model_settings(settings: Settings) -> list[ModelSettings]:
         raise InvalidSettingsError(f"models_file {settings.models_file}: {from_validation(error)}") from error
     except OSError as error:
         raise InvalidSettingsError(f"models_file {settings.models_file} can't be read: {error}") from error
-    default = {"triton": settings.triton}
+    default = {"triton": settings.triton, "triton_metrics": settings.triton_metrics}
     return [model if "triton" in model.model_fields_set else model.model_copy(update=default) for model in models]
 
 
@@ -119,8 +126,15 @@ def _backend(settings: ModelSettings, hang_timeout: float) -> Backend:
         raise InvalidSettingsError(f"triton: {error}") from error
     if len(set(endpoints)) < len(endpoints):
         raise InvalidSettingsError(f"triton is {settings.triton!r}; it must have each address once")
+    if settings.triton_metrics is None:
+        metrics = [metrics_address(endpoint) for endpoint in endpoints]
+    else:
+        metrics = [address.strip() for address in settings.triton_metrics.split(",")]
+    if len(metrics) != len(endpoints):
+        number = f"{len(endpoints)} addresses, as triton has"
+        raise InvalidSettingsError(f"triton_metrics is {settings.triton_metrics!r}; it must have {number}")
     template = None if settings.chat_template is None else _read_template(settings.chat_template)
-    return Backend(settings, endpoints, hang_timeout, template)
+    return Backend(settings, endpoints, metrics, hang_timeout, template)
 
 
 def _read_template(file: Path) -> str:

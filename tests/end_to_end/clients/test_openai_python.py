@@ -1,4 +1,4 @@
-"""OpenAI's own Python library with the real model; tests/frontend has its streams, errors and calls in detail."""
+"""OpenAI's own Python library with the real model, also behind vLLM's router; tests/frontend has it in detail."""
 
 from __future__ import annotations
 
@@ -6,24 +6,42 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from end_to_end.clients.conftest import Router
 from end_to_end.clients.question import MODEL, QUESTION, Topic
 from openai.types.chat import ChatCompletionMessageParam
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 
 
+@pytest.fixture(params=["endpoint", "router"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The base URL of the endpoint, and that of a router in front of two."""
+    if request.param == "router":
+        router: Router = request.getfixturevalue("router")
+        return router.base_url
+    base_url: str = request.getfixturevalue("base_url")
+    return base_url
+
+
 @pytest.fixture
-def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0) as client:
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         yield client
 
 
-async def test_a_stream_and_asyncio_have_the_text_of_the_whole_answer(client: openai.OpenAI, base_url: str) -> None:
+def test_the_model_is_listed_and_completes_a_text(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    answer = client.completions.create(model=MODEL, prompt=[QUESTION, "Return"], temperature=0, max_tokens=6)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6 * len(answer.choices) == 12
+
+
+async def test_a_stream_and_asyncio_have_the_text_of_the_whole_answer(client: openai.OpenAI, url: str) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
     chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6, stream=True)
     text = whole.choices[0].message.content
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0) as other:
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as other:
         same = await other.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
         assert same.choices[0].message.content == text
 

@@ -1,0 +1,109 @@
+"""The engine's load at one Triton, read from its metrics page in the background while someone asks for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from triton_llama_openai.metrics import EngineLoad
+
+LOG = logging.getLogger("triton_llama_openai")
+_INTERVAL_S = 0.1
+"""Between two reads of the page, on which the engine's values are up to 0.2 s old."""
+_MAX_AGE_S = 0.3
+"""Age of the last read, beyond which its values don't count; also the timeout of a read."""
+_WANTED_S = 180.0
+"""Seconds after the last question in which the page is read: Prometheus asks once a minute by default."""
+_PENDING = "nv_inference_pending_request_count"
+_NAMES = ("llama_waiting_requests", "llama_slots_in_use", "llama_kv_cache_pages", "llama_model_info", _PENDING)
+PAGE_SIZES = {"cpu": 16, "cuda": 256}
+"""Tokens in a page of the engine's KV cache, by device."""
+
+
+class MetricsPage:
+    """Triton's metrics page. address: HOST:PORT. model: its name in Triton."""
+
+    def __init__(self, address: str, model: str) -> None:
+        self._url = f"http://{address}/metrics"
+        self._model = model
+        self._latest: tuple[float, EngineLoad] | None = None
+        self._failed = False
+        self._asked_at = 0.0
+        # A thread of its own: a page that doesn't answer delays nothing else.
+        self._reader: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def load(self) -> EngineLoad | None:
+        """Return the engine's load from memory, at most 0.5 s old; None without one.
+
+        The first call in a while has none yet, and starts the reads.
+        """
+        self._asked_at = time.monotonic()
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read_on, name="metrics page", daemon=True)
+            self._reader.start()
+        if self._latest is None:
+            return None
+        read_at, load = self._latest
+        return load if self._asked_at <= read_at + _MAX_AGE_S else None
+
+    def close(self) -> None:
+        """End the reads."""
+        self._closed.set()
+
+    def _read_on(self) -> None:
+        # Without the environment's proxies, as for gRPC's address.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while time.monotonic() <= self._asked_at + _WANTED_S:
+            began = time.monotonic()
+            try:
+                with opener.open(self._url, timeout=_MAX_AGE_S) as response:
+                    self._latest = began, engine_load(response.read().decode(), self._model)
+                self._failed = False
+            except (OSError, HTTPException, LookupError, ValueError) as error:
+                if not self._failed:
+                    LOG.warning("/metrics has no vllm: gauges, because %s can't be read: %s", self._url, error)
+                self._failed = True
+            if self._closed.wait(_INTERVAL_S):
+                return
+
+
+def engine_load(page: str, model: str) -> EngineLoad:
+    """Return the load of all instances of a model. Raises ValueError if the page has none."""
+    lines = "\n".join(line for line in page.splitlines() if line.startswith(_NAMES))
+    samples = [
+        sample
+        for family in text_string_to_metric_families(lines)
+        for sample in family.samples
+        if sample.labels.get("model") == model
+    ]
+
+    def total(name: str, state: str | None = None) -> int:
+        return int(sum(s.value for s in samples if s.name == name and state in (None, s.labels.get("state"))))
+
+    devices = [sample.labels["device"] for sample in samples if sample.name == "llama_model_info"]
+    if not devices:
+        raise ValueError(f"it has no metrics of the model {model}")
+    return EngineLoad(
+        # Triton's queue, and what its batcher has handed over.
+        waiting=total(_PENDING) + total("llama_waiting_requests"),
+        running=total("llama_slots_in_use"),
+        used_pages=total("llama_kv_cache_pages", "used"),
+        pages=total("llama_kv_cache_pages"),
+        page_size=PAGE_SIZES[devices[0]],
+    )
+
+
+def load_of_all(pages: Sequence[MetricsPage]) -> EngineLoad | None:
+    """Return the sum over a model's Tritons, without those whose page can't be read; None if none can be."""
+    loads = [load for page in pages if (load := page.load()) is not None]
+    if not loads:
+        return None
+    waiting, running, used_pages, all_pages, _ = map(sum, zip(*loads, strict=True))
+    return EngineLoad(waiting, running, used_pages, all_pages, loads[0].page_size)

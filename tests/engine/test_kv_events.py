@@ -1,0 +1,237 @@
+"""KV cache events: a subscriber that knows vLLM's format has the cached pages, live and replayed, and none too many."""
+
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from socket import create_server
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import zmq
+from engine.engines import engine_of, run
+from engine.prompts import random_request
+from llama_engine.engine import kv_events
+from llama_engine.engine.engine import Engine
+from llama_engine.engine.kv_events import KvEvents
+from llama_engine.engine.sequence import Sequence
+from llama_engine.errors import InvalidSettings
+from llama_engine.model.loader import LoadedModel
+from llama_engine.request.parser import GenerationRequest
+from llama_engine.text.detokenizer import Detokenizer
+
+SECONDS = 20
+PAGE = 4
+
+
+# The format: the fields and options of vLLM's structs.
+class _Event(msgspec.Struct, omit_defaults=True, tag=True):
+    pass
+
+
+class BlockStored(_Event):
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+
+
+class BlockRemoved(_Event):
+    block_hashes: list[bytes | int]
+    medium: str | None
+
+
+class AllBlocksCleared(_Event):
+    pass
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+Prefix = tuple[str, tuple[int, ...]]
+"""A salt, and the tokens up to a page's end."""
+
+
+class Subscriber:
+    """Mirrors which prefixes are cached. numbers: of the messages that came. cleared: number of those events."""
+
+    def __init__(self, port: int) -> None:
+        self.blocks: dict[bytes | int, Prefix] = {}
+        self.numbers: list[int] = []
+        self.cleared = 0
+        self.topic = b""
+        self._context = zmq.Context()
+        self._live, self._replay = self._context.socket(zmq.SUB), self._context.socket(zmq.DEALER)
+        self._live.subscribe(b"kv@")
+        self._live.connect(f"tcp://127.0.0.1:{port}")
+        self._replay.connect(f"tcp://127.0.0.1:{port + 1}")
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def follow(self, until: Callable[[], bool]) -> None:
+        """Take live messages, and a replay of those that are missing, until the condition holds."""
+        end = time.monotonic() + SECONDS
+        while not until():
+            assert time.monotonic() < end, "the events don't come"
+            if self._live.poll(50):
+                topic, frame, message = self._live.recv_multipart()
+                number, expected = int.from_bytes(frame, "big"), self.numbers[-1] + 1 if self.numbers else 0
+                if number == expected:
+                    self._take(topic, frame, message)
+                elif number > expected:
+                    self.replay(expected)
+
+    def replay(self, first: int) -> None:
+        """Take all messages from a sequence number on."""
+        self._replay.send_multipart([b"", first.to_bytes(8, "big")])
+        while self._replay.poll(SECONDS * 1000):
+            _, *frames = self._replay.recv_multipart()
+            if frames == [b"", b"\xff" * 8, b""]:
+                return
+            self._take(*frames)
+        raise AssertionError("the replay has no end")
+
+    def _take(self, topic: bytes, number: bytes, message: bytes) -> None:
+        self.topic = topic
+        self.numbers.append(int.from_bytes(number, "big"))
+        batch = msgspec.msgpack.decode(message, type=EventBatch)
+        assert abs(batch.ts - time.time()) < 3600
+        assert batch.data_parallel_rank == 0
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    self._store(event)
+                case BlockRemoved(block_hashes=[block]):
+                    self.blocks.pop(block, None)
+                case AllBlocksCleared():
+                    self.cleared += 1
+                    self.blocks.clear()
+
+    def _store(self, event: BlockStored) -> None:
+        assert (event.medium, event.block_size) == ("GPU", len(event.token_ids))
+        (block,), (extra,) = event.block_hashes, event.extra_keys or [None]
+        parent = event.parent_block_hash
+        salt, before = (extra[0] if extra else "", ()) if parent is None else self.blocks.get(parent, ("lost", ()))
+        assert block not in self.blocks
+        self.blocks[block] = salt, (*before, *event.token_ids)
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port whose next one is free, too."""
+    for port in range(random.randrange(20_000, 30_000), 32_000, 2):
+        with suppress(OSError), create_server(("127.0.0.1", port)), create_server(("127.0.0.1", port + 1)):
+            return port
+    raise AssertionError("no free ports")
+
+
+@contextmanager
+def _published(port: int) -> Iterator[tuple[KvEvents, Subscriber]]:
+    """Events of no engine, and a subscriber that has the first ones: it isn't connected at once."""
+    with closing(KvEvents(f"tcp://127.0.0.1:{port}", "model", PAGE)) as events, closing(Subscriber(port)) as subscriber:
+        while not subscriber._live.poll(20):
+            events.removed(b"nothing")
+        yield events, subscriber
+
+
+def _sequence(tokens: tuple[int, ...]) -> Sequence:
+    detokenizer = Detokenizer(min_tokens=0, max_tokens=1, stop_words=(), end_tokens=())
+    digests = [bytes([page, *tokens[:7]]) for page in range(len(tokens) // PAGE)]
+    return Sequence(GenerationRequest(prompt="", prompt_tokens=tokens), detokenizer, page_digests=digests)
+
+
+def _cached(engine: Engine, sequences: list[Sequence]) -> set[Prefix]:
+    """The prefixes of the sequences that are in the KV cache."""
+    size, digests = engine.plan.shape.page_size, engine._pages._page_of
+    return {
+        (sequence.request.cache_salt, sequence.tokens(0, (index + 1) * size))
+        for sequence in sequences
+        for index, digest in enumerate(sequence.page_digests)
+        if digest in digests
+    }
+
+
+def test_a_subscriber_has_the_cached_pages(int8: LoadedModel, port: int) -> None:
+    randomness = random.Random(4)
+    short = replace(int8, max_model_len=128)
+    engine = engine_of(short, 8, kv_cache_tokens="512", kv_events=f"tcp://127.0.0.1:{port}")
+    assert engine.kv_events is not None
+    with closing(engine.kv_events), closing(Subscriber(port)) as live, closing(Subscriber(port)) as late:
+        requests = [random_request(short, randomness) for _ in range(100)] * 2
+        randomness.shuffle(requests)
+        salted = [replace(request, cache_salt=randomness.choice(("", "a", "b"))) for request in requests]
+        sequences = [engine.builder.build(request) for request in salted]
+        evicted = sum(step.cache.evicted_pages for step in run(engine, sequences).steps if step.cache is not None)
+        expected = _cached(engine, sequences)
+        live.follow(lambda: set(live.blocks.values()) == expected)
+        late.replay(0)
+        assert late.blocks == live.blocks
+        assert len(expected) == len(live.blocks) == len(engine._pages._page_of) > 20
+        assert evicted > 100
+        assert {salt for salt, _ in expected} == {"", "a", "b"}
+        assert live.topic == f"kv@127.0.0.1:{port}@pydoc-llama".encode()
+
+
+def test_a_replay_begins_at_a_sequence_number(port: int) -> None:
+    with _published(port) as (events, subscriber), closing(Subscriber(port)) as late:
+        for number in range(5):
+            events.stored(_sequence((number,) * PAGE), 0)
+            subscriber.follow(lambda: len(subscriber.blocks) > number)  # noqa: B023 - called in this iteration
+        first = subscriber.numbers[-3]
+        late.replay(first)
+        assert late.numbers == [first, first + 1, first + 2]
+        assert len(late.blocks) == 3
+        late.replay(first + 100)
+        assert len(late.numbers) == 3
+
+
+def test_after_an_overflow_a_subscriber_knows_nothing_that_is_wrong(
+    port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "MAX_PENDING", 8)
+    with _published(port) as (events, subscriber):
+        # The thread sends nothing meanwhile, but for a call that has begun.
+        with patch.object(events, "_send_pending"):
+            for number in range(100):
+                sequence = _sequence((number,) * PAGE)
+                events.stored(sequence, 0)
+                if number % 2:
+                    events.removed(sequence.page_digests[0])
+            events.stored(_sequence((100,) * PAGE), 0)
+        subscriber.follow(lambda: subscriber.cleared > 0)
+        known = {tokens[0] for _, tokens in subscriber.blocks.values()}
+        assert {100} <= known < {*range(0, 101, 2)}
+    (warning,) = (record.message for record in caplog.records)
+    assert warning.endswith(" KV cache events were dropped so far; subscribers start anew")
+    assert int(warning.split()[0]) > 50
+
+
+def test_an_address_in_use_is_refused(port: int) -> None:
+    with _published(port), pytest.raises(InvalidSettings, match=r"^kv_events is 'tcp://127.*Address already in use"):
+        KvEvents(f"tcp://127.0.0.1:{port + 1}", "model", PAGE)
+
+
+def test_an_address_that_others_reach_is_warned_of(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    for host, warnings in (("127.0.0.1", 0), ("*", 1)):
+        KvEvents(f"tcp://{host}:{port}", "model", PAGE).close()
+        assert len(caplog.records) == warnings
+
+
+def test_without_its_packages_the_message_says_what_to_install(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(InvalidSettings, match="kv_events needs the packages pyzmq and msgspec: pip install"):
+        KvEvents(f"tcp://127.0.0.1:{port}", "model", PAGE)

@@ -57,11 +57,11 @@ class KvEvents:
             import zmq
             from msgspec.msgpack import encode
         except ImportError as error:
-            raise InvalidSettings(
-                "kv_events needs the packages pyzmq and msgspec: pip install pyzmq msgspec"
-            ) from error
+            raise InvalidSettings("kv_events needs pyzmq and msgspec: pip install pyzmq msgspec") from error
         host, port = address.removeprefix("tcp://").split(":")
         replay_address = f"tcp://{host}:{int(port) + 1}"
+        if not host.startswith("127.") and host != "localhost":
+            _log.warning("KV cache events show all prompts and answers to anyone who reaches %s", address)
         self._page_size, self._encode = page_size, encode
         self._topic = f"kv@{host}:{port}@{model}".encode()
         self._context = zmq.Context()
@@ -75,8 +75,6 @@ class KvEvents:
             self._context.destroy(linger=0)
             raise InvalidSettings(f"kv_events is {address!r}: {error}") from error
         _log.info("KV cache events at %s, replayed at %s", address, replay_address)
-        if not host.startswith("127.") and host != "localhost":
-            _log.warning("KV cache events show every prompt and answer to anyone who reaches %s", address)
         self._pending = deque[dict[str, object]]()
         self._dropped = 0
         self._sent = deque[tuple[int, bytes]](maxlen=KEPT_MESSAGES)

@@ -20,7 +20,9 @@ def _good(bound: Bound[object]) -> dict[str, object]:
         case Real(float(low), float(high)):
             return {f"{low}": low, f"{high:g}": high, f"{high}e0": high}
         case Address():
-            return {text: text for text in ("off", "tcp://*:1", "tcp://127.0.0.1:5557", "tcp://pod-0.llama:65534")}
+            return {
+                text: text for text in ("off", "tcp://*:1", "tcp://127.0.0.1:5557/kv@a:1@b", "tcp://pod-0.llama:65534")
+            }
     return {"meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf"}
 
 
@@ -34,7 +36,7 @@ def _bad(bound: Bound[object]) -> tuple[str, ...]:
         case Real(float(low), float(high)):
             return (f"{low - 0.001:.3f}", f"{high + 0.001:.3f}", *MALFORMED)
         case Address():
-            return ("", "on", "*:5557", "tcp://*", "tcp://*:0", "tcp://*:65535", "tcp://a:b:1", "ipc://a", "tcp://:1")
+            return ("", "on", "*:5557", "tcp://*", "tcp://*:0", "tcp://*:65535", "tcp://a:1/b c", "ipc://a", "tcp://:1")
     return ("",)
 
 

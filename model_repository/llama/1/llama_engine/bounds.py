@@ -24,7 +24,7 @@ MAX_PORT = 65535
 # int() and float() also accept "1_000", " 7 ", "nan" and the digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3})?", re.ASCII)
-_TCP = re.compile(r"tcp://(?:\*|[A-Za-z0-9.-]+):([0-9]{1,5})")
+_TCP = re.compile(r"tcp://(?:\*|[A-Za-z0-9.-]+):([0-9]{1,5})(?:/[!-~]*)?")
 
 
 class BoundError(ValueError):
@@ -167,7 +167,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Address:
-    """A TCP address to bind, tcp://HOST:PORT, or `off`. HOST is a name, an IPv4 address, or * for all interfaces."""
+    """A TCP address to bind, tcp://HOST:PORT or tcp://HOST:PORT/TOPIC, or `off`.
+
+    HOST is a name, an IPv4 address, or * for all interfaces.
+    """
 
     description = "off, or an address such as tcp://127.0.0.1:5557, whose next port is free, too"
 

@@ -126,7 +126,8 @@ class Settings:
         "off", Address(),
         "tcp://HOST:PORT: publish over ZMQ which tokens the KV cache's pages have, in the format of vLLM's KV cache "
         "events, for routers that send a request to where its prefix is cached; the next port replays what a "
-        "subscriber missed. Both show all prompts and answers to anyone who reaches them "
+        "subscriber missed. The topic is empty, as vllm-router expects it, or follows a slash, as llm-d's "
+        "tcp://*:5557/kv@10.0.0.5:9000@llama. Both show all prompts and answers to anyone who reaches them "
         "(docs/security.md#what-is-left). Needs pyzmq and msgspec, the extra `kv-events`",
     )
     speculation: str = _setting(

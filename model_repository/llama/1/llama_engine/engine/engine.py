@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, settings: Settings, slots: int) -> None:
         """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
-        self._loaded, self._device = loaded, loaded.info.device
+        self._device = loaded.info.device
         self.tokenizer = loaded.tokenizer
         end_tokens = find_end_tokens(loaded.generation_config, loaded.config, loaded.tokenizer)
         self.defaults = GenerationDefaults.from_config(
@@ -60,7 +60,7 @@ class Engine:
         self.kv_events: KvEvents | None = None
         """Publishes the prefixes in the KV cache; None if that is off."""
         if settings.kv_events != "off":
-            self.kv_events = KvEvents(settings.kv_events, self.description.name, shape.page_size)
+            self.kv_events = KvEvents(settings.kv_events, shape.page_size)
         self._pages = PageManager(shape, self._model, settings.prefix_cache == "on", self.kv_events)
         self._batch = DecodeBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
@@ -76,6 +76,7 @@ class Engine:
         )
         self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
         self._wants_graphs = settings.cuda_graphs in ("on", "auto" if self._device.type == "cuda" else "on")
+        self._loaded = loaded
         self._result = StepResult()
 
     @property

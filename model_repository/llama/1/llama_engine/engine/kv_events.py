@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 class KvEvents:
     """Publishes the events of one KV cache. `stored` and `removed` are for one thread, and never block."""
 
-    def __init__(self, address: str, model: str, page_size: int) -> None:
-        """Bind the sockets and start the thread. address: tcp://HOST:PORT. model: name of the served model.
+    def __init__(self, address: str, page_size: int) -> None:
+        """Bind the sockets and start the thread. address: tcp://HOST:PORT or tcp://HOST:PORT/TOPIC.
 
         Raises InvalidSettings if an address can't be bound or a package is missing.
         """
@@ -58,23 +58,24 @@ class KvEvents:
             from msgspec.msgpack import encode
         except ImportError as error:
             raise InvalidSettings("kv_events needs pyzmq and msgspec: pip install pyzmq msgspec") from error
-        host, port = address.removeprefix("tcp://").split(":")
-        replay_address = f"tcp://{host}:{int(port) + 1}"
+        endpoint, _, topic = address.removeprefix("tcp://").partition("/")
+        host, port = endpoint.split(":")
+        replay_endpoint = f"{host}:{int(port) + 1}"
         if not host.startswith("127.") and host != "localhost":
-            _log.warning("KV cache events show all prompts and answers to anyone who reaches %s", address)
+            _log.warning("KV cache events show all prompts and answers to anyone who reaches %s", endpoint)
         self._page_size, self._encode = page_size, encode
-        self._topic = f"kv@{host}:{port}@{model}".encode()
+        self._topic = topic.encode()
         self._context = zmq.Context()
         self._events, self._replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         # Beyond its limit a socket drops messages: a replay needs all of them and its end.
         self._replay.set_hwm(KEPT_MESSAGES + 1)
         try:
-            self._events.bind(address)
-            self._replay.bind(replay_address)
+            self._events.bind(f"tcp://{endpoint}")
+            self._replay.bind(f"tcp://{replay_endpoint}")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise InvalidSettings(f"kv_events is {address!r}: {error}") from error
-        _log.info("KV cache events at %s, replayed at %s", address, replay_address)
+        _log.info("KV cache events at %s, replayed at %s", endpoint, replay_endpoint)
         self._pending = deque[dict[str, object]]()
         self._dropped = 0
         self._sent = deque[tuple[int, bytes]](maxlen=KEPT_MESSAGES)

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -15,6 +16,7 @@ import pytest
 import zmq
 from engine.engines import engine_of, run
 from engine.prompts import random_request
+from engine.scheduling import running
 from llama_engine.engine import kv_events
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.kv_events import KvEvents
@@ -209,6 +211,12 @@ def test_after_an_overflow_a_subscriber_knows_nothing_that_is_wrong(
     (warning,) = (record.message for record in caplog.records)
     assert warning.endswith(" KV cache events were dropped so far; subscribers start anew")
     assert int(warning.split()[0]) > 50
+
+
+def test_they_end_with_the_scheduler(int8: LoadedModel, port: int) -> None:
+    with running(int8, 1, kv_events=f"tcp://127.0.0.1:{port}"):
+        assert "kv-events" in [thread.name for thread in threading.enumerate()]
+    assert "kv-events" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_an_address_in_use_is_refused(port: int) -> None:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 from llama_engine.sampling import filters as cpu_sampling
-from llama_engine.sampling.filters import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
+from llama_engine.sampling.filters import (
+    apply_temperature,
+    draw,
+    draw_on_cpu,
+    keep_min_p,
+    keep_top_k_top_p,
+    position_keys,
+)
 from torch import Tensor
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
@@ -66,8 +73,8 @@ def test_the_best_token_is_always_kept(logits: torch.Tensor, top_k: int, top_p: 
         assert (masked.isfinite().sum(-1) == 1).all()
 
 
-def _keys(rows: int, step: int = 0) -> Tensor:
-    return torch.from_numpy(step_keys(np.arange(rows, dtype=np.uint64), np.full(rows, step)))
+def _keys(rows: int, position: int = 0) -> Tensor:
+    return torch.from_numpy(position_keys(np.arange(rows, dtype=np.uint64), np.full(rows, position)))
 
 
 def _random(seed: int, vocabulary: int) -> Arguments:

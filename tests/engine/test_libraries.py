@@ -14,7 +14,7 @@ from engine.configs import MODEL
 ENGINE = MODEL / "1"
 SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub"}
 """The server's packages by the names they are imported by; huggingface_hub comes with transformers."""
-OPTIONAL = {"llguidance", "gguf"}
+OPTIONAL = {"llguidance", "gguf", "msgspec", "zmq"}
 BACKEND = "triton_python_backend_utils"
 IMPORT_EVERY_MODULE = f"""
 import importlib, pkgutil, sys, types

@@ -1,11 +1,11 @@
-"""Seeded draws: the right distribution over seeds and over steps, and independence of neighbours in either.
+"""Seeded draws: the right distribution over seeds and over positions, and independence of neighbours in either.
 
 Seeds are fixed, so the p-values are the same at every run.
 """
 
 import numpy as np
 import torch
-from llama_engine.sampling.filters import draw, philox4x32, step_keys
+from llama_engine.sampling.filters import draw, philox4x32, position_keys
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -26,10 +26,10 @@ KNOWN_ANSWERS = [
 ]
 
 
-def _keys(count: int, first: int = 0, step: int = 0) -> torch.Tensor:
-    """Return the keys of `count` consecutive seeds at one step."""
+def _keys(count: int, first: int = 0, position: int = 0) -> torch.Tensor:
+    """Return the keys of `count` consecutive seeds at one position."""
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(first)
-    return torch.from_numpy(step_keys(seeds, np.full(count, step)))
+    return torch.from_numpy(position_keys(seeds, np.full(count, position)))
 
 
 def _draws(keys: torch.Tensor) -> NDArray[np.int64]:
@@ -38,12 +38,12 @@ def _draws(keys: torch.Tensor) -> NDArray[np.int64]:
     return tokens
 
 
-def _over_seeds(first: int, step: int = 0) -> NDArray[np.int64]:
-    return _draws(_keys(COUNT, first, step))
+def _over_seeds(first: int, position: int = 0) -> NDArray[np.int64]:
+    return _draws(_keys(COUNT, first, position))
 
 
-def _over_steps(seed: int) -> NDArray[np.int64]:
-    return _draws(torch.from_numpy(step_keys(np.full(COUNT, seed, dtype=np.uint64), np.arange(COUNT))))
+def _over_positions(seed: int) -> NDArray[np.int64]:
+    return _draws(torch.from_numpy(position_keys(np.full(COUNT, seed, dtype=np.uint64), np.arange(COUNT))))
 
 
 def test_philox_gives_the_known_answers() -> None:
@@ -52,19 +52,19 @@ def test_philox_gives_the_known_answers() -> None:
     assert philox4x32(keys, counters).tolist() == [list(answer) for *_, answer in KNOWN_ANSWERS]
 
 
-def test_step_keys_are_distinct() -> None:
+def test_position_keys_are_distinct() -> None:
     seeds = np.array([0, 1, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1], dtype=np.uint64)
-    words = np.concatenate([step_keys(seeds, np.full(len(seeds), step)) for step in range(2000)])
+    words = np.concatenate([position_keys(seeds, np.full(len(seeds), position)) for position in range(2000)])
     assert words.min() >= 0
     assert words.max() < 2**32
     assert len(np.unique(words, axis=0)) == len(words)
-    alone = [step_keys(seeds[row : row + 1], np.array([10]))[0].tolist() for row in range(len(seeds))]
-    assert step_keys(seeds, np.full(len(seeds), 10)).tolist() == alone
+    alone = [position_keys(seeds[row : row + 1], np.array([10]))[0].tolist() for row in range(len(seeds))]
+    assert position_keys(seeds, np.full(len(seeds), 10)).tolist() == alone
 
 
 def test_draws_have_the_distribution_of_the_logits() -> None:
-    series = [_over_seeds(first, step) for first in (0, 2**32 - 100, 2**63) for step in (0, 1, 500)]
-    for tokens in [*series, *map(_over_steps, (0, 1, 2**32, 2**64 - 1))]:
+    series = [_over_seeds(first, position) for first in (0, 2**32 - 100, 2**63) for position in (0, 1, 500)]
+    for tokens in [*series, *map(_over_positions, (0, 1, 2**32, 2**64 - 1))]:
         counts = np.bincount(tokens, minlength=len(PROBABILITIES))
         assert stats.chisquare(counts, PROBABILITIES * COUNT).pvalue > IMPLAUSIBLE
 

@@ -46,7 +46,7 @@ def _different(resuming: Engine, pairs: list[tuple[GenerationRequest, Transcript
 def test_a_request_resumed_at_any_token_gives_the_same_bits(
     int8: LoadedModel, engine_with_guides: EngineOf, count: int, note: Note
 ) -> None:
-    requests = any_requests(int8, count, 1)
+    requests = any_requests(int8, count, 5)
     whole = transcripts(engine_with_guides(int8), requests)
     pairs = cuts(requests, whole, random.Random(2))
     assert _different(engine_with_guides(int8), pairs) == []
@@ -57,13 +57,29 @@ def test_a_request_resumed_at_any_token_gives_the_same_bits(
     assert all(any(re.search(sign, of.result) for of in whole) for sign in SIGNS)
 
 
+def test_a_prompt_that_has_the_output_so_far_draws_the_same_tokens(int8: LoadedModel) -> None:
+    """As a router continues a request that it migrates: it doesn't say where the prompt ends."""
+    # A repetition penalty doesn't tell prompt and output apart, as the other penalties do.
+    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "min_tokens": 0}
+    requests = [replace(request_of(int8, seed, 20, 12), **neutral) for seed in range(6)]  # type: ignore[arg-type]
+    whole = transcripts(engine_of(int8), requests)
+    continued, rest = list[GenerationRequest](), list[list[int]]()
+    for request, of in zip(requests, whole, strict=True):
+        for cut in range(1, len(of.tokens)):
+            prompt = (*request.prompt_tokens, *of.tokens[:cut])
+            continued.append(replace(request, prompt_tokens=prompt, max_tokens=12 - cut))
+            rest.append(of.tokens[cut:])
+    assert [of.tokens for of in transcripts(engine_of(int8), continued)] == rest
+    assert len(rest) > 40
+
+
 def test_words_that_began_before_the_cut_are_stop_strings_and_bad_words(
     int8: LoadedModel, engine_with_guides: EngineOf
 ) -> None:
     """Of three tokens of a text: one that ends it, one that the text turns out not to have, one that is forbidden."""
     token_bytes, randomness = int8.tokenizer.vocabulary.token_bytes, random.Random(12)
     requests = []
-    for request in [replace(request_of(int8, seed, 20, 20), min_tokens=0) for seed in range(10)]:
+    for request in [replace(request_of(int8, seed, 20, 20), min_tokens=0) for seed in range(6, 16)]:
         (of,) = transcripts(engine_with_guides(int8), [request])
         first = randomness.randrange(len(of.tokens) - 3)
         word = b"".join(token_bytes[token] for token in of.tokens[first : first + 3])

@@ -15,7 +15,7 @@ from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.filters import draw, step_keys
+from llama_engine.sampling.filters import draw, position_keys
 from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.text.detokenizer import Detokenizer
@@ -120,14 +120,14 @@ def _reference(request: GenerationRequest, logits: list[torch.Tensor]) -> list[i
         bias[token] = amount
     if request.allowed_token_ids:
         forbidden = ~torch.isin(torch.arange(VOCABULARY), torch.tensor(request.allowed_token_ids))
-    for step, row in enumerate(logits):
+    for row in logits:
         ids = torch.LongTensor([written])
         counts = torch.bincount(torch.tensor(written[prompt:], dtype=torch.long), minlength=VOCABULARY)[None]
         penalties = request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
         scores = masks(ids, processors(ids, row + bias) - penalties)
         scores = scores.masked_fill(forbidden, -torch.inf)
         if request.temperature > 0:
-            key = step_keys(np.array([request.seed], dtype=np.uint64), np.array([step]))
+            key = position_keys(np.array([request.seed], dtype=np.uint64), np.array([len(written)]))
             written.append(int(draw(warpers(ids, scores), torch.from_numpy(key))))
         else:
             written.append(int(scores.argmax()))

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from llama_engine.bounds import Bound, Choice, Integer, Real
+from llama_engine.bounds import Address, Bound, Choice, Integer, Real
 from llama_engine.errors import InvalidSettings
 from llama_engine.settings import BOUNDS, Settings
 
@@ -19,6 +19,10 @@ def _good(bound: Bound[object]) -> dict[str, object]:
             return {str(low): low, str(high): high}
         case Real(float(low), float(high)):
             return {f"{low}": low, f"{high:g}": high, f"{high}e0": high}
+        case Address():
+            return {
+                text: text for text in ("off", "tcp://*:1", "tcp://127.0.0.1:5557/kv@a:1@b", "tcp://pod-0.llama:65534")
+            }
     return {"meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf"}
 
 
@@ -31,6 +35,8 @@ def _bad(bound: Bound[object]) -> tuple[str, ...]:
             return (str(low - 1), str(high + 1), f"{high}.0", "1e3", *MALFORMED)
         case Real(float(low), float(high)):
             return (f"{low - 0.001:.3f}", f"{high + 0.001:.3f}", *MALFORMED)
+        case Address():
+            return ("", "on", "*:5557", "tcp://*", "tcp://*:0", "tcp://*:65535", "tcp://a:1/b c", "ipc://a", "tcp://:1")
     return ("",)
 
 

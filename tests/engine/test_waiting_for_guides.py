@@ -140,7 +140,7 @@ def test_a_bounded_number_of_requests_waits_for_guides(fp32: LoadedModel) -> Non
         go.release(1000)
         scheduled.scheduler.wait_until_finished(sequences)
         # There is room again.
-        sequences += scheduled.add(guided("a"))
+        sequences += scheduled.add(guided("b"))
         scheduled.scheduler.wait_until_finished(sequences)
     assert set(texts_of(sequences)) == {"a", "b"}
 

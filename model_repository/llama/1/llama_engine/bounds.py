@@ -19,9 +19,12 @@ T_co = TypeVar("T_co", covariant=True)
 MAX_SHOWN_CHARACTERS = 100
 """Maximum characters of a value in an error message."""
 
+MAX_PORT = 65535
+
 # int() and float() also accept "1_000", " 7 ", "nan" and the digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_TCP = re.compile(r"tcp://(?:\*|[A-Za-z0-9.-]+):([0-9]{1,5})(?:/[!-~]*)?")
 
 
 class BoundError(ValueError):
@@ -158,6 +161,24 @@ class Choice:
         """Return the word, or raise BoundError."""
         text = decode(value)
         if text not in self.words:
+            raise BoundError(show(text), self.description)
+        return text
+
+
+@dataclass(frozen=True)
+class Address:
+    """A TCP address to bind, tcp://HOST:PORT or tcp://HOST:PORT/TOPIC, or `off`.
+
+    HOST is a name, an IPv4 address, or * for all interfaces.
+    """
+
+    description = "off, or an address such as tcp://127.0.0.1:5557, whose next port is free, too"
+
+    def parse(self, value: object) -> str:
+        """Return the address, or raise BoundError."""
+        text = decode(value)
+        match = _TCP.fullmatch(text)
+        if text != "off" and not (match and 0 < int(match[1]) < MAX_PORT):
             raise BoundError(show(text), self.description)
         return text
 

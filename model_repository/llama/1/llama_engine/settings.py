@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TypeVar
 
-from llama_engine.bounds import Bound, BoundError, Choice, Integer, Real, Text
+from llama_engine.bounds import Address, Bound, BoundError, Choice, Integer, Real, Text
 from llama_engine.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "LLAMA_"
@@ -121,6 +121,14 @@ class Settings:
         "on: keys and values of prompts and completions stay in the pool until their pages are needed, and of a "
         "prompt only what follows its longest cached prefix is computed; the input `cache_salt` says who may "
         "share. off: a sequence's pages are free at its end, and choices of one request still share their prompt",
+    )
+    kv_events: str = _setting(
+        "off", Address(),
+        "tcp://HOST:PORT: publish over ZMQ which tokens the KV cache's pages have, in the format of vLLM's KV cache "
+        "events, for routers that send a request to where its prefix is cached; the next port replays what a "
+        "subscriber missed. The topic is empty, as vllm-router expects it, or follows a slash, as llm-d's "
+        "tcp://*:5557/kv@10.0.0.5:9000@llama. Both show all prompts and answers to anyone who reaches them "
+        "(docs/security.md#what-is-left). Needs pyzmq and msgspec, the extra `kv-events`",
     )
     speculation: str = _setting(
         "auto", Choice(("auto", "on", "off")),

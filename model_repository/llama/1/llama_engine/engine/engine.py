@@ -22,6 +22,7 @@ from llama_engine.engine.decode import DecodeBatch, DecodeStep
 from llama_engine.engine.dispatcher import Result
 from llama_engine.engine.drafts import Draft, Drafter
 from llama_engine.engine.failures import Isolation, names_of
+from llama_engine.engine.kv_events import KvEvents
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
 from llama_engine.engine.prefill import Prefill
@@ -56,7 +57,11 @@ class Engine:
         self.max_model_len, self.slots = shape.max_model_len, slots
         """Maximum tokens of prompt + completion, and maximum number of sequences in the engine."""
         self._model = loaded.runner(shape, self.plan.graphs)
-        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on")
+        self.kv_events: KvEvents | None = None
+        """Publishes the prefixes in the KV cache; None if that is off."""
+        if settings.kv_events != "off":
+            self.kv_events = KvEvents(settings.kv_events, shape.page_size)
+        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on", self.kv_events)
         self._batch = DecodeBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from llama_engine.engine.kv_events import KvEvents
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.cache_shape import KVCacheShape
@@ -45,11 +46,11 @@ class CacheCounts:
 class PageManager:
     """Assigns the slots and pages of a KV cache to sequences. Not thread-safe, except for `num_available`."""
 
-    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool) -> None:
-        """caching: whether pages with a prefix are kept for later sequences."""
+    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool, events: KvEvents | None = None) -> None:
+        """caching: whether pages with a prefix are kept for later sequences. events: publishes which these are."""
         self.page_size = shape.page_size
         self._shape, self._model = shape, model
-        self._caching = caching
+        self._caching, self._events = caching, events
         # The lists are descending, so that pop() returns the lowest at first. Page numbers are 1 to `shape.pages`.
         self._free_slots = list(reversed(range(shape.slots)))
         self._free = list(range(shape.pages, NULL_PAGE, -1))
@@ -184,11 +185,14 @@ class PageManager:
         full = sequence.num_cached // self.page_size
         if not self._caching or sequence.num_cached_pages == full:
             return
-        cached = sequence.num_cached_pages
-        for digest, page in zip(self._digests(sequence, full)[cached:], sequence.pages[cached:full], strict=True):
+        digests = self._digests(sequence, full)
+        for index in range(sequence.num_cached_pages, full):
+            digest, page = digests[index], sequence.pages[index]
             # Two sequences may have computed the same page; the second one's is not cached.
             if digest not in self._page_of:
                 self._page_of[digest], self._digest_of[page] = page, digest
+                if self._events is not None:
+                    self._events.stored(sequence, index)
         sequence.num_cached_pages = full
 
     def release(self, sequence: Sequence) -> None:
@@ -197,7 +201,9 @@ class PageManager:
         After a GenerationError the pages' content is unknown, and none of them stays cached.
         """
         if isinstance(sequence.result, GenerationError):
-            self._uncache(sequence)
+            for page in sequence.pages:
+                if page in self._digest_of:
+                    self._forget(page)
         # Drop the last page first, so that a prefix is evicted from its end.
         self._drop(reversed(sequence.pages))
         sequence.pages = []
@@ -242,11 +248,12 @@ class PageManager:
         # Cached pages have no hidden states, so that a prefix whose tokens get scores is computed again.
         return ((sequence.scored_from or sequence.num_tokens) - 1) // self.page_size
 
-    def _uncache(self, sequence: Sequence) -> None:
-        """Let no sequence match the pages of a sequence any more."""
-        for page in sequence.pages:
-            if page in self._digest_of:
-                del self._page_of[self._digest_of.pop(page)]
+    def _forget(self, page: int) -> None:
+        """Let no sequence match a cached page any more."""
+        digest = self._digest_of.pop(page)
+        del self._page_of[digest]
+        if self._events is not None:
+            self._events.removed(digest)
 
     def _hold(self, page: int) -> None:
         if not self._holders[page]:
@@ -274,7 +281,7 @@ class PageManager:
             page = next(iter(own or self._idle))
             self._remove_idle(page)
             self._disown(page)
-            del self._page_of[self._digest_of.pop(page)]
+            self._forget(page)
             self._evicted += 1
         self._holders[page] = 1
         self._salt_of[page] = salt

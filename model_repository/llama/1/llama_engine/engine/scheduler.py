@@ -127,6 +127,8 @@ class Scheduler:
                     self._finish(sequence, _STOPPING)
         self._polling.join(HANG_SECONDS)
         self._engine.guides.close()
+        if self._engine.kv_events is not None:
+            self._engine.kv_events.close()
 
     def _guided(self) -> list[Sequence]:
         """Return the waiting sequences that have a guide, in order of admission."""

@@ -1,10 +1,10 @@
 """Filters of a batch's next tokens and the draw: temperature, min-p, top-k, top-p, each sequence with its own.
 
 Order and formulas are those of transformers' logits processors and, for min-p, of vLLM. A draw depends on the logits
-and on (seed, step, token) alone: its random words are Philox4x32-10's, a stateless function of key and counter (Salmon
-et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+and on (seed, position, token) alone: its random words are Philox4x32-10's, a stateless function of key and counter
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
-`draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
+`draw` is the Gumbel-max trick with noise hashed from (seed, position, token). Inverting a cumulative sum would let a
 rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best
 candidates nearly tie. So a sequence draws the same tokens in another batch, although its logits' last bits may differ.
 
@@ -47,10 +47,10 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
     return np.stack([c0, c1, c2, c3], axis=1)
 
 
-def step_keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return two random 32-bit words for each sequence's (seed, step): [batch, 2]."""
+def position_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return two random 32-bit words for each sequence's (seed, position): [batch, 2]."""
     counter = np.zeros((len(seeds), 4), dtype=np.uint64)
-    counter[:, 0] = steps
+    counter[:, 0] = positions
     return philox4x32(seeds, counter)[:, :2].astype(np.int64)
 
 
@@ -105,7 +105,7 @@ def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw one token per sequence from softmax(logits).
 
-    logits: [batch, vocabulary]. keys: [batch, 2], long, two random 32-bit words for (seed, step). Returns [batch].
+    logits: [batch, vocabulary]. keys: [batch, 2], long, two random 32-bit words for (seed, position). Returns [batch].
     """
     tokens = torch.arange(logits.shape[-1], device=logits.device)[None]
     return noisy(logits, _hash(keys, tokens)).argmax(-1)

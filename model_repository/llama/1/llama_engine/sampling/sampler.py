@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.kernels.cache_shape import to_device
-from llama_engine.sampling.filters import apply_temperature, draw, draw_on_cpu, keep_min_p, keep_top_k_top_p, step_keys
+from llama_engine.sampling.filters import (
+    apply_temperature,
+    draw,
+    draw_on_cpu,
+    keep_min_p,
+    keep_top_k_top_p,
+    position_keys,
+)
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processor import LogitsProcessor, forbidden
 from llama_engine.sampling.state import Elements, SamplingFeatures, SamplingState, penalize_output, penalize_repetition
@@ -69,9 +76,13 @@ class Sampler:
         return self._count(tokens, finite, elements, features)
 
     def keys(self, elements: Elements, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """Return the random words for the next draw of the sequences at these batch indices: [batch, 2]."""
-        steps = np.asarray([sequence.num_output_tokens for sequence in sequences], dtype=np.int64)
-        return step_keys(self._state.seeds[elements], steps)
+        """Return the random words for the next draw of the sequences at these batch indices: [batch, 2].
+
+        They depend on the position in prompt and output together, so that a request that is continued elsewhere, as its
+        prompt and the tokens so far, draws the same tokens.
+        """
+        positions = np.asarray([sequence.num_tokens for sequence in sequences], dtype=np.int64)
+        return position_keys(self._state.seeds[elements], positions)
 
     def penalize(self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures) -> torch.Tensor:
         """Return logits [batch, vocabulary] with the sequences' repetition, frequency and presence penalties."""

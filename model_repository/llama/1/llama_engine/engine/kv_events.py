@@ -1,0 +1,157 @@
+"""KV cache events: which pages are cached, published over ZMQ in vLLM's format, for routers that look for a prefix.
+
+A message has three frames: the topic, its sequence number, and MessagePack of [time, events, data-parallel rank]. A
+second socket, at the next port, replays the messages from a sequence number on. A block is a page; its hash is a part
+of the page's digest, and opaque to routers.
+
+The engine's thread appends events to a deque, which needs no lock. A thread of its own sends those of an interval as
+one message. Where it can't keep up, all pending events become one that says that nothing is cached: a subscriber then
+knows too little, and nothing that is wrong.
+
+Source: vLLM's `vllm.distributed.kv_events`, since 0.24, where events are maps and a replay has the topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from llama_engine.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from llama_engine.engine.sequence import Sequence
+
+MAX_PENDING = 10_000
+"""Events that wait to be sent."""
+
+KEPT_MESSAGES = 10_000
+"""Latest messages that can be replayed."""
+
+INTERVAL_MS = 10
+"""Time between two messages, and until a replay begins."""
+
+CLOSE_SECONDS = 5.0
+
+_MEDIUM = "GPU"
+"""In the format the memory that attention reads, on a CPU, too."""
+
+_CLEARED: dict[str, object] = {"type": "AllBlocksCleared"}
+_END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+
+_log = logging.getLogger(__name__)
+
+
+class KvEvents:
+    """Publishes the events of one KV cache. `stored` and `removed` are for one thread, and never block."""
+
+    def __init__(self, address: str, page_size: int) -> None:
+        """Bind the sockets and start the thread. address: tcp://HOST:PORT or tcp://HOST:PORT/TOPIC.
+
+        Raises InvalidSettings if an address can't be bound or a package is missing.
+        """
+        try:
+            import zmq
+            from msgspec.msgpack import encode
+        except ImportError as error:
+            raise InvalidSettings("kv_events needs pyzmq and msgspec: pip install pyzmq msgspec") from error
+        endpoint, _, topic = address.removeprefix("tcp://").partition("/")
+        host, port = endpoint.split(":")
+        replay_endpoint = f"{host}:{int(port) + 1}"
+        if not host.startswith("127.") and host != "localhost":
+            _log.warning("KV cache events show all prompts and answers to anyone who reaches %s", endpoint)
+        self._page_size, self._encode = page_size, encode
+        self._topic = topic.encode()
+        self._context = zmq.Context()
+        self._events, self._replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
+        # Beyond its limit a socket drops messages: a replay needs all of them and its end.
+        self._replay.set_hwm(KEPT_MESSAGES + 1)
+        try:
+            self._events.bind(f"tcp://{endpoint}")
+            self._replay.bind(f"tcp://{replay_endpoint}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise InvalidSettings(f"kv_events is {address!r}: {error}") from error
+        _log.info("KV cache events at %s, replayed at %s", endpoint, replay_endpoint)
+        self._pending = deque[dict[str, object]]()
+        self._dropped = 0
+        self._sent = deque[tuple[int, bytes]](maxlen=KEPT_MESSAGES)
+        self._number = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def stored(self, sequence: Sequence, index: int) -> None:
+        """Publish that a full page of a sequence is cached. index: of the page in the sequence."""
+        digests, salt = sequence.page_digests, sequence.request.cache_salt
+        self._append(
+            {
+                "type": "BlockStored",
+                "block_hashes": [_hash(digests[index])],
+                "parent_block_hash": _hash(digests[index - 1]) if index else None,
+                "token_ids": sequence.tokens(index * self._page_size, (index + 1) * self._page_size),
+                "block_size": self._page_size,
+                "lora_id": None,
+                "medium": _MEDIUM,
+                "lora_name": None,
+                "extra_keys": [[salt] if salt and not index else None],
+            }
+        )
+
+    def removed(self, digest: bytes) -> None:
+        """Publish that the page with this digest is cached no more."""
+        self._append({"type": "BlockRemoved", "block_hashes": [_hash(digest)], "medium": _MEDIUM})
+
+    def close(self) -> None:
+        """Send what is pending, and end the thread."""
+        self._closing = True
+        self._thread.join(CLOSE_SECONDS)
+
+    def _append(self, event: dict[str, object]) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            self._dropped += len(self._pending)
+            self._pending.clear()
+            self._pending.append(_CLEARED)
+        self._pending.append(event)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                if self._replay.poll(INTERVAL_MS):
+                    self._replay_messages()
+                self._send_pending()
+            self._send_pending()
+        except Exception:  # noqa: BLE001 - the engine works without events
+            _log.exception("KV cache events are no longer published")
+        finally:
+            self._context.destroy(linger=INTERVAL_MS)
+
+    def _send_pending(self) -> None:
+        events = []
+        with suppress(IndexError):
+            while True:
+                events.append(self._pending.popleft())
+        if not events:
+            return
+        if _CLEARED in events:
+            _log.warning("%d KV cache events were dropped so far; subscribers start anew", self._dropped)
+        message = self._encode([time.time(), events, 0])
+        self._sent.append((self._number, message))
+        self._events.send_multipart([self._topic, self._number.to_bytes(8, "big"), message])
+        self._number += 1
+
+    def _replay_messages(self) -> None:
+        """Answer a request for a replay: a sequence number, behind the frames that lead back to the subscriber."""
+        *route, frame = self._replay.recv_multipart()
+        first = int.from_bytes(frame, "big")
+        for number, message in self._sent:
+            if number >= first:
+                self._replay.send_multipart([*route, self._topic, number.to_bytes(8, "big"), message])
+        self._replay.send_multipart([*route, b"", _END_OF_REPLAY, b""])
+
+
+def _hash(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")

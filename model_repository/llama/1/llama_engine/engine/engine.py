@@ -57,11 +57,10 @@ class Engine:
         self.max_model_len, self.slots = shape.max_model_len, slots
         """Maximum tokens of prompt + completion, and maximum number of sequences in the engine."""
         self._model = loaded.runner(shape, self.plan.graphs)
-        self.kv_events: KvEvents | None = None
+        self.kv_events = None if settings.kv_events == "off" else KvEvents(settings.kv_events, shape.page_size)
         """Publishes the prefixes in the KV cache; None if that is off."""
-        if settings.kv_events != "off":
-            self.kv_events = KvEvents(settings.kv_events, shape.page_size)
-        self._pages = PageManager(shape, self._model, settings.prefix_cache == "on", self.kv_events)
+        caching = settings.prefix_cache == "on"
+        self._pages = PageManager(shape, self._model, caching, self.kv_events)
         self._batch = DecodeBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
@@ -69,8 +68,7 @@ class Engine:
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self._drafter: Drafter | None = None
         if settings.speculation in ("on", "auto" if loaded.info.batch_invariant else "on"):
-            limit = min(slots, self.max_model_len - 1)
-            self._drafter = Drafter(self.tokenizer, self._pages, limit, settings.prefix_cache == "on")
+            self._drafter = Drafter(self.tokenizer, self._pages, min(slots, self.max_model_len - 1), caching)
         self.builder = SequenceBuilder(
             self.tokenizer.vocabulary, frozenset(end_tokens), self._device, settings.stream_interval
         )

@@ -89,12 +89,8 @@ class Engine:
 
     def info_labels(self) -> dict[str, str]:
         """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""
-        info = self._loaded.info
-        return {
-            "computation": info.computation,
-            "kv_cache_dtype": str(self.plan.shape.dtype).removeprefix("torch."),
-            "device": str(self._device),
-        }
+        dtype = str(self.plan.shape.dtype).removeprefix("torch.")
+        return {"computation": self._loaded.info.computation, "kv_cache_dtype": dtype, "device": str(self._device)}
 
     def describe_decode(self) -> str:
         """Return one log line: the product, the attention, and whether decode steps replay CUDA graphs."""

@@ -1,7 +1,7 @@
 """An answer in a form that two runs of one request can be compared in.
 
-Left out is what a run determines and not the request: ids, the time, how many tokens of the prompt were cached, and how
-a stream's text is cut into events.
+Left out is what a run determines and not the request: ids, the time, how many tokens of the prompt were cached and of
+the answer guessed, and how a stream's text is cut into events.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def content(record: Record) -> str:
     for name in ("id", "created"):
         whole.pop(name, None)
     whole["usage"].pop("prompt_tokens_details", None)
+    for name in ("accepted", "rejected"):
+        whole["usage"].get("completion_tokens_details", {}).pop(f"{name}_prediction_tokens", None)
     for choice in whole["choices"]:
         for call in (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or ():
             call.pop("id", None)

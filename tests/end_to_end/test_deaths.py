@@ -20,7 +20,8 @@ from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, Serv
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
 
-LONG = SamplingParams(max_tokens=500, min_tokens=500, temperature=0.0)
+LONG = SamplingParams(max_tokens=500, min_tokens=500, temperature=2.0)
+"""Nothing of this text repeats, so that drafts don't shorten it."""
 
 SLOTS, QUEUED = 2, 4
 """Requests that run at the death, and that wait in the model or in Triton's queue; the endpoint's are among both."""

@@ -31,9 +31,10 @@ SLOTS = 2
 
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 SHORT = SamplingParams(max_tokens=30, min_tokens=30, temperature=1.0, seed=1)
-LONG = SamplingParams(max_tokens=300, min_tokens=300, temperature=0.0)
+LONG = SamplingParams(max_tokens=300, min_tokens=300, temperature=2.0)
 BAD = {"text_input": "a", "max_tokens": 0}
-LASTING = {"text_input": "a", "max_tokens": 150, "min_tokens": 150, "temperature": 0.0}
+LASTING = {"text_input": "a", "max_tokens": 150, "min_tokens": 150, "temperature": 2.0}
+"""Nothing of these texts repeats, so that drafts don't shorten them."""
 
 
 def _client(server: LocalTriton, protocol: Protocol) -> LlamaClient:

@@ -23,7 +23,7 @@ NEIGHBOUR = {"text_input": "Return a list", "max_tokens": TOKENS, "min_tokens": 
 FAR_FEWER = 400
 """Tokens of a request of 500 that is cancelled near its beginning."""
 
-UNREAD = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "stream": True}
+UNREAD = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 2.0, "stream": True}
 
 
 def test_a_cancelled_request_frees_its_slot(narrow: LocalTriton, metrics: Metrics) -> None:

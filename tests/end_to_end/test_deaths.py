@@ -83,7 +83,7 @@ def _clients(server: LocalTriton, endpoint: Endpoint) -> list[Callable[[], None]
         assert isinstance(failed.value, LlamaConnectionError) or NOT_HEALTHY in str(failed.value)
 
     def openai(streams: bool) -> None:
-        answer = endpoint.complete(max_tokens=500, min_tokens=500, stream=streams)
+        answer = endpoint.complete(max_tokens=500, min_tokens=500, temperature=2, stream=streams)
         if ENGINE_GONE in answer.text:
             # A stream that has begun has its status.
             assert streams or answer.status_code == 503

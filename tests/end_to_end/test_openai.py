@@ -118,7 +118,7 @@ def test_a_repeated_prompt_is_cached_for_its_key_alone(streaming: LocalTriton, t
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_slot(narrow_streaming: LocalTriton, stream: bool) -> None:
     metrics = Metrics(narrow_streaming)
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 500, "min_tokens": 500, "stream": stream}
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 500, "min_tokens": 500, "temperature": 2, "stream": stream}
     with (
         in_front_of(narrow_streaming) as served,
         httpx.Client(base_url=f"http://{HOST}:{served.port}", timeout=1) as leaving,

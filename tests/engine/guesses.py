@@ -37,8 +37,10 @@ def guess_at_random(engine: Engine, foretell: Foretell, randomness: random.Rando
             tokens[randomness.randrange(length)] = randomness.choice(vocabulary)
         if not tokens:
             return None
+        drafter._updated(sequence)
         drafts.append(Draft(tokens, "text", 3))
         return drafts[-1]
 
-    eager_drafter(engine)._guess = guess  # type: ignore[method-assign]
+    drafter = eager_drafter(engine)
+    drafter._guess = guess  # type: ignore[method-assign]
     return drafts

@@ -146,7 +146,7 @@ class Drafter:
             (
                 (probability, sequence)
                 for sequence, guess in guesses.items()
-                for probability in self._updated(sequence).acceptance.probabilities(guess.length, len(guess.tokens))
+                for probability in _acceptance(sequence).probabilities(guess.length, len(guess.tokens))
             ),
             key=itemgetter(0),
             reverse=True,
@@ -188,7 +188,7 @@ class Drafter:
             if draft.ended(sequence):
                 draft.accepted += 1
             verified = min(draft.accepted + 1, len(draft.tokens))
-            for acceptance in (self._acceptance, self._updated(sequence).acceptance):
+            for acceptance in (self._acceptance, _acceptance(sequence)):
                 acceptance.record(draft.length, verified, draft.accepted)
             sequence.num_accepted_draft_tokens += draft.accepted
             sequence.num_rejected_draft_tokens += len(draft.tokens) - draft.accepted
@@ -206,17 +206,19 @@ class Drafter:
         room = min(room, MAX_DRAFT, sequence.request.max_tokens - sequence.num_output_tokens - 1)
         if room <= 0:
             return None
-        recent = self._updated(sequence).history.tokens
-        guess = self._match(sequence, recent, room) if len(recent) >= MIN_MATCH else None
+        guess = self._match(sequence, room)
         forced = self._forced(sequence)
         if forced and (guess is None or guess.tokens[:1] != forced[:1]):
             # The guide's text is sure, but the model may split it into other tokens than the tokenizer does.
             return Draft(forced[:room], "guide")
         return guess
 
-    def _match(self, sequence: Sequence, recent: list[int], room: int) -> Draft | None:
+    def _match(self, sequence: Sequence, room: int) -> Draft | None:
         """Return what followed the longest match of the sequence's last tokens; None without a match."""
         drafting = self._updated(sequence)
+        recent = drafting.history.tokens
+        if len(recent) < MIN_MATCH:
+            return None
         position, length = drafting.history.find(recent)
         if position and position < drafting.predicted:
             end = min(position + room, drafting.predicted)
@@ -247,3 +249,9 @@ class Drafter:
         tokens = drafting.history.tokens
         tokens += sequence.tokens(len(tokens) - drafting.predicted, sequence.num_tokens)
         return drafting
+
+
+def _acceptance(sequence: Sequence) -> Acceptance:
+    """Return the acceptance of a sequence that has a draft."""
+    assert sequence.drafting is not None, "the sequence has had no draft"
+    return sequence.drafting.acceptance

@@ -72,7 +72,7 @@ class Engine:
         self.builder = SequenceBuilder(
             self.tokenizer.vocabulary, frozenset(end_tokens), self._device, settings.stream_interval
         )
-        self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
+        self.guides = Guides(self.tokenizer, self.defaults.end_tokens, finds_forced=self._drafter is not None)
         self._wants_graphs = settings.cuda_graphs in ("on", "auto" if self._device.type == "cuda" else "on")
         self._loaded = loaded
         self._result = StepResult()

@@ -27,9 +27,12 @@ _log = logging.getLogger(__name__)
 class Guides:
     """Checks and compiles the guides of one checkpoint's requests. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int]) -> None:
-        """end_tokens: ids allowed where a text may end. llguidance is loaded with the first guide, not here."""
-        self._tokenizer, self._end_tokens = tokenizer, sorted(end_tokens)
+    def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int], finds_forced: bool = True) -> None:
+        """end_tokens: ids allowed where a text may end. finds_forced: as of `GuideMatchers.start`.
+
+        llguidance is loaded with the first guide, not here.
+        """
+        self._tokenizer, self._end_tokens, self._finds_forced = tokenizer, sorted(end_tokens), finds_forced
         self._thread = ThreadPoolExecutor(1, "guides")
         self._matchers: GuideMatchers | None = None
         self._checker: GuideChecker | None = None
@@ -64,7 +67,7 @@ class Guides:
         checked = self._checked[kind, text]
         if isinstance(checked, InvalidRequest):
             raise checked.with_traceback(None)
-        return matchers.start(checked)
+        return matchers.start(checked, self._finds_forced)
 
     def _load(self) -> tuple[GuideMatchers, GuideChecker]:
         """Load llguidance and index the vocabulary at the first guide; return the matchers and the checker."""

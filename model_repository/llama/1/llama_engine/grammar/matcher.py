@@ -44,14 +44,16 @@ _POSITION = re.compile(r"^(((at )?\d+\(\d+\)|error): )+")
 class ForcedText:
     """The text that a guide forces, by a matcher of its own: finding it changes the matcher, and spends its limits."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher: LLMatcher | None = matcher
+    def __init__(self, matcher: LLMatcher | None) -> None:
+        """matcher: at the beginning of the completion; None finds no text."""
+        self._matcher = matcher
         self._tokens: list[int] = []
         self._seconds = 0.0
 
     def append(self, token: int) -> None:
         """Append a token that the guide allows."""
-        self._tokens.append(token)
+        if self._matcher is not None:
+            self._tokens.append(token)
 
     def next(self) -> bytes:
         """Return the beginning of the bytes that every continuation has; empty also beyond the limits."""
@@ -151,9 +153,13 @@ class GuideMatchers:
             raise InvalidRequest(_NAME, _problem_of(matcher))
         return grammar
 
-    def start(self, grammar: str) -> GuideState:
-        """Return the initial state of a completion, with limits of its own. Releases the GIL while compiling."""
-        return GuideState(self._matcher(grammar), ForcedText(self._matcher(grammar, MAX_FORCED_ITEMS)))
+    def start(self, grammar: str, finds_forced: bool = True) -> GuideState:
+        """Return the initial state of a completion, with limits of its own. Releases the GIL while compiling.
+
+        finds_forced: whether `GuideState.forced_bytes` finds text, which takes a second matcher.
+        """
+        forced = self._matcher(grammar, MAX_FORCED_ITEMS) if finds_forced else None
+        return GuideState(self._matcher(grammar), ForcedText(forced))
 
     def _matcher(self, grammar: str, max_items: int = MAX_MASK_ITEMS) -> LLMatcher:
         # Verbose errors would quote the grammar and the parser's state.

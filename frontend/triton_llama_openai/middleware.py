@@ -43,10 +43,12 @@ _ENCODINGS = ("gzip", "deflate")
 class RequestRecord:
     """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
 
-    resumptions: by outcome. prompt: as it came, or a chat's text. key_digest: of the API key, empty without one.
+    session: the client's name for a conversation. resumptions: by outcome. prompt: as it came, or a chat's text.
+    key_digest: of the API key, empty without one.
     """
 
     id: str
+    session: str = field(default="", repr=False)
     arrived: float = field(default_factory=time.perf_counter)
     status: int = 500
     first_text: float | None = None
@@ -91,16 +93,17 @@ class RecordRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        record = RequestRecord(_request_id(headers), headers.get("x-session-id", ""))
         scope.setdefault("state", {})["record"] = record
 
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = record.id
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = record.id
                 if record.ignored:
-                    headers["x-ignored-parameters"] = _header_of(record.ignored)
+                    answered["x-ignored-parameters"] = _header_of(record.ignored)
             await send(message)
 
         # A scrape doesn't count itself.

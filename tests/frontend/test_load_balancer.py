@@ -11,10 +11,10 @@ from frontend.fake_triton import FakeTriton, fake_triton
 from triton_llama.endpoint import Endpoint as Address
 from triton_llama.errors import LlamaConnectionError
 from triton_llama_openai.triton.engine_client import EngineClient
-from triton_llama_openai.triton.load_balancer import MARGIN, PREFIX_CHARACTERS, LoadBalancer, prefix_of
+from triton_llama_openai.triton.load_balancer import MARGIN, LoadBalancer
 from triton_llama_openai.triton.replica import Replica
 
-PREFIXES = [prefix_of(f"prompt {number}", None) for number in range(64)]
+PREFIXES = [f"prompt {number}" for number in range(64)]
 
 
 async def _before_return(replica: Replica) -> None:
@@ -26,7 +26,7 @@ def _balancer(replicas: int = 3) -> LoadBalancer:
     return LoadBalancer([EngineClient(address, "llama") for address in addresses], 0, _before_return)
 
 
-def _picked(balancer: LoadBalancer, prefix: bytes) -> Replica:
+def _picked(balancer: LoadBalancer, prefix: str) -> Replica:
     replica = balancer.pick(prefix)
     assert replica is not None
     return replica
@@ -37,16 +37,6 @@ def _in_a_loop(act: Callable[[], None]) -> None:
         act()
 
     asyncio.run(run())
-
-
-def test_prompts_with_the_same_beginning_have_one_home() -> None:
-    shared = "a" * PREFIX_CHARACTERS
-    assert prefix_of(f"{shared} one", "salt") == prefix_of(f"{shared} two", "salt")
-    assert prefix_of([7] * 64 + [1], None) == prefix_of([7] * 64 + [2], None)
-
-
-def test_prompts_of_different_salts_have_different_keys() -> None:
-    assert len({prefix_of("a", salt) for salt in (None, "", "one", "two")}) == 4
 
 
 def test_prefixes_are_spread_over_the_replicas() -> None:

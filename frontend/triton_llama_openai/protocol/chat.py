@@ -226,7 +226,6 @@ class ChatRequest(SamplingRequest):
     store: bool | None = without_effect("OpenAI's bookkeeping")
     service_tier: Annotated[str, Field(max_length=64)] | None = without_effect("OpenAI's bookkeeping")
     safety_identifier: Annotated[str, Field(max_length=512)] | None = without_effect("OpenAI's bookkeeping")
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = without_effect("a hint for OpenAI's cache")
     prompt_cache_retention: Annotated[str, Field(max_length=64)] | None = without_effect("a hint for OpenAI's cache")
     prompt_cache_options: JsonObject | None = without_effect("a hint for OpenAI's cache")
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = without_effect("the models have no such setting")

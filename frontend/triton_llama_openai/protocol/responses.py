@@ -141,7 +141,6 @@ class ResponsesRequest(SamplingFields):
     max_tool_calls: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = without_effect("of built-in tools")
     service_tier: _Short | None = without_effect("OpenAI's bookkeeping")
     safety_identifier: Annotated[str, Field(max_length=512)] | None = without_effect("OpenAI's bookkeeping")
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = without_effect("a hint for OpenAI's cache")
     prompt_cache_retention: _Short | None = without_effect("a hint for OpenAI's cache")
     prompt_cache_options: JsonObject | None = without_effect("a hint for OpenAI's cache")
     stream_options: ResponseStreamOptions | None = without_effect("the stream is not obfuscated")

@@ -117,6 +117,8 @@ class SamplingFields(Schema):
     """true: a maximum beyond the context is cut to it, false: it is refused; default: the server's setting"""
     cache_salt: CacheSalt | None = None
     """vLLM's; requests share cached prefixes with those of the same salt (docs/openai.md#the-prefix-cache)"""
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    """OpenAI's; requests with the same key go to the same replica (docs/openai.md#several-tritons)"""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's newer form of the `guided_` fields; ignored beside a forced tool"""
 

@@ -34,6 +34,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from triton_llama_openai.errors import from_validation
 from triton_llama_openai.triton.description import Description
 
+KEY_HEADER = "x-llama-key"
+"""The metadata by which a proxy picks a request's replica."""
 CONNECT_TIMEOUT_S = 10.0
 CONFIG_S = 60.0
 """Seconds after which the model's config is read again."""
@@ -73,13 +75,14 @@ class EngineClient:
         request_id: str,
         choices: range,
         timeout: float,
+        key: str,
         skipped: Collection[int] = (),
     ) -> AsyncGenerator[list[Chunk], None]:
         """Send one request and yield each response as a list of its chunks; `timeout` seconds for all of it.
 
-        choices: the indices of its choices. skipped: those of them that aren't wanted. Closing the stream cancels the
-        request on the server. A stream that ends without an error is complete; one with skipped choices ends with the
-        last one of the others.
+        choices: the indices of its choices. key: by which a proxy picks its replica. skipped: choices that aren't
+        wanted. Closing the stream cancels the request on the server. A stream that ends without an error is complete;
+        one with skipped choices ends with the last one of the others.
 
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
@@ -89,7 +92,8 @@ class EngineClient:
             outputs = OUTPUTS if len(choices) > 1 else OUTPUTS_OF_ONE
             request = encode_request(self.model, request_id, tensors, outputs)
             # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
-            call = self.stub().ModelStreamInfer(iter([request]), timeout=timeout)
+            metadata = ((KEY_HEADER, key),)
+            call = self.stub().ModelStreamInfer(iter([request]), timeout=timeout, metadata=metadata)
         responses = aiter(call)
         try:
             with self.errors(timeout):

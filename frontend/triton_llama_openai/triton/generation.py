@@ -14,8 +14,7 @@ from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.middleware import RequestRecord
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of
-from triton_llama_openai.triton.load_balancer import prefix_of
+from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of, replica_key
 from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Generation:
                 record.id if len(prompts) == 1 else f"{record.id}-{number}",
                 inputs_of(request, prompt, guide, model, interval, cache_salt),
                 range(number * request.choices, (number + 1) * request.choices),
-                prefix_of(prompt, cache_salt),
+                replica_key(record.session or request.prompt_cache_key or "", prompt, cache_salt),
                 settings.request_timeout,
                 settings.resume_timeout,
                 request.streamed,

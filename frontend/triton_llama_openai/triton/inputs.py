@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
 
+_KEY_TOKENS = 64
+"""Tokens at a prompt's beginning that make its key."""
+_KEY_CHARACTERS = 256
+"""Characters that do so for a text."""
+
 Prompt = str | list[int]
 
 
@@ -80,3 +85,13 @@ def cache_salt_of(key_digest: bytes, cache_salt: str | None) -> str | None:
     scope = key_digest + (cache_salt or "").encode()
     # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
     return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None
+
+
+def replica_key(session: str, prompt: Prompt, cache_salt: str | None) -> str:
+    """Return the key by which a proxy picks the replica that may have a prompt's pages.
+
+    session: the client's name for the prompts that belong together; empty: their beginning says so. It is hashed with
+    the salt, so that clients with different salts have different keys, and none of their texts.
+    """
+    beginning = prompt[:_KEY_CHARACTERS] if isinstance(prompt, str) else prompt[:_KEY_TOKENS]
+    return hashlib.sha256(repr((cache_salt, session or beginning)).encode()).hexdigest()[:32]

@@ -9,18 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from triton_llama_openai.triton.engine_client import EngineClient
 from triton_llama_openai.triton.replica import Replica
 
-PREFIX_TOKENS = 64
-"""Tokens at a prompt's beginning that say which replica is its home."""
-PREFIX_CHARACTERS = 256
-"""Characters that do so for a text prompt."""
 MARGIN = 4
 """Requests that a prefix's home may have more than the least busy replica."""
-
-
-def prefix_of(prompt: str | list[int], cache_salt: str | None) -> bytes:
-    """Return the key of a prompt's home: prompts that share cached pages have the same one."""
-    page = prompt[:PREFIX_CHARACTERS] if isinstance(prompt, str) else prompt[:PREFIX_TOKENS]
-    return repr((cache_salt, page)).encode()
 
 
 class LoadBalancer:
@@ -43,13 +33,13 @@ class LoadBalancer:
         """Set when the model may have been exchanged."""
         self.closed = False
 
-    def pick(self, prefix: bytes, refused: Collection[Replica] = ()) -> Replica | None:
+    def pick(self, key: str, refused: Collection[Replica] = ()) -> Replica | None:
         """Return the replica for a request, None if all are out or have refused it."""
         replicas = [replica for replica in self.replicas if replica.error is None and replica not in refused]
         if not replicas:
             return None
         # Rendezvous hashing: a replica that leaves moves its own prefixes only.
-        home = max(replicas, key=lambda replica: _weight(prefix, replica))
+        home = max(replicas, key=lambda replica: _weight(key, replica))
         least_busy = min(replicas, key=lambda replica: replica.running)
         return least_busy if home.running > least_busy.running + MARGIN else home
 
@@ -70,5 +60,5 @@ class LoadBalancer:
             await replica.close()
 
 
-def _weight(prefix: bytes, replica: Replica) -> bytes:
-    return hashlib.blake2b(replica.name + b"\0" + prefix, digest_size=8).digest()
+def _weight(key: str, replica: Replica) -> bytes:
+    return hashlib.blake2b(replica.name + b"\0" + key.encode(), digest_size=8).digest()

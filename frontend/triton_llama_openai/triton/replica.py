@@ -111,7 +111,7 @@ class Replica:
     async def _generates(self) -> bool:
         if not await self.engine.is_ready(_PROBE_S):
             return False
-        async with aclosing(self.engine.stream(_ONE_TOKEN, "probe", range(1), _PROBE_S)) as responses:
+        async with aclosing(self.engine.stream(_ONE_TOKEN, "probe", range(1), _PROBE_S, "")) as responses:
             async for _ in responses:
                 pass
         return True

@@ -42,7 +42,7 @@ ChunkStream = AsyncGenerator[list[Chunk], None]
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request of one prompt. choices: indices of its completions. prefix: key of the prompt's home.
+    """A request of one prompt. choices: indices of its completions. key: for a proxy of replicas.
 
     timeout: seconds for everything. resume_timeout: seconds to wait for a replica, 0: it isn't resumed. streamed:
     whether its client gets a stream; any other request can be answered by a model that can't stream, too. digest: of
@@ -52,7 +52,7 @@ class EngineRequest:
     id: str
     tensors: Sequence[Tensor]
     choices: range
-    prefix: bytes
+    key: str
     timeout: float
     resume_timeout: float
     streamed: bool
@@ -123,16 +123,16 @@ class Resumption:
         timeout = self._deadline - time.monotonic()
         begun = {index: choice for index, choice in self._choices.items() if choice.ids}
         streams = [
-            stream(_resumed(request.tensors, choice), request.id, range(index, index + 1), timeout)
+            stream(_resumed(request.tensors, choice), request.id, range(index, index + 1), timeout, request.key)
             for index, choice in begun.items()
             if not choice.finished
         ]
         if not begun:
             tensors = request.tensors if as_stream else _in_one_response(request.tensors)
-            return [stream(tensors, request.id, request.choices, timeout)]
+            return [stream(tensors, request.id, request.choices, timeout, request.key)]
         if len(begun) < len(self._choices):
             # The choices' seeds follow from the request's: its choices are the same again.
-            streams.append(stream(request.tensors, request.id, request.choices, timeout, begun.keys()))
+            streams.append(stream(request.tensors, request.id, request.choices, timeout, request.key, begun.keys()))
         return streams
 
     def _add(self, chunks: list[Chunk]) -> None:
@@ -150,7 +150,7 @@ class Resumption:
         if is_full_queue(error):
             self._refused.add(replica)
             begun = self._error is not None or any(choice.ids for choice in self._choices.values())
-            if not begun and self._balancer.pick(self._request.prefix, self._refused) is None:
+            if not begun and self._balancer.pick(self._request.key, self._refused) is None:
                 raise error
             if begun and self._error is None:
                 self._interrupt(error)
@@ -176,8 +176,8 @@ class Resumption:
 
     async def _replica(self) -> Replica:
         """Return the replica of the next try; raises the interruption's error if none takes requests in time."""
-        prefix, resume_timeout = self._request.prefix, self._request.resume_timeout
-        while (replica := self._balancer.pick(prefix, self._refused)) is None:
+        key, resume_timeout = self._request.key, self._request.resume_timeout
+        while (replica := self._balancer.pick(key, self._refused)) is None:
             first = self._balancer.replicas[0]
             if not resume_timeout:
                 return first

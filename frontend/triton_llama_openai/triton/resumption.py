@@ -75,7 +75,7 @@ class _Choice:
 
 
 class Resumption:
-    """Runs a request, on one replica after the other if need be. record: gets the number of resumptions."""
+    """Runs a request, on one replica after the other if need be. record: gets the interruptions."""
 
     def __init__(self, request: EngineRequest, balancer: LoadBalancer, record: RequestRecord) -> None:
         self._request = request
@@ -87,7 +87,7 @@ class Resumption:
         """Replicas whose queue was full."""
         # Of the interruption that no chunk has ended yet.
         self._error: TritonLlamaError | None = None
-        self._lost_at = 0.0
+        self._lost_at = time.monotonic()
         """When its last replica was lost, or there was none."""
         self._failures = 0
         self._waited = False
@@ -142,7 +142,7 @@ class Resumption:
             return
         self._refused.clear()
         if self._error is not None:
-            self._record.resumptions["waited" if self._waited else "resumed"] += 1
+            self._record.end_interruption("waited" if self._waited else "resumed", self._lost_at)
             self._error, self._failures, self._waited = None, 0, False
 
     def _fail(self, replica: Replica, error: TritonLlamaError) -> None:
@@ -200,7 +200,7 @@ class Resumption:
         return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
 
     def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:
-        self._record.resumptions["given_up"] += 1
+        self._record.end_interruption("given_up", self._lost_at)
         LOG.warning("request %s: given up: %s", self._request.id, error)
         return error
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import sys
 import time
 
+import engine.backend_utils  # noqa: F401 - before what imports Triton's module
 import pytest
 from collector import ReceivedSpan, collector
 from engine.metrics import finished_sequence
 from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.sequence import Sequence
-from llama_engine.errors import Cancelled, GenerationError, RequestError
+from llama_engine.errors import Cancelled, GenerationError, InvalidSettings, RequestError
 from llama_engine.observability.traces import Traces
+from model import TritonPythonModel
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
@@ -60,6 +63,13 @@ def test_without_a_valid_parent_there_are_no_spans(invalid: str) -> None:
 
 def test_without_a_sampled_parent_there_are_no_spans() -> None:
     assert _recorded(f"{TRACEPARENT[:-2]}00", finished_sequence(STOPPED, "", 2, *DECODED)) == []
+
+
+def test_without_its_packages_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_engine.observability.traces", None)
+    config = {"parameters": {"traces": {"string_value": "http://127.0.0.1:4318"}}}
+    with pytest.raises(InvalidSettings, match="^traces needs OpenTelemetry, the extra tracing: pip install "):
+        TritonPythonModel()._load(config, {})
 
 
 def test_a_collector_that_is_down_is_logged_once(

@@ -130,7 +130,7 @@ def _traces(settings: Settings) -> Traces | None:
         from llama_engine.observability.traces import Traces
     except ImportError as error:
         packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        raise InvalidSettings(f"traces needs OpenTelemetry: pip install {packages}") from error
+        raise InvalidSettings(f"traces needs OpenTelemetry, the extra tracing: pip install {packages}") from error
     return Traces(settings.traces)
 
 

@@ -185,7 +185,8 @@ class Settings:
     traces: str = _setting(
         "off", Url(),
         "URL of a collector that takes OTLP over HTTP: the time that requests with the parameter `traceparent` queue, "
-        "are prefilled and decode goes there as spans (docs/operations.md#traces). Needs the extra `tracing`",
+        "are prefilled and decode goes there as spans (docs/operations.md#traces). Needs OpenTelemetry, the extra "
+        "`tracing`",
     )
     # fmt: on
 

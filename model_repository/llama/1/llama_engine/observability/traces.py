@@ -110,7 +110,7 @@ class _Exporter(OTLPSpanExporter):
 
     def shutdown(self) -> None:
         """Send no more."""
-        super().shutdown()
+        super().shutdown()  # type: ignore[no-untyped-call]
         logging.getLogger(OTLPSpanExporter.__module__).removeFilter(self._log_first)
 
     def _log_first(self, record: logging.LogRecord) -> bool:

@@ -68,7 +68,7 @@ def test_without_a_sampled_parent_there_are_no_spans() -> None:
 def test_without_its_packages_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_engine.observability.traces", None)
     config = {"parameters": {"traces": {"string_value": "http://127.0.0.1:4318"}}}
-    with pytest.raises(InvalidSettings, match="^traces needs OpenTelemetry, the extra tracing: pip install "):
+    with pytest.raises(InvalidSettings, match=r"^traces needs OpenTelemetry, the extra tracing: pip install "):
         TritonPythonModel()._load(config, {})
 
 

@@ -166,7 +166,7 @@ format: $(READY_DEV) ## ruff's formatter and automatic fixes
 
 # Resolved for the image, not for this machine. PIP_NO_INDEX=1: from the wheels only, like the build.
 lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirements.lock, or WHEELS/requirements.lock (WHEELS, LOCK_PYTHON)
-	@$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(line for name in ('server', 'guided', 'kv-events', 'openai') for line in extras[name]), sep='\n')" \
+	@$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(line for name in ('server', 'guided', 'kv-events', 'tracing', 'openai') for line in extras[name]), sep='\n')" \
 	  | $(BIN)/uv pip compile - --constraint constraints.txt --generate-hashes --only-binary :all: --quiet --no-config \
 	    --python-platform x86_64-manylinux_2_31 --python-version '$(LOCK_PYTHON)' $(if $(PIP_NO_INDEX),--no-index) \
 	    $(if $(WHEELS),--find-links '$(WHEELS)') --custom-compile-command 'make lock' --no-annotate \
@@ -186,7 +186,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	@$(INSTALL) --editable '.[server,guided,kv-events,local,openai]'
+	@$(INSTALL) --editable '.[server,guided,kv-events,tracing,local,openai]'
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler

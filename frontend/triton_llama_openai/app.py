@@ -25,7 +25,7 @@ from triton_llama_openai.routes.models import Models, add_models
 from triton_llama_openai.routes.responses import add_responses, add_stored_responses
 from triton_llama_openai.routes.served_model import package_version
 from triton_llama_openai.routes.tokenization import add_tokenization, add_tokenizer_info
-from triton_llama_openai.settings import Settings
+from triton_llama_openai.settings import InvalidSettingsError, Settings
 
 _EXPOSED_HEADERS = ["x-request-id", "x-ignored-parameters", "retry-after"]
 """Headers of an answer that pages of other origins may read."""
@@ -36,7 +36,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     """Return the application. It asks for the models' descriptions until it ends. on_start: called when it serves.
 
     Raises:
-        InvalidSettingsError: the file of API keys can't be used.
+        InvalidSettingsError: the file of API keys can't be used, or the packages for traces are missing.
     """
     metrics = Metrics(models.loads)
     authorized = []
@@ -49,6 +49,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
         on_start()
         yield
         await models.close()
+        close_traces()
 
     # Without FastAPI's own pages: they load scripts from elsewhere, and its document asks for no key.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -62,6 +63,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
+    close_traces = _trace(app, settings.traces)
     app.add_middleware(RecordRequests, metrics=metrics, log_requests=settings.log_requests)
     app.add_middleware(NormalizeTarget)
     _handle_errors(app)
@@ -71,6 +73,20 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     if settings.openapi == "on":
         app.include_router(_description(app.routes, settings), dependencies=authorized)
     return app
+
+
+def _trace(app: FastAPI, collector: str) -> Callable[[], None]:
+    """Send spans of an application's requests, unless the collector is "off"; return a function that ends that."""
+    if collector == "off":
+        return lambda: None
+    try:
+        from triton_llama_openai.traces import TraceRequests, Traces
+    except ImportError as error:
+        message = "traces needs OpenTelemetry; install it with pip install 'triton-llama[tracing]'"
+        raise InvalidSettingsError(message) from error
+    traces = Traces(collector)
+    app.add_middleware(TraceRequests, tracer=traces.tracer)
+    return traces.close
 
 
 def _with_bodies(models: Models, settings: Settings) -> APIRouter:

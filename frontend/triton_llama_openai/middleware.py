@@ -11,8 +11,9 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
@@ -30,6 +31,9 @@ LOG = logging.getLogger("triton_llama_openai")
 MAX_HEADER_BYTES = 32 << 10
 """Maximum bytes of all headers. uvicorn closes a connection that sends twice as many."""
 
+TRACEPARENT = ContextVar("traceparent", default="")
+"""The span of the request that a task answers, in W3C's form; empty without one."""
+
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_NAME, _MAX_NAMES = 64, 1024
 """Characters of one field, and of all fields, in a header."""
@@ -39,12 +43,20 @@ _ABSOLUTE_FORM = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 _ENCODINGS = ("gzip", "deflate")
 
 
+class Interruption(NamedTuple):
+    """A loss of a request's Triton. outcome: resumed or given_up. Times are monotonic."""
+
+    outcome: str
+    began: float
+    ended: float
+
+
 @dataclass
 class RequestRecord:
     """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
 
-    session: the client's name for a conversation. resumptions: by outcome. prompt: as it came, or a chat's text.
-    key_digest: of the API key, empty without one.
+    session: the client's name for a conversation. model: the name that a request for text gives. finish_reasons: of its
+    choices that have ended. prompt: as it came, or a chat's text. key_digest: of the API key, empty without one.
     """
 
     id: str
@@ -54,7 +66,9 @@ class RequestRecord:
     first_text: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    resumptions: Counter[str] = field(default_factory=Counter)
+    model: str = ""
+    finish_reasons: list[str] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
     prompt: object = None
     ignored: list[str] = field(default_factory=list)
     key_digest: bytes = field(default=b"", repr=False)
@@ -63,6 +77,10 @@ class RequestRecord:
         """Note the time of a stream's first text."""
         if self.first_text is None:
             self.first_text = time.perf_counter() - self.arrived
+
+    def end_interruption(self, outcome: str, began: float) -> None:
+        """Note the end of an interruption. began: its monotonic time."""
+        self.interruptions.append(Interruption(outcome, began, time.monotonic()))
 
 
 class NormalizeTarget:
@@ -125,12 +143,12 @@ class RecordRequests:
             self._metrics.first_token_seconds.labels(route).observe(record.first_text)
         self._metrics.tokens.labels("prompt").inc(record.prompt_tokens)
         self._metrics.tokens.labels("completion").inc(record.completion_tokens)
-        for outcome, count in record.resumptions.items():
+        resumptions = Counter(interruption.outcome for interruption in record.interruptions)
+        for outcome, count in resumptions.items():
             self._metrics.resumptions.labels(outcome).inc(count)
         if self._log_requests != "none" and scope["method"] == "POST":
             counts = f"prompt {record.prompt_tokens}, completion {record.completion_tokens} tokens"
-            if record.resumptions:
-                counts += "".join(f", {outcome} {count} times" for outcome, count in record.resumptions.items())
+            counts += "".join(f", {outcome} {count} times" for outcome, count in resumptions.items())
             has_prompt = self._log_requests == "prompts" and record.prompt is not None
             prompt = f", prompt {record.prompt!r}" if has_prompt else ""
             LOG.info("%s %s: %s, %.3f s, %s%s", record.id, route, record.status, seconds, counts, prompt)

@@ -7,6 +7,7 @@ unknown name or an invalid value raises InvalidSettingsError with the name, the 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,7 +31,15 @@ def _existing_file(path: Path) -> Path:
     return path
 
 
+def _collector(text: str) -> str:
+    if text != "off" and not _URL.fullmatch(text):
+        raise PydanticCustomError("not_a_url", "Input should be off, or a URL such as http://127.0.0.1:4318")
+    return text
+
+
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:/[!-~]*)?")
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Collector = Annotated[str, AfterValidator(_collector)]
 File = Annotated[Path, AfterValidator(_existing_file)]
 
 
@@ -105,6 +114,9 @@ class Settings(ModelSettings):
     """seconds for a request's body to arrive"""
     log_requests: Literal["none", "summary", "prompts"] = "summary"
     """a log line for each request: summary, prompts (with its prompt), or none"""
+    traces: Collector = "off"
+    """URL of a collector that takes OTLP over HTTP, for spans of requests (docs/operations.md#traces); needs the extra
+    `tracing`"""
 
     @classmethod
     def parse(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:

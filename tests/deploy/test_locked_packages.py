@@ -15,7 +15,7 @@ LOCK = (ROOT / "deploy" / "docker" / "requirements.lock").read_text()
 ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.MULTILINE)
 LOCKED = {canonicalize_name(name): version for name, version, _ in ENTRY.findall(LOCK)}
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-OF_THE_IMAGE = ("server", "guided", "kv-events", "openai")
+OF_THE_IMAGE = ("server", "guided", "kv-events", "tracing", "openai")
 
 CUDA = re.compile(r"nvidia-[a-z0-9-]+|cuda-[a-z]+|triton")
 """Packages of PyTorch's CUDA build; constraints.txt is made with its CPU build."""

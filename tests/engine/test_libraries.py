@@ -14,15 +14,15 @@ from engine.configs import MODEL
 ENGINE = MODEL / "1"
 SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub"}
 """The server's packages by the names they are imported by; huggingface_hub comes with transformers."""
-OPTIONAL = {"llguidance", "gguf", "msgspec", "zmq"}
+OPTIONAL = {"llguidance", "gguf", "msgspec", "opentelemetry", "zmq"}
 BACKEND = "triton_python_backend_utils"
 IMPORT_EVERY_MODULE = f"""
 import importlib, pkgutil, sys, types
 sys.modules |= {{"{BACKEND}": types.ModuleType("{BACKEND}")}} | dict.fromkeys({OPTIONAL | {"triton"}})
 import llama_engine
 for module in pkgutil.walk_packages(llama_engine.__path__, "llama_engine."):
-    # Imported with the first guide.
-    if not module.name.endswith((".grammar.translation", ".grammar.matcher")):
+    # Imported with the first guide, and with the setting traces.
+    if not module.name.endswith((".grammar.translation", ".grammar.matcher", ".observability.traces")):
         importlib.import_module(module.name)
 """
 IMPORT_AND_LOAD = """

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from llama_engine.bounds import Address, Bound, Choice, Integer, Real
+from llama_engine.bounds import Address, Bound, Choice, Integer, Real, Url
 from llama_engine.errors import InvalidSettings
 from llama_engine.settings import BOUNDS, Settings
 
@@ -23,6 +23,8 @@ def _good(bound: Bound[object]) -> dict[str, object]:
             return {
                 text: text for text in ("off", "tcp://*:1", "tcp://127.0.0.1:5557/kv@a:1@b", "tcp://pod-0.llama:65534")
             }
+        case Url():
+            return {text: text for text in ("off", "http://127.0.0.1:4318", "https://[::1]:4318", "http://otel/otlp/")}
     return {"meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf"}
 
 
@@ -37,6 +39,17 @@ def _bad(bound: Bound[object]) -> tuple[str, ...]:
             return (f"{low - 0.001:.3f}", f"{high + 0.001:.3f}", *MALFORMED)
         case Address():
             return ("", "on", "*:5557", "tcp://*", "tcp://*:0", "tcp://*:65535", "tcp://a:1/b c", "ipc://a", "tcp://:1")
+        case Url():
+            return (
+                "",
+                "on",
+                "localhost:4318",
+                "tcp://a",
+                "http://",
+                "http://user:key@otel",
+                "http://a b",
+                "http://a/ ",
+            )
     return ("",)
 
 

@@ -19,6 +19,7 @@ class ModelRequest:
     inputs: dict[str, list[Value]]
     outputs: frozenset[str]
     metadata: dict[str, str | bytes]
+    traceparent: str = ""
 
     def value(self, name: str, default: Value | None = None) -> Value | None:
         """Return an input's only value."""
@@ -46,7 +47,9 @@ def read_request(message: messages.ModelInferRequest, metadata: dict[str, str | 
         values = _values(tensor.datatype, content)
         assert len(values) == tensor.shape[1], f"{tensor.name} has {len(values)} values, shape {tensor.shape}"
         inputs[tensor.name] = values
-    return ModelRequest(message.id, inputs, frozenset(output.name for output in message.outputs), metadata)
+    traceparent = message.parameters["traceparent"].string_param
+    outputs = frozenset(output.name for output in message.outputs)
+    return ModelRequest(message.id, inputs, outputs, metadata, traceparent)
 
 
 def _values(datatype: str, content: bytes) -> list[Value]:

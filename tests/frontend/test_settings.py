@@ -35,6 +35,8 @@ def test_an_option_overrides_the_environment_which_overrides_the_default() -> No
         ([], {f"{PREFIX}TRITON": " "}, "triton is ' '; it must have at least 1 character"),
         (["--prefix-cache-shared", "yes"], {}, "prefix_cache_shared is 'yes'; it must be 'off' or 'on'"),
         (["--log-requests", "all"], {}, "log_requests is 'all'; it must be 'none', 'summary' or 'prompts'"),
+        (["--traces", "localhost:4318"], {}, "traces is 'localhost:4318'; it must be off, or a URL such as http://127"),
+        (["--traces", "http://key@collector"], {}, "traces is .*; it must be off, or a URL"),
         (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file is .*; it must be a file that exists"),
     ],
 )

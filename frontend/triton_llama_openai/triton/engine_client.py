@@ -32,6 +32,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from triton_llama_openai.errors import from_validation
+from triton_llama_openai.middleware import TRACEPARENT
 from triton_llama_openai.triton.description import Description
 
 KEY_HEADER = "x-llama-key"
@@ -93,6 +94,8 @@ class EngineClient:
         with self.errors(timeout):
             outputs = OUTPUTS if len(choices) > 1 else OUTPUTS_OF_ONE
             request = encode_request(self.model, request_id, tensors, outputs)
+            if traceparent := TRACEPARENT.get():
+                request.parameters["traceparent"].string_param = traceparent
             # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
             metadata = ((KEY_HEADER, key),)
             call = self.stub().ModelStreamInfer(iter([request]), timeout=timeout, metadata=metadata)

@@ -54,6 +54,7 @@ class Generation:
         self.timeout = settings.request_timeout
         self.record = record
         self._engine = model.engine
+        record.model = model.name
         self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
         cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
@@ -91,6 +92,7 @@ class Generation:
         self.usage.add(chunks)
         self.record.prompt_tokens = self.usage.prompt_tokens
         self.record.completion_tokens = self.usage.completion_tokens
+        self.record.finish_reasons += [chunk.finish_reason for chunk in chunks if chunk.finish_reason]
         if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
             self.record.saw_text()
 

@@ -76,7 +76,7 @@ class _Choice:
 
 
 class Resumption:
-    """Runs a request, again after each interruption. record: gets the number of resumptions."""
+    """Runs a request, again after each interruption. record: gets the interruptions."""
 
     def __init__(self, request: EngineRequest, engine: EngineClient, record: RequestRecord) -> None:
         self._request = request
@@ -86,7 +86,8 @@ class Resumption:
         self._choices = {index: _Choice() for index in request.choices}
         # Of the interruption that no chunk has ended yet.
         self._error: TritonLlamaError | None = None
-        self._give_up_at = 0.0
+        self._lost_at = 0.0
+        """When the interruption began."""
         self._failures = 0
         self._tries = 0
 
@@ -140,7 +141,7 @@ class Resumption:
         for chunk in chunks:
             self._choices[chunk.index].add(chunk)
         if chunks and self._error is not None:
-            self._record.resumptions["resumed"] += 1
+            self._record.end_interruption("resumed", self._lost_at)
             self._error, self._failures, self._tries = None, 0, 0
 
     def _note(self, error: TritonLlamaError) -> None:
@@ -155,7 +156,7 @@ class Resumption:
             raise error
         LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.endpoint, error)
         if self._error is None:
-            self._give_up_at = time.monotonic() + self._request.resume_timeout
+            self._lost_at = time.monotonic()
         self._error = error
         # A server that drains or is full, and another model, haven't run it.
         self._failures += error.code == LOST
@@ -165,6 +166,7 @@ class Resumption:
     async def _wait(self) -> None:
         """Wait until the next try; raise the interruption's error if the model isn't ready in time."""
         assert self._error is not None
+        give_up_at = self._lost_at + self._request.resume_timeout
         ready = False
         while not ready:
             pause = _PAUSES_S[min(self._tries, len(_PAUSES_S) - 1)]
@@ -172,9 +174,9 @@ class Resumption:
             now = time.monotonic()
             if now >= self._deadline:
                 raise self._give_up(self._too_late())
-            if self._engine.closed or now >= self._give_up_at:
+            if self._engine.closed or now >= give_up_at:
                 raise self._give_up(self._error)
-            await asyncio.sleep(min(pause, self._deadline - now, self._give_up_at - now))
+            await asyncio.sleep(min(pause, self._deadline - now, give_up_at - now))
             with suppress(TritonLlamaError):
                 ready = await self._engine.is_ready(_READY_S, self._key())
 
@@ -183,7 +185,7 @@ class Resumption:
         return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
 
     def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:
-        self._record.resumptions["given_up"] += 1
+        self._record.end_interruption("given_up", self._lost_at)
         LOG.warning("request %s: given up: %s", self._request.id, error)
         return error
 

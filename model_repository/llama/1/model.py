@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_engine.libraries  # noqa: F401 - before anything that imports transformers
 import triton_python_backend_utils as pb_utils
@@ -29,6 +29,9 @@ from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, sett
 from llama_engine.triton.metrics import TritonMetrics
 from llama_engine.triton.outputs import release_tensors
 from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
+
+if TYPE_CHECKING:
+    from llama_engine.observability.traces import Traces
 
 CLOSE_SECONDS = 10.0
 """Seconds for sending the last responses, and then the last metrics, after the last sequence has finished."""
@@ -81,6 +84,8 @@ class TritonPythonModel:
             _log.error("some responses could not be sent before the model was unloaded")
         release_tensors()
         self._stats.close(CLOSE_SECONDS)
+        if self._traces is not None:
+            self._traces.close()
         _log.info("model unloaded")
 
     def _load(self, model_config: dict[str, Any], args: dict[str, str]) -> None:
@@ -91,6 +96,7 @@ class TritonPythonModel:
         decoupled, inflight = is_decoupled(model_config), settings.scheduling == "inflight"
         if decoupled and not inflight:
             raise InvalidSettings(f"scheduling is {settings.scheduling!r}; a decoupled config needs 'inflight'")
+        self._traces = _traces(settings)
         engine = _load_engine(settings, gpu_of(args), int(str(model_config["max_batch_size"])))
         queue_policy = QueuePolicy.of(model_config)
         labels = {"model": args["model_name"], "version": args["model_version"]}
@@ -114,7 +120,19 @@ class TritonPythonModel:
             RequestLog(settings.log_requests),
             self._stats,
             self._dispatcher,
+            self._traces,
         )
+
+
+def _traces(settings: Settings) -> Traces | None:
+    if settings.traces == "off":
+        return None
+    try:
+        from llama_engine.observability.traces import Traces
+    except ImportError as error:
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        raise InvalidSettings(f"traces needs OpenTelemetry, the extra tracing: pip install {packages}") from error
+    return Traces(settings.traces)
 
 
 def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> Engine:

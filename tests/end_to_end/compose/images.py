@@ -29,7 +29,7 @@ CHECKPOINT = ROOT / "models" / "smollm2" / "requirements.txt"
 
 def build_variables(engine: DockerEngine) -> dict[str, str]:
     """Return the variables of a build on the stand-in image from this environment's wheels."""
-    endings = tuple(f'extra == "{name}"' for name in ("server", "guided", "kv-events", "openai"))
+    endings = tuple(f'extra == "{name}"' for name in ("server", "guided", "kv-events", "tracing", "openai"))
     extra = [line for line in metadata.requires("triton-llama") or () if line.endswith(endings)]
     wheels = _collect_wheels([line.split(";")[0].strip() for line in extra])
     return {"TRITON_IMAGE": _triton_image(engine), "TRITON_WHEELS": str(wheels), "PIP_NO_INDEX": "1"}

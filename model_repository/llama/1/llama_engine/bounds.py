@@ -24,6 +24,7 @@ MAX_PORT = 65535
 # int() and float() also accept "1_000", " 7 ", "nan" and the digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:/[!-~]*)?")
 _TCP = re.compile(r"tcp://(?:\*|[A-Za-z0-9.-]+):([0-9]{1,5})(?:/[!-~]*)?")
 
 
@@ -179,6 +180,20 @@ class Address:
         text = decode(value)
         match = _TCP.fullmatch(text)
         if text != "off" and not (match and 0 < int(match[1]) < MAX_PORT):
+            raise BoundError(show(text), self.description)
+        return text
+
+
+@dataclass(frozen=True)
+class Url:
+    """The URL of an HTTP server, without a user or a password, or `off`."""
+
+    description = "off, or a URL such as http://127.0.0.1:4318"
+
+    def parse(self, value: object) -> str:
+        """Return the URL, or raise BoundError."""
+        text = decode(value)
+        if text != "off" and not _URL.fullmatch(text):
             raise BoundError(show(text), self.description)
         return text
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TypeVar
 
-from llama_engine.bounds import Address, Bound, BoundError, Choice, Integer, Real, Text
+from llama_engine.bounds import Address, Bound, BoundError, Choice, Integer, Real, Text, Url
 from llama_engine.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "LLAMA_"
@@ -181,6 +181,12 @@ class Settings:
     log_format: str = _setting(
         "text", Choice(("text", "json")),
         "format of the model's own log lines: text, in Triton's log; json, one object a line on standard error",
+    )
+    traces: str = _setting(
+        "off", Url(),
+        "URL of a collector that takes OTLP over HTTP: the time that requests with the parameter `traceparent` queue, "
+        "are prefilled and decode goes there as spans (docs/operations.md#traces). Needs OpenTelemetry, the extra "
+        "`tracing`",
     )
     # fmt: on
 

@@ -138,6 +138,7 @@ class DecodeStep:
         # A replay advances the batch's tensors itself, but not these counts.
         for sequence in self._batch.sequences[:decoding]:
             sequence.num_cached += 1
+            sequence.num_steps += 1
         return tokens
 
     def verify(self) -> tuple[list[int], torch.Tensor] | None:

@@ -78,6 +78,8 @@ class Sequence:
     """Number of positions in the KV cache."""
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
+    num_steps: int = 0
+    """Number of decode steps that ran for the sequence."""
     num_accepted_draft_tokens: int = 0
     """Number of output tokens that a draft had predicted."""
     num_rejected_draft_tokens: int = 0

@@ -8,7 +8,8 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -21,7 +22,13 @@ from llama_engine.request.parameters import DESCRIPTION, PROMPTS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.response import Response
 
-IGNORED_PARAMETERS = frozenset({"id"})
+if TYPE_CHECKING:
+    from llama_engine.observability.traces import Traces
+
+TRACEPARENT = "traceparent"
+"""Request parameter with the caller's span, in W3C's form."""
+
+IGNORED_PARAMETERS = frozenset({"id", TRACEPARENT})
 """Request parameters that are not inputs: Triton passes the id of a request to /generate as a parameter."""
 
 FORWARDED = "llama_unary"
@@ -85,6 +92,7 @@ class RequestDecoder:
     log: RequestLog
     stats: Stats
     dispatcher: ResponseDispatcher
+    traces: Traces | None = None
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
         """Return a response object: the request's sequences, the model's description, or an error if it is invalid."""
@@ -106,6 +114,8 @@ class RequestDecoder:
         streams = True
         if (forwarded := _forwarded(parameters)) is not None:
             parameters, streams = forwarded
+        if self.traces is not None and TRACEPARENT in parameters:
+            response.trace = partial(self.traces.record, str(parameters[TRACEPARENT]))
         values = {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if DESCRIPTION in inputs and not any(prompt in inputs for prompt in PROMPTS):

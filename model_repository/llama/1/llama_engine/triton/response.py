@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 import triton_python_backend_utils as pb_utils
 
@@ -78,6 +79,8 @@ class Response:
         """Error of the whole request, instead of the sequences' results: it was refused, or sending failed."""
         self.description: str | None = None
         """The answer to a request for the model's description, which has no sequences."""
+        self.trace: Callable[[list[Sequence]], None] | None = None
+        """Records the spans of the finished request; None if it isn't traced."""
 
     def add(self, sequences: list[Sequence]) -> None:
         """Set the request's sequences, before any of them is scheduled."""
@@ -135,9 +138,11 @@ class Response:
             return self._complete or (self._cancellable is not None and self._cancellable.is_cancelled())
 
     def _end(self) -> None:
-        """Log the finished request, and release its sequences and tensors."""
+        """Log and trace the finished request, and release its sequences and tensors."""
         if self.description is None:
             self._log.record(self.name, self.sequences, self.stream, self.error)
+        if self.trace is not None:
+            self.trace(self.sequences)
         # Break the reference cycle between sequences and their sink.
         self.sequences, self._with_json = [], []
         # Destroying a request or its sender at interpreter shutdown crashes the process with signal 11. The engine

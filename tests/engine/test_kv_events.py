@@ -5,15 +5,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from socket import create_server
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 import zmq
+from adjacent_ports import adjacent_ports
 from engine.engines import engine_of, run
 from engine.prompts import random_request
 from engine.scheduling import running
@@ -126,10 +126,7 @@ class Subscriber:
 @pytest.fixture
 def port() -> int:
     """A free port whose next one is free, too."""
-    for port in range(random.randrange(20_000, 30_000), 32_000, 2):
-        with suppress(OSError), create_server(("127.0.0.1", port)), create_server(("127.0.0.1", port + 1)):
-            return port
-    raise AssertionError("no free ports")
+    return adjacent_ports(2)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end.metrics import Metrics
+from end_to_end.plans import copy_repository
 from end_to_end.servers import line_of_death, new_server
 from end_to_end.streams import STREAM_WIRES
 from end_to_end.wires import SECRET, UNARY_WIRES, Refusal, ask, assert_clean, at_once, generate
@@ -92,3 +93,13 @@ def test_a_setting_that_the_model_refuses_is_one_line() -> None:
     reason = r"the model refused to load: llama: .*LLAMA_NONSENSE.*unknown setting"
     assert re.search(reason, str(refusal.value))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.long
+def test_kv_events_of_two_instances_are_refused(tmp_path: Path) -> None:
+    repository = copy_repository(tmp_path)
+    config = repository / "llama" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 1", "count: 2"))
+    server = new_server(environment={"LLAMA_KV_EVENTS": "tcp://127.0.0.1:5557"}, repository=repository)
+    with pytest.raises(StartFailedError, match=r"kv_events needs a model of 1 instance; .*instance_group has 2"):
+        server.start()

@@ -5,15 +5,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from socket import create_server
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 import zmq
+from adjacent_ports import adjacent_ports
 from engine.engines import engine_of, run
 from engine.prompts import random_request
 from engine.scheduling import running
@@ -62,12 +62,16 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Subscriber:
-    """Mirrors the cached blocks: a salt, and the tokens up to the page's end. numbers: of the messages that came."""
+    """Mirrors the cached blocks: a salt, and the tokens up to the page's end.
+
+    numbers: of the messages that came. runs: numbers of blocks in the events that stored some.
+    """
 
     def __init__(self, port: int, topic: bytes = b"") -> None:
         self._topic = topic
         self.blocks: dict[bytes | int, tuple[str, tuple[int, ...]]] = {}
         self.numbers: list[int] = []
+        self.runs: list[int] = []
         self.cleared = False
         # Those that are gone, too: a page can be cached when its parent no longer is.
         self._known = self.blocks.copy()
@@ -116,20 +120,19 @@ class Subscriber:
                     self.blocks.clear()
 
     def _store(self, event: BlockStored) -> None:
-        assert (event.medium, event.block_size) == ("GPU", len(event.token_ids))
-        (block,), (extra,), parent = event.block_hashes, event.extra_keys or [None], event.parent_block_hash
+        size, extra, parent = event.block_size, (event.extra_keys or [None])[0], event.parent_block_hash
+        assert (event.medium, len(event.block_hashes) * size) == ("GPU", len(event.token_ids))
+        self.runs.append(len(event.block_hashes))
         salt, before = (extra[0] if extra else "", ()) if parent is None else self._known[parent]
-        assert block not in self.blocks
-        self.blocks[block] = self._known[block] = salt, (*before, *event.token_ids)
+        for index, block in enumerate(event.block_hashes, 1):
+            assert block not in self.blocks
+            self.blocks[block] = self._known[block] = salt, (*before, *event.token_ids[: index * size])
 
 
 @pytest.fixture
 def port() -> int:
     """A free port whose next one is free, too."""
-    for port in range(random.randrange(20_000, 30_000), 32_000, 2):
-        with suppress(OSError), create_server(("127.0.0.1", port)), create_server(("127.0.0.1", port + 1)):
-            return port
-    raise AssertionError("no free ports")
+    return adjacent_ports(2)
 
 
 @contextmanager
@@ -176,13 +179,26 @@ def test_a_subscriber_has_the_cached_pages(int8: LoadedModel, port: int) -> None
         live.follow(lambda: set(live.blocks.values()) == expected)
         assert len(expected) == len(live.blocks) == len(engine._pages._page_of) > 20
         assert evicted > 100
+        assert max(live.runs) > 1
         assert {salt for salt, _ in expected} == {"", "a", "b"}
+
+
+def test_pages_that_follow_each_other_are_one_event(port: int) -> None:
+    sequence = _sequence(tuple(range(5 * PAGE)))
+    with _published(port) as (events, subscriber):
+        events.stored(sequence, [0, 1, 2, 3, 4])
+        for page in (1, 2, 4):
+            events.removed(sequence.page_digests[page])
+        events.stored(sequence, [1, 2, 4])
+        subscriber.follow(lambda: len(subscriber.runs) == 3)
+    assert subscriber.runs == [5, 2, 1]
+    assert {tokens for _, tokens in subscriber.blocks.values()} == {sequence.tokens(0, n * PAGE) for n in range(1, 6)}
 
 
 def test_a_replay_begins_at_a_sequence_number(port: int) -> None:
     with _published(port) as (events, subscriber), closing(Subscriber(port)) as late:
         for number in range(5):
-            events.stored(_sequence((number,) * PAGE), 0)
+            events.stored(_sequence((number,) * PAGE), [0])
             subscriber.follow(lambda: len(subscriber.blocks) > number)  # noqa: B023 - called in this iteration
         first = subscriber.numbers[-3]
         late.replay(first)
@@ -201,16 +217,25 @@ def test_after_an_overflow_a_subscriber_knows_nothing_that_is_wrong(
         with patch.object(events, "_send_pending"):
             for number in range(100):
                 sequence = _sequence((number,) * PAGE)
-                events.stored(sequence, 0)
+                events.stored(sequence, [0])
                 if number % 2:
                     events.removed(sequence.page_digests[0])
-            events.stored(_sequence((100,) * PAGE), 0)
+            events.stored(_sequence((100,) * PAGE), [0])
         subscriber.follow(lambda: subscriber.cleared)
         known = {tokens[0] for _, tokens in subscriber.blocks.values()}
         assert {100} <= known < {*range(0, 101, 2)}
-    (warning,) = (record.message for record in caplog.records)
-    assert warning.endswith(" KV cache events were dropped so far; subscribers start anew")
-    assert int(warning.split()[0]) > 50
+        assert events.take_dropped() > 50
+    assert [record.message for record in caplog.records] == ["KV cache events were dropped; subscribers start anew"]
+
+
+def test_steps_count_dropped_events(int8: LoadedModel, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "MAX_PENDING", 4)
+    engine = engine_of(int8, 1, kv_events=f"tcp://127.0.0.1:{port}")
+    assert engine.kv_events is not None
+    with closing(engine.kv_events), patch.object(engine.kv_events, "_send_pending"):
+        requests = [GenerationRequest(prompt="", prompt_tokens=(token,) * 40, max_tokens=1) for token in range(5)]
+        steps = run(engine, [engine.builder.build(request) for request in requests]).steps
+    assert sum(step.dropped_events for step in steps) == 4
 
 
 def test_they_end_with_the_scheduler(int8: LoadedModel, port: int) -> None:

@@ -101,7 +101,7 @@ def test_finished_sequences_are_counted_by_their_reason(
 
 def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: RecordingRegistry) -> None:
     for cache in (CacheCounts(6, 1, 1, 30, 16, 0), CacheCounts(2, 5, 1, 8, 0, 3), None):
-        stats.record_step(StepResult(cache=cache, preempted=1), now=100.0, running=1, waiting=0)
+        stats.record_step(StepResult(cache=cache, preempted=1, dropped_events=2), now=100.0, running=1, waiting=0)
     stats.close(SECONDS)
     assert {name: level for name, level in registry.levels.items() if "kv_cache" in name} == {
         "llama_kv_cache_pages used": 2,
@@ -115,6 +115,7 @@ def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: Rec
         "llama_prefix_cache_hits_total": 16,
         "llama_kv_cache_evictions_total": 3,
         "llama_preemptions_total": 3,
+        "llama_kv_events_dropped_total": 6,
     }
 
 

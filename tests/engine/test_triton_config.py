@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
-from llama_engine.triton.config import gpu_of, instance_name, settings_parameters
+from llama_engine.triton.config import gpu_of, instance_name, num_instances, settings_parameters
 from llama_engine.triton.request_decoder import QueuePolicy
 
 HOUR = 3600 * 1_000_000
@@ -34,6 +34,11 @@ def test_every_instance_has_a_name_of_its_own() -> None:
     ]
     assert [instance_name(args) for args in instances] == ["llama_0_0", "llama_0_0_gpu0", "llama_0_0_gpu1"]
     assert [gpu_of(args) for args in instances] == [None, 0, 1]
+
+
+def test_instances_are_counted_over_groups_and_gpus() -> None:
+    groups = [{"count": 2, "gpus": []}, {"count": 2, "gpus": [0, 1]}]
+    assert [num_instances({"instance_group": groups[:count]}) for count in (1, 2)] == [2, 6]
 
 
 @pytest.mark.parametrize(

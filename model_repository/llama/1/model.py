@@ -25,7 +25,7 @@ from llama_engine.observability.stats import Stats
 from llama_engine.request.end_tokens import describe_end_tokens
 from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
-from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, settings_parameters
+from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, num_instances, settings_parameters
 from llama_engine.triton.metrics import TritonMetrics
 from llama_engine.triton.outputs import release_tensors
 from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
@@ -96,6 +96,9 @@ class TritonPythonModel:
         decoupled, inflight = is_decoupled(model_config), settings.scheduling == "inflight"
         if decoupled and not inflight:
             raise InvalidSettings(f"scheduling is {settings.scheduling!r}; a decoupled config needs 'inflight'")
+        if settings.kv_events != "off" and (instances := num_instances(model_config)) > 1:
+            # Triton chooses the instance, so that a router could not send a prompt to the one that has its pages.
+            raise InvalidSettings(f"kv_events needs a model of 1 instance; the config's instance_group has {instances}")
         self._traces = _traces(settings)
         engine = _load_engine(settings, gpu_of(args), int(str(model_config["max_batch_size"])))
         queue_policy = QueuePolicy.of(model_config)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import openai
 import pytest
-from end_to_end.clients.conftest import Router
+from end_to_end.clients.conftest import POLICIES, Router
 from end_to_end.clients.question import MODEL, QUESTION, Topic
 from openai.types.chat import ChatCompletionMessageParam
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 
 
-@pytest.fixture(params=["endpoint", "router"])
+@pytest.fixture(params=["endpoint", *POLICIES])
 def url(request: pytest.FixtureRequest) -> str:
-    """The base URL of the endpoint, and that of a router in front of two."""
-    if request.param == "router":
-        router: Router = request.getfixturevalue("router")
-        return router.base_url
+    """The base URL of the endpoint, and those of routers in front of two."""
+    if request.param in POLICIES:
+        routers: Mapping[str, Router] = request.getfixturevalue("routers")
+        return routers[request.param].base_url
     base_url: str = request.getfixturevalue("base_url")
     return base_url
 

@@ -128,7 +128,7 @@ class Settings:
         "events, for routers that send a request to where its prefix is cached; the next port replays what a "
         "subscriber missed. The topic is empty, as vllm-router expects it, or follows a slash, as llm-d's "
         "tcp://*:5557/kv@10.0.0.5:9000@llama. Both show all prompts and answers to anyone who reaches them "
-        "(docs/security.md#what-is-left). Needs pyzmq and msgspec, the extra `kv-events`",
+        "(docs/security.md#what-is-left). For models of one instance. Needs pyzmq and msgspec, the extra `kv-events`",
     )
     speculation: str = _setting(
         "auto", Choice(("auto", "on", "off")),

@@ -174,6 +174,8 @@ class Engine:
         result.errors, self._isolation.errors = self._isolation.errors, 0
         result.terms = self._model.take_term_counts()
         result.cache = self.take_cache_counts()
+        if self.kv_events is not None:
+            result.dropped_events = self.kv_events.take_dropped()
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:

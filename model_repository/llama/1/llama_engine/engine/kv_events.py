@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class KvEvents:
-    """Publishes the events of one KV cache. `stored` and `removed` are for one thread, and never block."""
+    """Publishes the events of one KV cache. Its methods are for one thread, and never block, but for `close`."""
 
     def __init__(self, address: str, page_size: int) -> None:
         """Bind the sockets and start the thread. address: tcp://HOST:PORT or tcp://HOST:PORT/TOPIC.
@@ -84,31 +84,41 @@ class KvEvents:
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
-    def stored(self, sequence: Sequence, index: int) -> None:
-        """Publish that a full page of a sequence is cached. index: of the page in the sequence."""
-        digests, salt = sequence.page_digests, sequence.request.cache_salt
-        self._append(
-            {
-                "type": "BlockStored",
-                "block_hashes": [_hash(digests[index])],
-                "parent_block_hash": _hash(digests[index - 1]) if index else None,
-                "token_ids": sequence.tokens(index * self._page_size, (index + 1) * self._page_size),
-                "block_size": self._page_size,
-                "lora_id": None,
-                "medium": _MEDIUM,
-                "lora_name": None,
-                "extra_keys": [[salt] if salt and not index else None],
-            }
-        )
+    def stored(self, sequence: Sequence, pages: list[int]) -> None:
+        """Publish that full pages of a sequence are cached. pages: their indices, ascending; each run is one event."""
+        first = 0
+        for end in range(1, len(pages) + 1):
+            if end == len(pages) or pages[end] > pages[end - 1] + 1:
+                self._append(self._stored(sequence, pages[first:end]))
+                first = end
 
     def removed(self, digest: bytes) -> None:
         """Publish that the page with this digest is cached no more."""
         self._append({"type": "BlockRemoved", "block_hashes": [_hash(digest)], "medium": _MEDIUM})
 
+    def take_dropped(self) -> int:
+        """Return how many events were dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
     def close(self) -> None:
         """Send what is pending, and end the thread."""
         self._closing = True
         self._thread.join(CLOSE_SECONDS)
+
+    def _stored(self, sequence: Sequence, run: list[int]) -> dict[str, object]:
+        first, last, salt = run[0], run[-1], sequence.request.cache_salt
+        return {
+            "type": "BlockStored",
+            "block_hashes": [_hash(sequence.page_digests[page]) for page in run],
+            "parent_block_hash": _hash(sequence.page_digests[first - 1]) if first else None,
+            "token_ids": sequence.tokens(first * self._page_size, (last + 1) * self._page_size),
+            "block_size": self._page_size,
+            "lora_id": None,
+            "medium": _MEDIUM,
+            "lora_name": None,
+            "extra_keys": [[salt] if salt and not page else None for page in run],
+        }
 
     def _append(self, event: dict[str, object]) -> None:
         if len(self._pending) >= MAX_PENDING:
@@ -137,7 +147,7 @@ class KvEvents:
         if not events:
             return
         if _CLEARED in events:
-            _log.warning("%d KV cache events were dropped so far; subscribers start anew", self._dropped)
+            _log.warning("KV cache events were dropped; subscribers start anew")
         message = self._encode([time.time(), events, 0])
         self._sent.append((self._number, message))
         self._events.send_multipart([self._topic, self._number.to_bytes(8, "big"), message])

@@ -1,10 +1,10 @@
 """The KV cache's slots and pages: which are free, which sequences hold them, which prefixes the pages have.
 
-A sequence in the engine has a slot in the model runner's page table, and pages. A full page can be
-cached: other sequences then match it, by a digest of the cache salt and all tokens up to the page's end, share it, and
-never write to it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least
-recently used idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one
-salt leaves the other half to others.
+A sequence in the engine has a slot in the model runner's page table, and pages. A full page can be cached: other
+sequences then match it, by a digest of the cache salt and all tokens up to the page's end, share it, and never write to
+it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least recently used
+idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one salt leaves
+the other half to others.
 
 Sources: vLLM's KV cache manager, nano-vllm's block manager.
 """
@@ -186,13 +186,13 @@ class PageManager:
         if not self._caching or sequence.num_cached_pages == full:
             return
         digests = self._digests(sequence, full)
-        for index in range(sequence.num_cached_pages, full):
+        # Two sequences may have computed the same page; the second one's is not cached.
+        new = [index for index in range(sequence.num_cached_pages, full) if digests[index] not in self._page_of]
+        for index in new:
             digest, page = digests[index], sequence.pages[index]
-            # Two sequences may have computed the same page; the second one's is not cached.
-            if digest not in self._page_of:
-                self._page_of[digest], self._digest_of[page] = page, digest
-                if self._events is not None:
-                    self._events.stored(sequence, index)
+            self._page_of[digest], self._digest_of[page] = page, digest
+        if self._events is not None:
+            self._events.stored(sequence, new)
         sequence.num_cached_pages = full
 
     def release(self, sequence: Sequence) -> None:

@@ -19,7 +19,7 @@ class StepResult:
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
     terms: counts of exact INT8 products, including those of failed computations. drafts: the verified ones. verified:
     number of the appended tokens that followed a right guess. preempted: number of preemptions. cache: the KV
-    cache's pages after the step, and its events.
+    cache's pages after the step, and what happened to them. dropped_events: KV cache events that weren't published.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -32,6 +32,7 @@ class StepResult:
     verified: int = 0
     preempted: int = 0
     cache: CacheCounts | None = None
+    dropped_events: int = 0
 
     @property
     def failed(self) -> bool:

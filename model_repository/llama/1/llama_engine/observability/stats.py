@@ -73,6 +73,8 @@ class Stats:
                 self._counts[metrics.ACCEPTED_DRAFT_TOKENS, draft.source] += draft.accepted
             if step.preempted:
                 self._counts[metrics.PREEMPTIONS, ""] += step.preempted
+            if step.dropped_events:
+                self._counts[metrics.DROPPED_EVENTS, ""] += step.dropped_events
             self._last_step = now
             self._set_load(running, waiting, step.cache)
             # After a failure, steps that only prefill must not update metrics.LAST_STEP: sampling may still fail.

@@ -25,6 +25,11 @@ def gpu_of(args: Mapping[str, str]) -> int | None:
     return int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
 
 
+def num_instances(model_config: Mapping[str, Any]) -> int:
+    """Return the number of the model's instances; a group has its count on each of its GPUs."""
+    return sum(group["count"] * max(len(group["gpus"]), 1) for group in model_config["instance_group"])
+
+
 def instance_name(args: Mapping[str, str]) -> str:
     """Return a name that is unique among the instances of the model."""
     # Instances of one group on several GPUs may have the same name.

@@ -64,12 +64,12 @@ def _stop(tritons: list[LocalTriton]) -> None:
 
 
 def _make_certificate(folder: Path) -> None:
-    (folder / "tls").mkdir()
+    Path(f"{folder}-tls").mkdir()
     text = (FOLDER / "certificate.yaml").read_text()
     (folder / "certificate.yaml").write_text(text.replace("/etc/envoy", str(folder)))
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{folder}/tls/tls.key"]
-    subprocess.run([*command, "-out", f"{folder}/tls/tls.crt"], check=True, capture_output=True)
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{folder}-tls/tls.key"]
+    subprocess.run([*command, "-out", f"{folder}-tls/tls.crt"], check=True, capture_output=True)
 
 
 def _complete(url: str, session: str = "", **fields: object) -> httpx.Response:

@@ -4,8 +4,8 @@
     ├── LlamaConnectionError     no connection, or it broke before the answer was complete
     ├── LlamaTimeoutError        no connection, or no answer, within the timeout
     ├── RejectedInputError       a value no tensor can hold, or the server's INVALID_ARG (HTTP 400)
-    ├── OverloadedError          queue full (HTTP 503), queue timeout, server stopping or still loading; try later, or
-    │                            another server
+    ├── OverloadedError          queue full (HTTP 503), queue timeout, server stopping, still loading or serving another
+    │                            model; try later, or another server
     └── ServerError              INTERNAL (HTTP 500), and every other fault of the server
         └── ModelNotFoundError   the server doesn't serve that model
 
@@ -30,6 +30,10 @@ from triton_llama.endpoint import Endpoint
 
 LOST = "LOST"
 """The code of an error by which the server, or its model's process, was lost."""
+QUEUE_FULL = "QUEUE_FULL"
+"""The code of a working server that has no room for another request; nothing was run."""
+OTHER_MODEL = "OTHER_MODEL"
+"""The code of a server whose model isn't the one that the request was prepared for; nothing was run."""
 
 
 class TritonLlamaError(Exception):
@@ -68,7 +72,7 @@ class RejectedInputError(TritonLlamaError):
 
 
 class OverloadedError(TritonLlamaError):
-    """The server takes no requests at present: queue full, queue timeout, stopping or loading."""
+    """The server takes no requests at present: queue full, queue timeout, stopping, loading, or another model."""
 
 
 class ServerError(TritonLlamaError):
@@ -107,14 +111,15 @@ MODEL_ERRORS: dict[str, type[TritonLlamaError]] = {
     "CONTEXT_LENGTH": RejectedInputError,
     "CANCELLED": ServerError,
     "UNAVAILABLE": OverloadedError,
-    "QUEUE_FULL": OverloadedError,
+    QUEUE_FULL: OverloadedError,
+    OTHER_MODEL: OverloadedError,
     "STOPPING": OverloadedError,
     "INTERNAL": ServerError,
 }
 """The error of each code that a message of the model begins with."""
 
 _WORDS: dict[str, tuple[str, type[TritonLlamaError] | None]] = {
-    "maximum queue size": ("QUEUE_FULL", OverloadedError),
+    "maximum queue size": (QUEUE_FULL, OverloadedError),
     "request timeout expired": ("UNAVAILABLE", OverloadedError),
     "server is stopping": ("STOPPING", OverloadedError),
     "http2 header with status: 429": (LOST, OverloadedError),
@@ -131,11 +136,6 @@ _BROKEN = ("Channel closed", "Internal error from Core", "RST_STREAM")
 def is_interruption(error: TritonLlamaError) -> bool:
     """Return whether the server was lost, ends or still loads: the same request can be answered elsewhere, or later."""
     return error.code in (LOST, "STOPPING")
-
-
-def is_full_queue(error: TritonLlamaError) -> bool:
-    """Return whether a working server has no room for another request; nothing was run."""
-    return error.code == "QUEUE_FULL"
 
 
 @contextmanager

@@ -156,7 +156,9 @@ class AsyncGrpcTransport(_Transport):
             await self._channel.close()
 
 
-def open_channel(library: ModuleType, endpoint: Endpoint, connect_timeout: float) -> grpc.Channel | grpc.aio.Channel:
+def open_channel(
+    library: ModuleType, endpoint: Endpoint, connect_timeout: float, more_options: Sequence[tuple[str, int]] = ()
+) -> grpc.Channel | grpc.aio.Channel:
     """Return a channel of `grpc` or `grpc.aio`, which connects at its first request; `connect_timeout` in seconds.
 
     gRPC waits longer after each failed attempt to connect, up to two minutes by default, during which every request
@@ -171,6 +173,7 @@ def open_channel(library: ModuleType, endpoint: Endpoint, connect_timeout: float
         ("grpc.max_reconnect_backoff_ms", 2000),
         # As over HTTP, the address given is the address used.
         ("grpc.enable_http_proxy", 0),
+        *more_options,
     ]
     if endpoint.tls:
         return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(), options=options)

@@ -117,7 +117,7 @@ def _state(models: Models, metrics: Metrics) -> APIRouter:
     @router.get("/ping", response_model=None, responses={503: {"description": "Not ready"}})
     @router.get("/health", response_model=None, responses={503: {"description": "Not ready"}})
     async def health() -> Response:
-        """200 if every model can answer now, at one of its Tritons at least, else 503 with the reasons; no key."""
+        """200 if every model can answer now, else 503 with the reasons; no key."""
         reasons = await models.ready()
         return JSONResponse({"not_ready": reasons} if reasons else {}, 503 if reasons else 200)
 

@@ -94,8 +94,7 @@ class Metrics:
         )
         self.resumptions = Counter(
             "llama_openai_resumptions",
-            "Losses of a request's Triton, or of all of them, by outcome: resumed at once, waited for a Triton, or "
-            "given_up.",
+            "Interruptions of requests whose Triton was lost, by outcome: resumed or given_up.",
             ("outcome",),
             registry=self._registry,
         )

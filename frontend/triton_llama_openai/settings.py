@@ -40,11 +40,11 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     triton: Text = "localhost:8001"
-    """Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS; several with the same model under the same
-    settings have commas between (docs/openai.md#when-a-triton-dies)"""
+    """gRPC endpoint of Triton, or of a proxy in front of several (docs/openai.md#several-tritons): HOST:PORT, or
+    grpcs://HOST:PORT for TLS"""
     triton_metrics: Text | None = None
-    """HOST:PORT of Triton's metrics, one for each address of triton; default: the same host and the next port, as 8002
-    is for 8001 (docs/openai.md#metrics)"""
+    """HOST:PORT of Triton's metrics, those of several Tritons with commas between; default: the host of triton and the
+    next port, as 8002 is for 8001 (docs/openai.md#metrics)"""
     model: Text = "llama"
     """the model's name in Triton; streams need the config streaming"""
     served_name: Annotated[Text, Field(max_length=256)] | None = None
@@ -89,9 +89,6 @@ class Settings(ModelSettings):
     resume_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
     """seconds that a request without a working Triton waits for one; 0: it ends with an error when its own is lost
     (docs/openai.md#when-a-triton-dies)"""
-    hang_timeout: Annotated[int, Field(ge=0, le=86400)] = 60
-    """seconds of silence of streams that have begun, after which a probe tells whether the model hangs and its requests
-    move to another Triton; 0: never"""
     grace: Annotated[int, Field(ge=0, le=86400)] = 120
     """seconds that accepted requests have to end after SIGTERM"""
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4 << 20

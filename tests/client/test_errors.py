@@ -16,11 +16,11 @@ from triton_llama import (
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     MODEL_ERRORS,
+    QUEUE_FULL,
     DecoupledModelError,
     from_grpc_status,
     from_http_response,
     from_stream_error,
-    is_full_queue,
     is_interruption,
 )
 
@@ -96,7 +96,7 @@ def test_a_grpc_status_becomes_its_exception(
     error = from_grpc_status(status, message, ENDPOINT, 5.0)
     assert type(error) is kind
     assert is_interruption(error) == (outcome == "interrupted")
-    assert is_full_queue(error) == (outcome == "full")
+    assert (error.code == QUEUE_FULL) == (outcome == "full")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_a_grpc_status_becomes_its_exception(
         ("CANCELLED", ServerError),
         ("UNAVAILABLE", OverloadedError),
         ("QUEUE_FULL", OverloadedError),
+        ("OTHER_MODEL", OverloadedError),
         ("STOPPING", OverloadedError),
         ("INTERNAL", ServerError),
     ],

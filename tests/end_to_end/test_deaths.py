@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 from end_to_end.metrics import Metrics
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import planned
-from end_to_end.servers import line_of_death, model_process
+from end_to_end.servers import line_of_death, model_process, new_server
 from end_to_end.wires import UNARY
-from frontend.endpoints import Endpoint
+from frontend.endpoints import Endpoint, resumptions_of
 from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
@@ -119,3 +120,22 @@ def test_a_death_fails_requests_under_way_and_ends_the_server_with_70(
         for failure in failures:
             failure.result()
     assert not any(Path(region).exists() for region in regions)
+
+
+@pytest.mark.long
+def test_a_stream_that_is_silent_for_long_is_not_interrupted() -> None:
+    body = {"prompt": "def", "max_tokens": 1500, "min_tokens": 1500, "temperature": 2}
+    with (
+        new_server("streaming", {"TRITON_STUCK_SECONDS": "0"}) as server,
+        in_front_of(server) as served,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(served.http.post, "/v1/completions", json=body, timeout=90)
+        Metrics(server).wait_for_slots(1)
+        process = model_process(server)
+        process.suspend()
+        # Without the supervisor's option Triton ends the connection after 30 s: too_many_pings.
+        time.sleep(45)
+        process.resume()
+        assert answer.result().json()["usage"]["completion_tokens"] == 1500
+        assert resumptions_of(served) == {}

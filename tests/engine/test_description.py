@@ -17,6 +17,7 @@ from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
 from engine.scheduling import SECONDS
 from llama_engine.checkpoint.tensors import SavedTensors
+from llama_engine.errors import OtherModel
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.triton.request_decoder import RequestDecoder
@@ -119,7 +120,6 @@ def test_a_request_for_the_description_is_not_logged(decoder: RequestDecoder, ca
 @pytest.mark.parametrize(
     ("parameters", "inputs", "message"),
     [
-        ("", {"text_input": text("x")}, "text_input and description_digest are both given"),
         ("", {"max_tokens": np.array([[1]], np.int32)}, "max_tokens is given beside description_digest"),
         ('{"stop": "x"}', {}, "stop is given beside description_digest"),
         ("", {"description_digest": text("", "")}, "description_digest is given in a batch of 2"),
@@ -133,3 +133,24 @@ def test_a_request_for_the_description_has_nothing_else(
     assert decoder.dispatcher.close(SECONDS)
     ((response, _),) = request.sent
     assert message in str(response.error)
+
+
+@pytest.mark.parametrize("values", [{}, {"max_tokens": 10**6}])
+def test_a_request_prepared_for_another_model_is_refused_before_its_values(
+    decoder: RequestDecoder, values: dict[str, int]
+) -> None:
+    inputs = {"text_input": text("x"), "description_digest": text("other")}
+    with pytest.raises(OtherModel, match="another model is served"):
+        decoder.parser.parse(inputs, values)
+    request = Request(json.dumps(values), **inputs)
+    decoder.decode(cast(Any, request))
+    assert decoder.dispatcher.close(SECONDS)
+    ((response, _),) = request.sent
+    assert str(response.error).startswith("OTHER_MODEL: ")
+
+
+def test_a_request_prepared_for_this_model_is_computed(decoder: RequestDecoder) -> None:
+    digest = decoder.engine.description.digest
+    parser = replace(decoder.parser, digest=digest)
+    (request,) = parser.parse({"text_input": text("x"), "description_digest": text(digest)})
+    assert request.prompt == "x"

@@ -11,7 +11,6 @@ import pytest
 from frontend.descriptions import description_of
 from frontend.endpoints import Endpoint, Serve, endpoint
 from frontend.fake_triton import FakeTriton, fake_triton
-from frontend.pairs import Pair
 from model_families import BY_NAME
 
 
@@ -43,9 +42,10 @@ def served(triton: FakeTriton, module_endpoint: Endpoint) -> Endpoint:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    with fake_triton() as first, fake_triton() as second:
-        yield first, second
+def own() -> Iterator[FakeTriton]:
+    """A Triton that may die, and whose model can be exchanged: no other test's endpoint asks it."""
+    with fake_triton() as triton:
+        yield triton
 
 
 @pytest.fixture

@@ -115,6 +115,17 @@ def gauges(served: Endpoint) -> tuple[float, ...]:
     return tuple(float(values[name]) for name in sorted(values))
 
 
+def text_of(response: httpx.Response) -> str:
+    """Return the text of a completion."""
+    return str(response.json()["choices"][0]["text"])
+
+
+def resumptions_of(served: Endpoint) -> dict[str, float]:
+    """Return the resumptions by outcome."""
+    lines = [line for line in served.http.get("/metrics").text.splitlines() if "_resumptions_total{" in line]
+    return {line.split('"')[1]: float(line.split()[1]) for line in lines}
+
+
 def events_of(response: httpx.Response) -> list[Json]:
     """Return the events of a stream, checked: each a JSON object, the last one [DONE]."""
     assert response.status_code == 200, response.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -27,20 +28,18 @@ DRAFT_TOKENS = ("num_accepted_draft_tokens", "num_rejected_draft_tokens")
 class FakeTriton:
     """The model's state and its requests.
 
-    models: their descriptions by name. silent: it doesn't say whether it is ready. tokens: the text it generates, for
-    every choice. text: makes another text of a request. by_seed: of a choice's seed. one_by_one: it generates one
-    choice after the other. hold_after: tokens of a choice after which it generates no more, while that is so.
-    probes_hang: probes get no token. failing: an error's message instead of an answer, with a status if there is one;
-    after_tokens: once that number of responses is sent. broken: changes each response after the first. die_after:
-    responses after which the server dies, once. draft_tokens: accepted and rejected ones of each choice. cancelled: ids
-    of requests whose client has left. probes, descriptions, whole_descriptions: their numbers; they aren't among the
-    requests.
+    models: their descriptions by name. tokens: the text it generates, for every choice. text: makes another text of a
+    request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after: tokens of a
+    choice after which it generates no more, while that is so. failing: an error's message instead of an answer, with a
+    status if there is one, to that number of requests (failures); after_tokens: once that number of responses is sent.
+    broken: changes each response after the first. die_after: responses after which the server dies, once; restarts: it
+    is there again at once. draft_tokens: accepted and rejected ones of each choice. cancelled: ids of requests whose
+    client has left. descriptions, whole_descriptions: their numbers; they aren't among the requests.
     """
 
     port: int = 0
     server: Server | None = None
     ready: bool = True
-    silent: bool = False
     models: dict[str, dict[str, object]] = field(default_factory=lambda: {"llama": description_of()})
     decoupled: bool = True
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
@@ -48,17 +47,17 @@ class FakeTriton:
     by_seed: Callable[[int], list[str]] | None = None
     one_by_one: bool = False
     hold_after: int | None = None
-    probes_hang: bool = False
     failing: str | None = None
+    failures: float = math.inf
     status: grpc.StatusCode | None = None
     broken: Callable[[messages.ModelStreamInferResponse], object] | None = None
     after_tokens: int = 0
     die_after: int | None = None
+    restarts: bool = False
     cached_tokens: int = 0
     draft_tokens: tuple[int, int] | None = None
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
-    probes: int = 0
     descriptions: int = 0
     whole_descriptions: int = 0
     cancelled: list[str] = field(default_factory=list)
@@ -88,9 +87,7 @@ class FakeTriton:
 
     async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
         """Yield a request's responses: the tokens of all choices, after those that it resumes."""
-        if self.probes_hang and request.id == "probe":
-            await asyncio.Event().wait()
-        assert request.id == "probe" or bool(request.value("stream")) is self.decoupled, "clients send streams"
+        assert bool(request.value("stream")) is self.decoupled, "clients send streams"
         first, seed = len(request.inputs.get("resume_ids", [])), request.integer("seed", 7)
         choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
         order = [(number, index) for index, (tokens, _) in enumerate(choices) for number in range(first, len(tokens))]
@@ -193,11 +190,13 @@ class Server:
         """Cancel every call and close the port."""
         asyncio.run_coroutine_threadsafe(self.die(), self._loop).result(20)
 
-    async def die(self) -> None:
-        """Do the same within the loop."""
+    async def die(self, *, restarts: bool = False) -> None:
+        """Do the same within the loop; listen again if it restarts."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
+        if restarts:
+            await self._start()
 
     def close(self) -> None:
         """End the thread."""
@@ -231,8 +230,6 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     async def ModelReady(  # noqa: N802 - Triton's name
         self, request: messages.ModelReadyRequest, context: grpc.aio.ServicerContext
     ) -> messages.ModelReadyResponse:
-        if self._triton.silent:
-            await asyncio.Event().wait()
         return messages.ModelReadyResponse(ready=self._triton.ready and request.name in self._triton.models)
 
     async def ModelConfig(  # noqa: N802 - Triton's name
@@ -260,18 +257,20 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
         triton = self._triton
         request = read_request(message, dict(context.invocation_metadata()))
-        if "description_digest" in request.inputs:
-            yield triton.describe(message.model_name, request.value("description_digest"))
+        digest = request.value("description_digest")
+        if not request.inputs.keys() & {"text_input", "input_ids"}:
+            yield triton.describe(message.model_name, digest)
             return
-        if request.id == "probe":
-            triton.probes += 1
-        else:
-            triton.requests.append(request)
+        if digest not in (None, triton.models[message.model_name]["digest"]):
+            yield messages.ModelStreamInferResponse(error_message="OTHER_MODEL: another model is served")
+            return
+        triton.requests.append(request)
         triton.running += 1
         sent = 0
         try:
             async for response in triton.answer(request):
-                if triton.failing is not None and sent == triton.after_tokens:
+                if triton.failing is not None and sent == triton.after_tokens and triton.failures > 0:
+                    triton.failures -= 1
                     if triton.status is not None:
                         await context.abort(triton.status, triton.failing)
                     yield messages.ModelStreamInferResponse(error_message=triton.failing)
@@ -279,7 +278,7 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
                 if sent == triton.die_after:
                     triton.die_after = None
                     assert triton.server is not None
-                    dying = asyncio.create_task(triton.server.die())
+                    dying = asyncio.create_task(triton.server.die(restarts=triton.restarts))
                     # It cancels this call, too.
                     await asyncio.shield(dying)
                 if sent and triton.broken is not None:

@@ -140,8 +140,8 @@ def test_a_field_reaches_the_model_as_its_input(
 def test_a_field_that_is_null_or_missing_is_no_input_but_for_the_seed(served: Endpoint, triton: FakeTriton) -> None:
     names = ("temperature", "stop", "tools", "logit_bias", "seed", "prediction")
     assert served.chat(**dict.fromkeys(names)).status_code == 200
-    expected = {"text_input", "max_tokens", "truncate_max_tokens", "stream", "stream_interval_ms", "return_output_ids"}
-    assert set(triton.last.inputs) == {*expected, "seed"}
+    expected = {"text_input", "description_digest", "max_tokens", "truncate_max_tokens", "return_output_ids"}
+    assert set(triton.last.inputs) == {*expected, "stream", "stream_interval_ms", "seed"}
 
 
 @pytest.mark.parametrize(("defaults", "expected"), [([], [1.0]), (["top_p"], [1.0]), (["temperature"], None)])

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from threading import Thread
 
 import pytest
 from frontend.descriptions import changed
-from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of
-from frontend.fake_triton import FakeTriton, fake_triton
-from frontend.pairs import Pair, in_front_of, text_of
+from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of, text_of
+from frontend.fake_triton import FakeTriton
 from httpx import Response
-
-REJECTED = "INVALID_ARG: top_k is 9; it must be less"
-
-
-@pytest.fixture
-def own() -> Iterator[FakeTriton]:
-    """A Triton whose model can be exchanged: no other test's endpoint asks it."""
-    with fake_triton() as triton:
-        yield triton
 
 
 @pytest.fixture
@@ -90,13 +79,15 @@ def test_a_description_that_cannot_be_used_is_the_reason(
         assert reason in served.http.get("/health").json()["not_ready"]["llama"]
 
 
-def test_an_exchanged_model_is_noticed_when_it_rejects_a_request(own: FakeTriton) -> None:
+def test_no_request_runs_on_another_model_than_it_was_prepared_for(own: FakeTriton) -> None:
     with endpoint(own.port) as served:
         fingerprint = served.complete().json()["system_fingerprint"]
         own.models["llama"] = changed(max_model_len=64)
-        own.failing = REJECTED
-        assert served.complete().status_code == 400
-        own.failing = None
+        for stream in (False, True):
+            response = served.complete(stream=stream)
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert "another model is served" in str(error_of(response)["message"])
+        assert len(own.requests) == 1
         _until_exchanged(served, own)
         assert served.complete().json()["system_fingerprint"] != fingerprint
 
@@ -117,13 +108,20 @@ def test_an_unchanged_description_is_not_sent_again(own: FakeTriton) -> None:
     assert own.whole_descriptions == 1
 
 
-def _interrupt(own: FakeTriton, served: Endpoint, description: Json | None = None) -> Response:
-    """Return the answer to a request whose Triton dies after a token, and comes back with a description."""
+def _interrupt(own: FakeTriton, served: Endpoint, description: Json, later: Json | None = None) -> Response:
+    """Return the answer to a request whose Triton dies after a token, and comes back with this description.
+
+    later: the one that it has once the endpoint has asked.
+    """
 
     def restart() -> None:
         own.wait_for(lambda fake: fake.die_after is None and not fake.running)
-        own.models["llama"] = description or own.models["llama"]
+        known = own.whole_descriptions
+        own.models["llama"] = description
         own.start()
+        if later is not None:
+            own.wait_for(lambda fake: fake.whole_descriptions > known)
+            own.models["llama"] = later
 
     own.die_after = 1
     restarting = Thread(target=restart)
@@ -133,20 +131,19 @@ def _interrupt(own: FakeTriton, served: Endpoint, description: Json | None = Non
     return response
 
 
-def test_a_request_does_not_go_on_with_another_model(own: FakeTriton) -> None:
-    with endpoint(own.port, resume_timeout=20) as served:
+def test_an_interrupted_request_does_not_go_on_with_another_model(own: FakeTriton) -> None:
+    with endpoint(own.port, resume_timeout=1) as served:
         response = _interrupt(own, served, changed(max_model_len=64))
         assert response.status_code == 503
-        assert str(error_of(response)["message"]).endswith("since then another model is served")
-        # The replica takes requests only after it has said what it serves.
+        assert str(error_of(response)["message"]).endswith("another model is served")
         assert len(own.requests) == 1
         assert _context(served) == 64
 
 
-def test_a_request_goes_on_with_the_same_model(own: FakeTriton) -> None:
+def test_an_interrupted_request_waits_for_its_own_model(own: FakeTriton) -> None:
     with endpoint(own.port, resume_timeout=20) as served:
-        assert text_of(_interrupt(own, served)) == " Hello, world."
-    assert own.whole_descriptions == 1
+        own_model = own.models["llama"]
+        assert text_of(_interrupt(own, served, changed(max_model_len=64), own_model)) == " Hello, world."
 
 
 @pytest.mark.usefixtures("often")
@@ -162,44 +159,3 @@ def test_a_request_in_flight_ends_as_it_began(own: FakeTriton) -> None:
         events = [line for line in (first, *lines) if line]
     assert events.pop() == "data: [DONE]"
     assert {json.loads(event.removeprefix("data: "))["model"] for event in events} == {"pydoc-llama"}
-
-
-def test_descriptions_that_differ_are_logged_once(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    pair[1].models["llama"] = changed(max_model_len=64)
-    with in_front_of(*pair):
-        pass
-    assert caplog.text.count("the model's descriptions differ between its Tritons") == 1
-
-
-@pytest.mark.usefixtures("often")
-def test_the_description_in_use_stays_while_a_triton_has_it(pair: Pair) -> None:
-    with in_front_of(*pair) as served:
-        pair[0].models["llama"] = changed(max_model_len=64)
-        asked = pair[0].descriptions
-        pair[0].wait_for(lambda fake: fake.descriptions > asked + 1)
-        assert _context(served) == 2048
-        pair[1].models["llama"] = pair[0].models["llama"]
-        _until_exchanged(served, pair[0])
-
-
-def test_the_description_in_use_goes_with_the_last_triton_that_has_it(pair: Pair) -> None:
-    pair[1].models["llama"] = changed(max_model_len=64)
-    with in_front_of(*pair) as served:
-        context = _context(served)
-        (home,) = [triton for triton in pair if triton.models["llama"]["max_model_len"] == context]
-        home.kill()
-        home.wait_for(lambda _: _context(served) != context)
-
-
-def test_any_triton_that_answers_can_describe_the_model(pair: Pair) -> None:
-    pair[0].kill()
-    with in_front_of(*pair) as served:
-        assert served.complete().status_code == 200
-
-
-def test_a_triton_that_was_gone_is_asked_without_a_request(own: FakeTriton) -> None:
-    with endpoint(own.port) as served:
-        own.kill()
-        own.models["llama"] = changed(max_model_len=64)
-        own.start()
-        _until_exchanged(served, own)

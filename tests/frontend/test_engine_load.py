@@ -136,11 +136,10 @@ def test_instances_of_a_model_are_summed_and_other_models_left_out() -> None:
 
 def test_several_tritons_are_summed_without_those_that_cannot_be_read(triton: FakeTriton) -> None:
     page = Page(running=3)
-    tritons = ",".join(f"{HOST}:{port}" for port in (triton.port, 1, 2))
     with (
         served_page(page) as first,
         served_page(page) as second,
-        endpoint(0, triton=tritons, triton_metrics=f"{first},{second},{HOST}:3") as served,
+        endpoint(triton.port, triton_metrics=f"{first},{second}, {HOST}:3") as served,
     ):
         deadline = time.monotonic() + 20
         while gauges(served) != (0, 6, 4):

@@ -10,6 +10,7 @@ import pytest
 from frontend.descriptions import changed
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton, fake_triton
+from triton_llama.endpoint import Endpoint as Address
 from triton_llama_openai.routes.backend import Backend
 from triton_llama_openai.routes.models import Models
 from triton_llama_openai.settings import ModelSettings
@@ -19,7 +20,7 @@ class _Backend(Backend):
     """Answers once all expected questions have come."""
 
     def __init__(self, name: str, together: asyncio.Barrier) -> None:
-        super().__init__(ModelSettings(served_name=name), [], [], 0, None)
+        super().__init__(ModelSettings(served_name=name), Address.parse("a:1", "grpc"), [], None)
         self._together = together
 
     async def why_not_ready(self) -> str | None:
@@ -85,15 +86,15 @@ def test_a_name_that_two_models_have_is_refused(triton: FakeTriton, tmp_path: Pa
     assert error["message"] == "model is 'pydoc-llama', the name of 2 models; their served_name must differ"
 
 
-def test_a_model_is_ready_if_any_of_its_tritons_is(triton: FakeTriton) -> None:
-    with fake_triton() as other, endpoint(0, triton=f"{HOST}:{triton.port},{HOST}:{other.port}") as served:
-        triton.ready = False
+def test_a_model_is_ready_if_its_triton_says_so(own: FakeTriton) -> None:
+    with endpoint(own.port) as served:
         assert served.http.get("/health").status_code == 200
         assert served.http.get("/ping").status_code == 200
-        other.kill()
+        own.ready = False
         response = served.http.get("/health")
         assert response.status_code == 503
         assert served.http.get("/ping").json() == response.json()
-        reasons = response.json()["not_ready"]["pydoc-llama"]
-        assert f"the model llama of grpc://{HOST}:{triton.port} is not ready; " in reasons
-        assert f"no connection to grpc://{HOST}:{other.port}" in reasons
+        reason = f"the model llama of grpc://{HOST}:{own.port} is not ready"
+        assert response.json() == {"not_ready": {"pydoc-llama": reason}}
+        own.kill()
+        assert "no connection to" in served.http.get("/health").json()["not_ready"]["pydoc-llama"]

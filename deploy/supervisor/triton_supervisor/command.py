@@ -103,6 +103,8 @@ def server_command(
         # The configs are complete; auto-completion would start a model process, and import PyTorch, once more.
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={settings.grace}",
+        # The OpenAI endpoint asks a silent connection every 10 s; by default Triton ends it at the fourth time.
+        "--grpc-http2-min-recv-ping-interval-without-data=5000",
         # Percentiles of the queue time, off by default.
         "--metrics-config=summary_latencies=true",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",

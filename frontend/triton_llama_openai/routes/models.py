@@ -41,7 +41,7 @@ class Models:
         names = [model.served_name for model in models if model.served_name is not None]
         if len(set(names)) < len(names):
             raise InvalidSettingsError(f"two models have one name: {', '.join(names)}")
-        return cls([_backend(model, settings.hang_timeout) for model in models])
+        return cls([_backend(model) for model in models])
 
     @property
     def labels(self) -> list[str]:
@@ -119,22 +119,14 @@ def _model_settings(settings: Settings) -> list[ModelSettings]:
     return [model if "triton" in model.model_fields_set else model.model_copy(update=default) for model in models]
 
 
-def _backend(settings: ModelSettings, hang_timeout: float) -> Backend:
+def _backend(settings: ModelSettings) -> Backend:
     try:
-        endpoints = [Endpoint.parse(address.strip(), "grpc") for address in settings.triton.split(",")]
+        endpoint = Endpoint.parse(settings.triton, "grpc")
     except ValueError as error:
         raise InvalidSettingsError(f"triton: {error}") from error
-    if len(set(endpoints)) < len(endpoints):
-        raise InvalidSettingsError(f"triton is {settings.triton!r}; it must have each address once")
-    if settings.triton_metrics is None:
-        metrics = [metrics_address(endpoint) for endpoint in endpoints]
-    else:
-        metrics = [address.strip() for address in settings.triton_metrics.split(",")]
-    if len(metrics) != len(endpoints):
-        number = f"{len(endpoints)} addresses, as triton has"
-        raise InvalidSettingsError(f"triton_metrics is {settings.triton_metrics!r}; it must have {number}")
+    metrics = [address.strip() for address in (settings.triton_metrics or metrics_address(endpoint)).split(",")]
     template = None if settings.chat_template is None else _read_template(settings.chat_template)
-    return Backend(settings, endpoints, metrics, hang_timeout, template)
+    return Backend(settings, endpoint, metrics, template)
 
 
 def _read_template(file: Path) -> str:

@@ -13,14 +13,14 @@ from triton_llama_openai.output.tool_calls import Form
 from triton_llama_openai.prompt.tokenizer import Checkpoint
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Description
-from triton_llama_openai.triton.load_balancer import LoadBalancer
+from triton_llama_openai.triton.engine_client import EngineClient
 
 LOG = logging.getLogger("triton_llama_openai")
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model as its Tritons describe it; a request has the same one from its beginning to its end.
+    """One model as Triton describes it; a request has the same one from its beginning to its end.
 
     digest: of the description. markers: of its reasoning. reasons_before_guides: whether a guide may hold after that.
     fingerprint: the `system_fingerprint`, which changes with the description and this version. default_temperature:
@@ -30,7 +30,7 @@ class ServedModel:
     name: str
     digest: str
     checkpoint: Checkpoint
-    balancer: LoadBalancer
+    engine: EngineClient
     tool_form: Form
     markers: Markers | None
     reasons_before_guides: bool
@@ -40,7 +40,7 @@ class ServedModel:
 
     @classmethod
     def of(
-        cls, description: Description, settings: ModelSettings, template: str | None, balancer: LoadBalancer
+        cls, description: Description, settings: ModelSettings, template: str | None, engine: EngineClient
     ) -> ServedModel:
         """Return the described model. template: the operator's. Raises UnusableCheckpointError."""
         checkpoint = Checkpoint.of(description, template)
@@ -58,7 +58,7 @@ class ServedModel:
         digest = description.digest
         fingerprint = f"fp_{hashlib.sha256(f'{digest} {package_version()}'.encode()).hexdigest()[:16]}"
         temperature = None if "temperature" in description.checkpoint_defaults else 1.0
-        return cls(name, digest, checkpoint, balancer, form, markers, reasons_before_guides, fingerprint, temperature)
+        return cls(name, digest, checkpoint, engine, form, markers, reasons_before_guides, fingerprint, temperature)
 
     def body(self) -> dict[str, object]:
         """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""

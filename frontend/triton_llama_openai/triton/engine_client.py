@@ -1,4 +1,4 @@
-"""The connection to Triton: one gRPC stream for each request, and the chunks of its responses.
+"""The connection to Triton, or a proxy of several: one gRPC stream for each request, and the chunks of its responses.
 
 A separate stream makes a request's cancellation cheap and certain: closing it frees the request's slots after a few
 steps, also for an answer that isn't streamed to the client. All streams share one HTTP/2 connection.
@@ -37,6 +37,13 @@ from triton_llama_openai.triton.description import Description
 KEY_HEADER = "x-llama-key"
 """The metadata by which a proxy picks a request's replica."""
 CONNECT_TIMEOUT_S = 10.0
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""A connection on which nothing arrives for 10 s is asked, and ended after 10 more: its machine may have vanished."""
 CONFIG_S = 60.0
 """Seconds after which the model's config is read again."""
 CONFIG_TIMEOUT_S = 2.0
@@ -56,18 +63,13 @@ class EngineClient:
     def __init__(self, endpoint: Endpoint, model: str) -> None:
         self.endpoint = endpoint
         self.model = model
-        self.last_heard = 0.0
-        """Monotonic time of Triton's last response to a stream or a probe."""
-        self.last_response = 0.0
-        """Monotonic time of the model's last response without an error."""
+        self.doubt = asyncio.Event()
+        """Set when another model may be served: after an interruption, and when the model says so."""
+        self.closed = False
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
-        self._closed = False
         self._decoupled = True
         self._config_time = -math.inf
-        self._end_reason = "the endpoint is stopping"
-        self._awaited: dict[grpc.aio.StreamStreamCall, float] = {}
-        """For each stream that has begun and is being read, the time since when its next response is awaited."""
 
     async def stream(
         self,
@@ -98,39 +100,26 @@ class EngineClient:
         try:
             with self.errors(timeout):
                 while (unfinished or not skipped) and (response := await anext(responses, None)) is not None:
-                    self.last_heard = time.monotonic()
-                    # A reader that takes its time isn't waiting for Triton.
-                    self._awaited.pop(call, None)
                     if response.error_message:
                         raise from_stream_error(response.error_message, started=True)
-                    self.last_response = self.last_heard
                     values = decode_response(response.infer_response)
                     # A response without outputs is only the end of the stream.
                     chunks = read_chunks(values, choices) if values else []
                     unfinished.difference_update([chunk.index for chunk in chunks if chunk.finish_reason])
                     yield [chunk for chunk in chunks if chunk.index not in skipped] if skipped else chunks
-                    self._awaited[call] = time.monotonic()
         finally:
-            self._awaited.pop(call, None)
             # No effect on a call that has ended.
             call.cancel()
         if unfinished:
             message = f"the server's stream ended without the finish_reason of choice {min(unfinished)}"
             raise ServerError(message, LOST)
 
-    def silence(self) -> float:
-        """Return the seconds without a response to any stream; 0 unless one that has begun waits for its next."""
-        if not self._awaited:
-            return 0.0
-        return time.monotonic() - max(self.last_response, min(self._awaited.values()))
-
-    async def is_ready(self, timeout: float) -> bool:
-        """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""
+    async def is_ready(self, timeout: float, key: str = "") -> bool:
+        """Return whether the model can answer; raises TritonLlamaError without an answer. key: see `stream`."""
         with self.errors(timeout):
             request = messages.ModelReadyRequest(name=self.model)
-            ready = bool((await self.stub().ModelReady(request, timeout=timeout)).ready)
-        self.last_heard = time.monotonic()
-        return ready
+            metadata = ((KEY_HEADER, key),)
+            return bool((await self.stub().ModelReady(request, timeout=timeout, metadata=metadata)).ready)
 
     async def description(self, known_digest: str, timeout: float) -> Description | None:
         """Return the description of the served model, None if it has the known digest.
@@ -158,15 +147,6 @@ class EngineClient:
         model = f"the model {self.model} of {self.endpoint}"
         return ServerError(f"{model} has no description for this endpoint: its server is of another version ({error})")
 
-    async def until_lost(self) -> None:
-        """Return when a connection was made and is lost."""
-        state = None
-        while state is not grpc.ChannelConnectivity.READY:
-            self.stub()
-            assert self._channel is not None
-            state = self._channel.get_state()
-            await self._channel.wait_for_state_change(state)
-
     async def can_stream(self) -> bool:
         """Return whether the model can stream: its config says so, or couldn't be read yet."""
         if time.monotonic() - self._config_time >= CONFIG_S:
@@ -177,17 +157,11 @@ class EngineClient:
                 self._config_time = time.monotonic()
         return self._decoupled
 
-    async def disconnect(self, reason: str) -> None:
-        """Close the channel; streams that run end with a LlamaConnectionError. The next request connects again."""
-        self._end_reason = reason
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
-
     async def close(self) -> None:
         """Close the channel for good; streams that still run end with a LlamaConnectionError."""
-        self._closed = True
-        await self.disconnect("the endpoint is stopping")
+        self.closed = True
+        if self._channel is not None:
+            await self._channel.close()
 
     @contextmanager
     def errors(self, timeout: float) -> Iterator[None]:
@@ -201,17 +175,20 @@ class EngineClient:
             if task is None or task.cancelling():
                 raise
             # The task wasn't cancelled: this is how grpc reports a closed channel.
-            raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}") from error
+            raise self._stopping() from error
 
     def stub(self) -> GRPCInferenceServiceStub:
         """Return the calls of an open channel."""
-        if self._closed:
-            raise LlamaConnectionError(f"no connection to {self.endpoint}: {self._end_reason}")
+        if self.closed:
+            raise self._stopping()
         # Not in __init__: a channel belongs to the loop that is running when it is made.
         if self._channel is None or self._calls is None:
-            self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
+            self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S, _KEEPALIVE)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
+
+    def _stopping(self) -> LlamaConnectionError:
+        return LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
 
 
 def _parse_description(text: str, known_digest: str) -> Description | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from triton_llama.completion import Chunk
-from triton_llama.errors import RejectedInputError, TritonLlamaError
+from triton_llama.errors import TritonLlamaError
 
 from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.middleware import RequestRecord
@@ -53,7 +53,7 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self._balancer = model.balancer
+        self._engine = model.engine
         self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
         cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
@@ -67,7 +67,6 @@ class Generation:
                 settings.request_timeout,
                 settings.resume_timeout,
                 request.streamed,
-                model.digest,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -82,7 +81,7 @@ class Generation:
 
     def stream(self) -> ChunkStream:
         """Return the chunks of all prompts; one prompt's error ends all. Read it within `errors`, and `count` them."""
-        responses = merge([Resumption(request, self._balancer, self.record).chunks() for request in self._requests])
+        responses = merge([Resumption(request, self._engine, self.record).chunks() for request in self._requests])
         if self._parsers:
             responses = until_ended(responses, self._parsers)
         return _without_output(responses) if self.request.max_new_tokens == 0 else responses
@@ -101,9 +100,6 @@ class Generation:
         try:
             yield
         except TritonLlamaError as error:
-            if isinstance(error, RejectedInputError):
-                # Another model may have other bounds.
-                self._balancer.doubt.set()
             raise from_engine(error, self._fields) from error
 
     async def whole(self) -> list[Chunk]:

@@ -37,13 +37,14 @@ def inputs_of(
 ) -> list[Tensor]:
     """Return the tensors of one prompt; fields without a value are left to the model's defaults.
 
-    Every request is a stream with its tokens' ids, so that it can be resumed.
+    Every request is a stream with its tokens' ids, so that it can be resumed, and names the description by which it was
+    prepared, so that no other model runs it.
     """
     if isinstance(prompt, str):
         tensors = [Tensor("text_input", "BYTES", (prompt,))]
     else:
         tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
-    tensors.append(Tensor("stream", "BOOL", (True,)))
+    tensors += [Tensor("description_digest", "BYTES", (model.digest,)), Tensor("stream", "BOOL", (True,))]
     values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,

@@ -1,6 +1,6 @@
-"""One request of the engine, continued elsewhere when its Triton is lost.
+"""One request of the engine, continued when its Triton is lost.
 
-A sequence's tokens depend on its request alone, so with the tokens that came (`resume_ids`) and its seed another Triton
+A sequence's tokens depend on its request alone, so with the tokens that came (`resume_ids`) and its seed any Triton
 continues it as the first one would have. A choice without a token is sent as it was.
 """
 
@@ -9,32 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from triton_llama.completion import Chunk
 from triton_llama.errors import (
-    LlamaConnectionError,
+    LOST,
+    OTHER_MODEL,
+    QUEUE_FULL,
     LlamaTimeoutError,
     TritonLlamaError,
-    is_full_queue,
     is_interruption,
 )
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.middleware import RequestRecord
-from triton_llama_openai.triton.load_balancer import LoadBalancer
-from triton_llama_openai.triton.replica import Replica
+from triton_llama_openai.triton.engine_client import EngineClient
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 LOG = logging.getLogger("triton_llama_openai")
 MAX_FAILURES = 3
 """Failures in a row, without a token, that a request survives: it may itself crash the model."""
-_RETRY_S = 0.5
-"""Until an interrupted request that found all queues full is sent again."""
-
+_PAUSES_S = (0.1, 1.0, 2.0)
+"""Before each further try; the last one repeats. Together longer than a Triton whose model's process is gone answers:
+a supervisor ends it within a second."""
+_READY_S = 2.0
+"""Timeout of the question whether the model is ready."""
 
 ChunkStream = AsyncGenerator[list[Chunk], None]
 """The responses to a request, each as a list of its chunks. Closing it cancels what still runs."""
@@ -42,11 +44,11 @@ ChunkStream = AsyncGenerator[list[Chunk], None]
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request of one prompt. choices: indices of its completions. key: for a proxy of replicas.
+    """A request of one prompt. choices: indices of its completions. key: by which a proxy picks its replica.
 
-    timeout: seconds for everything. resume_timeout: seconds to wait for a replica, 0: it isn't resumed. streamed:
-    whether its client gets a stream; any other request can be answered by a model that can't stream, too. digest: of
-    the description by which it was prepared.
+    timeout: seconds for everything. resume_timeout: seconds until it goes on after an interruption, 0: it isn't
+    resumed. streamed: whether its client gets a stream; any other request can be answered by a model that can't stream,
+    too.
     """
 
     id: str
@@ -56,7 +58,6 @@ class EngineRequest:
     timeout: float
     resume_timeout: float
     streamed: bool
-    digest: str
 
 
 @dataclass
@@ -75,22 +76,19 @@ class _Choice:
 
 
 class Resumption:
-    """Runs a request, on one replica after the other if need be. record: gets the number of resumptions."""
+    """Runs a request, again after each interruption. record: gets the number of resumptions."""
 
-    def __init__(self, request: EngineRequest, balancer: LoadBalancer, record: RequestRecord) -> None:
+    def __init__(self, request: EngineRequest, engine: EngineClient, record: RequestRecord) -> None:
         self._request = request
-        self._balancer = balancer
+        self._engine = engine
         self._record = record
         self._deadline = time.monotonic() + request.timeout
         self._choices = {index: _Choice() for index in request.choices}
-        self._refused: set[Replica] = set()
-        """Replicas whose queue was full."""
         # Of the interruption that no chunk has ended yet.
         self._error: TritonLlamaError | None = None
-        self._lost_at = 0.0
-        """When its last replica was lost, or there was none."""
+        self._give_up_at = 0.0
         self._failures = 0
-        self._waited = False
+        self._tries = 0
 
     async def chunks(self) -> ChunkStream:
         """Yield each response's chunks, as `EngineClient.stream` does for an uninterrupted request.
@@ -99,104 +97,89 @@ class Resumption:
             TritonLlamaError: as there, if no other try may mend it, or none could in time.
         """
         while not self._is_finished():
-            replica = await self._replica()
-            if self._request.digest != self._balancer.digest:
-                since = "since the request was prepared" if self._error is None else f"{self._error}; since then"
-                raise self._give_up(LlamaConnectionError(f"{since} another model is served"))
             try:
-                with replica.request():
-                    async with aclosing(merge(await self._streams(replica))) as responses:
-                        async for chunks in responses:
-                            self._add(chunks)
-                            yield chunks
+                async with aclosing(merge(await self._streams())) as responses:
+                    async for chunks in responses:
+                        self._add(chunks)
+                        yield chunks
             except TritonLlamaError as error:
                 if not self._is_finished():
-                    self._fail(replica, error)
+                    self._note(error)
+                    await self._wait()
 
     def _is_finished(self) -> bool:
         return all(choice.finished for choice in self._choices.values())
 
-    async def _streams(self, replica: Replica) -> list[ChunkStream]:
+    async def _streams(self) -> list[ChunkStream]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
-        request, stream = self._request, replica.engine.stream
-        as_stream = request.streamed or await replica.engine.can_stream()
+        request, key = self._request, self._key()
+        as_stream = request.streamed or await self._engine.can_stream()
         timeout = self._deadline - time.monotonic()
+
+        def stream(tensors: Sequence[Tensor], choices: range, skipped: Collection[int] = ()) -> ChunkStream:
+            return self._engine.stream(tensors, request.id, choices, timeout, key, skipped)
+
         begun = {index: choice for index, choice in self._choices.items() if choice.ids}
+        if not begun:
+            return [stream(request.tensors if as_stream else _in_one_response(request.tensors), request.choices)]
         streams = [
-            stream(_resumed(request.tensors, choice), request.id, range(index, index + 1), timeout, request.key)
+            stream(_resumed(request.tensors, choice), range(index, index + 1))
             for index, choice in begun.items()
             if not choice.finished
         ]
-        if not begun:
-            tensors = request.tensors if as_stream else _in_one_response(request.tensors)
-            return [stream(tensors, request.id, request.choices, timeout, request.key)]
         if len(begun) < len(self._choices):
             # The choices' seeds follow from the request's: its choices are the same again.
-            streams.append(stream(request.tensors, request.id, request.choices, timeout, request.key, begun.keys()))
+            streams.append(stream(request.tensors, request.choices, begun.keys()))
         return streams
+
+    def _key(self) -> str:
+        """Return the key of the next try; after an interruption another one, for a proxy to pick another replica."""
+        return self._request.key + (str(self._tries) if self._tries else "")
 
     def _add(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             self._choices[chunk.index].add(chunk)
-        if not chunks:
-            return
-        self._refused.clear()
-        if self._error is not None:
-            self._record.resumptions["waited" if self._waited else "resumed"] += 1
-            self._error, self._failures, self._waited = None, 0, False
+        if chunks and self._error is not None:
+            self._record.resumptions["resumed"] += 1
+            self._error, self._failures, self._tries = None, 0, 0
 
-    def _fail(self, replica: Replica, error: TritonLlamaError) -> None:
-        """Prepare the next try, or raise the error if none may mend it."""
-        if is_full_queue(error):
-            self._refused.add(replica)
-            begun = self._error is not None or any(choice.ids for choice in self._choices.values())
-            if not begun and self._balancer.pick(self._request.key, self._refused) is None:
-                raise error
-            if begun and self._error is None:
-                self._interrupt(error)
-            return
-        if isinstance(error, LlamaTimeoutError):
-            late = self._too_late(replica)
-            raise late if self._error is None else self._give_up(late)
-        if not is_interruption(error) or self._balancer.closed:
+    def _note(self, error: TritonLlamaError) -> None:
+        """Note an interruption; raise any other error, and that of a request that may itself crash the model."""
+        if is_interruption(error) or error.code == OTHER_MODEL:
+            self._engine.doubt.set()
+        begun = self._error is not None or any(choice.ids for choice in self._choices.values())
+        if isinstance(error, LlamaTimeoutError) and not is_interruption(error):
+            raise self._too_late() if self._error is None else self._give_up(self._too_late())
+        mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL))
+        if not mendable or not self._request.resume_timeout or self._engine.closed:
             raise error
-        replica.fail(error)
-        self._balancer.doubt.set()
-        if not self._request.resume_timeout:
-            raise error
-        LOG.warning("request %s: interrupted at %s: %s", self._request.id, replica.engine.endpoint, error)
-        self._interrupt(error)
-        self._failures += 1
+        LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.endpoint, error)
+        if self._error is None:
+            self._give_up_at = time.monotonic() + self._request.resume_timeout
+        self._error = error
+        # A server that drains or is full, and another model, haven't run it.
+        self._failures += error.code == LOST
         if self._failures > MAX_FAILURES:
             raise self._give_up(error)
 
-    def _interrupt(self, error: TritonLlamaError) -> None:
-        """Note an interruption; `resume_timeout` counts from it."""
-        self._error, self._lost_at = error, time.monotonic()
+    async def _wait(self) -> None:
+        """Wait until the next try; raise the interruption's error if the model isn't ready in time."""
+        assert self._error is not None
+        ready = False
+        while not ready:
+            pause = _PAUSES_S[min(self._tries, len(_PAUSES_S) - 1)]
+            self._tries += 1
+            now = time.monotonic()
+            if now >= self._deadline:
+                raise self._give_up(self._too_late())
+            if self._engine.closed or now >= self._give_up_at:
+                raise self._give_up(self._error)
+            await asyncio.sleep(min(pause, self._deadline - now, self._give_up_at - now))
+            with suppress(TritonLlamaError):
+                ready = await self._engine.is_ready(_READY_S, self._key())
 
-    async def _replica(self) -> Replica:
-        """Return the replica of the next try; raises the interruption's error if none takes requests in time."""
-        key, resume_timeout = self._request.key, self._request.resume_timeout
-        while (replica := self._balancer.pick(key, self._refused)) is None:
-            first = self._balancer.replicas[0]
-            if not resume_timeout:
-                return first
-            error = self._error
-            if error is None:
-                # Its error may be a probe's.
-                error = LlamaConnectionError(f"no connection to {first.engine.endpoint}: {first.error or 'full'}")
-                self._interrupt(error)
-            self._waited = True
-            if time.monotonic() >= self._deadline:
-                raise self._give_up(self._too_late(first))
-            if self._balancer.closed or time.monotonic() >= self._lost_at + resume_timeout:
-                raise self._give_up(error)
-            await self._balancer.wait(_RETRY_S)
-            self._refused.clear()
-        return replica
-
-    def _too_late(self, replica: Replica) -> LlamaTimeoutError:
-        endpoint, timeout = replica.engine.endpoint, self._request.timeout
+    def _too_late(self) -> LlamaTimeoutError:
+        endpoint, timeout = self._engine.endpoint, self._request.timeout
         return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
 
     def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:

@@ -106,6 +106,7 @@ class TritonPythonModel:
                 engine.defaults,
                 engine.max_model_len,
                 settings.truncate_max_tokens == "on",
+                engine.description.digest,
             ),
             queue_policy,
             decoupled,

@@ -16,7 +16,12 @@ import triton_python_backend_utils as pb_utils
 FORWARDED = "llama_unary"  # a request parameter: JSON of [the client's parameters, whether a stream may answer]
 MAX_CONCURRENT_REQUESTS = 32  # as many as Triton's pool for this instance has threads
 # Triton's error codes of those of llama's codes that Triton doesn't have.
-_TRITON_CODES = {"CONTEXT_LENGTH": "INVALID_ARG", "QUEUE_FULL": "UNAVAILABLE", "STOPPING": "UNAVAILABLE"}
+_TRITON_CODES = {
+    "CONTEXT_LENGTH": "INVALID_ARG",
+    "QUEUE_FULL": "UNAVAILABLE",
+    "OTHER_MODEL": "UNAVAILABLE",
+    "STOPPING": "UNAVAILABLE",
+}
 # Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 

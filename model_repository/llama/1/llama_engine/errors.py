@@ -10,6 +10,7 @@ EngineError
     ├── Cancelled          the client cancelled the request
     ├── Unavailable        timed out in the queue; the client may retry
     │   ├── QueueFull      nothing was run; the client may retry later or elsewhere
+    │   ├── OtherModel     prepared for another model; the client may prepare it again, or retry elsewhere
     │   └── Stopping       the server is stopping; the client may retry elsewhere
     └── GenerationError    decoding failed; the client learns that it failed, the log has the reason
 
@@ -87,6 +88,12 @@ class QueueFull(Unavailable):
     """The server has no room for the request."""
 
     code = "QUEUE_FULL"
+
+
+class OtherModel(Unavailable):
+    """The request was prepared by the description of another model."""
+
+    code = "OTHER_MODEL"
 
 
 class Stopping(Unavailable):

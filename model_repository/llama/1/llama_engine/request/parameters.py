@@ -82,7 +82,8 @@ class RequestParameters:
     """The parameter values of one request; each field is an entry of the table."""
 
     # fmt: off
-    # A request has one of the first three; parsing converts a prompt to GenerationRequest.prompt and prompt_tokens.
+    # A request has one of the first two, or the third alone; parsing converts a prompt to GenerationRequest.prompt and
+    # prompt_tokens.
     text_input: str = _parameter(
         "", Text(),
         "The prompt: not empty, at most `max_model_len` - 1 tokens.",
@@ -93,8 +94,8 @@ class RequestParameters:
     )
     description_digest: str = _parameter(
         "", Text(),
-        "Instead of a prompt, asks for the description of the served model: the digest of the one that the client has, "
-        "empty for none.",
+        "The digest of the served model's description that the client has, empty for none. Instead of a prompt it asks "
+        "for the description; beside one, a model with another description refuses the request.",
     )
     resume_ids: tuple[int, ...] = _parameter(
         (), TokenIds(),
@@ -286,7 +287,7 @@ PROMPTS = ("text_input", "input_ids")
 """The forms of the prompt; a request for a completion has exactly one."""
 
 DESCRIPTION = "description_digest"
-"""The parameter of a request for the model's description, which has no other."""
+"""The parameter that a request for the model's description has alone."""
 
 NOT_SAMPLING = (*PROMPTS, DESCRIPTION, "resume_ids", "stream", "sampling_parameters")
 """Parameters that are not sampling parameters."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from llama_engine.bounds import BoundError
-from llama_engine.errors import ContextExceeded, InvalidRequest
+from llama_engine.errors import ContextExceeded, InvalidRequest, OtherModel
 from llama_engine.request.collection_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.parameters import DESCRIPTION, GUIDE_TYPES, MAX_COMPLETIONS, RequestParameters
@@ -57,20 +57,24 @@ class RequestParser:
     """Parses raw inputs with one server's limits and defaults.
 
     max_model_len: maximum tokens of prompt + completion. truncate_max_tokens: default of the request parameter: whether
-    a max_tokens that doesn't fit is reduced instead of refused.
+    a max_tokens that doesn't fit is reduced instead of refused. digest: of the model's description.
     """
 
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
     truncate_max_tokens: bool = False
+    digest: str = ""
 
     def parse(self, inputs: RawInputs, values: RequestValues | None = None) -> list[GenerationRequest]:
         """Return one request per batch element. Raises InvalidRequest for the first violation of a bound.
 
-        values: Triton's request parameters; each is treated as an input of the same name in every batch element.
+        values: Triton's request parameters; each is treated as an input of the same name in every batch element. Raises
+        OtherModel for a request prepared by another description, whose values may violate this model's bounds.
         """
         elements = raw_elements(inputs, values or {})
+        if any(element.read(DESCRIPTION) not in ("", self.digest) for element in elements if DESCRIPTION in element):
+            raise OtherModel(f"another model is served than the one of the request's {DESCRIPTION}")
         requests = [self._parse_element(element) for element in elements]
         # The limit applies to n > 1 only: Triton's max_batch_size bounds the batch size.
         count, limit = sum(request.n for request in requests), max(MAX_COMPLETIONS, len(elements))

@@ -86,9 +86,11 @@ def raw_elements(inputs: RawInputs, values: RequestValues) -> list[RawElement]:
 
 
 def _batch_size(inputs: RawInputs) -> int:
-    given = [name for name in (*PROMPTS, DESCRIPTION) if name in inputs]
+    given = [name for name in PROMPTS if name in inputs]
     if len(given) > 1:
         raise InvalidRequest(f"{given[0]} and {given[1]} are both given; a request must have one of them")
+    if not given and DESCRIPTION in inputs:
+        given = [DESCRIPTION]
     if not given:
         raise InvalidRequest("text_input is missing, and so is input_ids: a request must have one of them")
     (name,) = given

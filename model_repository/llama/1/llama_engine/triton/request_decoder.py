@@ -14,10 +14,10 @@ import triton_python_backend_utils as pb_utils
 
 from llama_engine.engine.dispatcher import RequestContext, ResponseDispatcher
 from llama_engine.engine.engine import Engine
-from llama_engine.errors import GenerationError, InvalidRequest, RequestError
+from llama_engine.errors import GenerationError, InvalidRequest, OtherModel, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
-from llama_engine.request.parameters import DESCRIPTION
+from llama_engine.request.parameters import DESCRIPTION, PROMPTS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.response import Response
 
@@ -92,7 +92,7 @@ class RequestDecoder:
         response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
             self._read(request, response)
-        except InvalidRequest as error:
+        except (InvalidRequest, OtherModel) as error:
             self._refuse(response, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
             _log.exception("request %s could not be read; its client gets an error", response.name)
@@ -108,7 +108,7 @@ class RequestDecoder:
             parameters, streams = forwarded
         values = {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        if DESCRIPTION in inputs:
+        if DESCRIPTION in inputs and not any(prompt in inputs for prompt in PROMPTS):
             response.description = self.engine.description.reply(self.parser.parse_digest(inputs, values))
             self.dispatcher.post_again(response)
             return

@@ -30,7 +30,12 @@ from llama_engine.triton.outputs import (
 MAX_TOKENS_AT_ONCE = 128
 """Maximum tokens whose log probabilities one `send` serializes: a few ms with 20 alternatives each."""
 
-_TRITON_CODES = {"CONTEXT_LENGTH": "INVALID_ARG", "QUEUE_FULL": "UNAVAILABLE", "STOPPING": "UNAVAILABLE"}
+_TRITON_CODES = {
+    "CONTEXT_LENGTH": "INVALID_ARG",
+    "QUEUE_FULL": "UNAVAILABLE",
+    "OTHER_MODEL": "UNAVAILABLE",
+    "STOPPING": "UNAVAILABLE",
+}
 """Triton's error codes of those of our codes that Triton doesn't have."""
 
 _log = logging.getLogger(__name__)

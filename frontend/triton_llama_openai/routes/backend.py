@@ -105,14 +105,11 @@ class Backend:
             self._engine.doubt.clear()
             try:
                 await self._ask()
-            except TritonLlamaError as error:
+            except Exception as error:  # noqa: BLE001  without this task an exchanged model would not be noticed
                 self._engine.doubt.set()
                 if not self._digest and str(error) != self._reason:
                     self._reason = str(error)
                     LOG.warning("%s is not served yet: %s", self.label, error)
-            except Exception:
-                # Without this task an exchanged model would not be noticed.
-                LOG.exception("%s: its description can't be read", self.label)
             self._asked.set()
             await asyncio.sleep(_PAUSE_S)
             with suppress(TimeoutError):

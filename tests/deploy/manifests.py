@@ -13,9 +13,10 @@ from deploy.code_blocks import ROOT
 from deploy.debian_packages import programs_or_skip
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling")
+FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling", "overlays/envoy")
 
 Manifest = dict[str, Any]
+NAME = "app.kubernetes.io/name"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,14 @@ class Overlay:
 
     @property
     def pod(self) -> Manifest:
-        """The specification of the Deployment's pods."""
-        spec: Manifest = self.only("Deployment")["spec"]["template"]["spec"]
-        return spec
+        """The specification of the servers' pods."""
+        return self.pods["triton-llama"]
+
+    @property
+    def pods(self) -> dict[str, Manifest]:
+        """The specification of each Deployment's pods, by their label app.kubernetes.io/name."""
+        templates = [deployment["spec"]["template"] for deployment in self.all("Deployment")]
+        return {template["metadata"]["labels"][NAME]: template["spec"] for template in templates}
 
     @property
     def containers(self) -> dict[str, Manifest]:

@@ -17,7 +17,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 from deploy.code_blocks import ROOT
-from deploy.manifests import FOLDERS, KUBERNETES, Manifest, Overlay, build, environment, mappings
+from deploy.manifests import FOLDERS, KUBERNETES, NAME, Manifest, Overlay, build, environment, mappings
 from engine.configs import read_config
 from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
@@ -87,22 +87,24 @@ def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:
 
 
 def test_every_container_is_locked_down(overlay: Overlay) -> None:
-    for container in overlay.containers.values():
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-        }, container["name"]
-    assert overlay.pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for pod in overlay.pods.values():
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "runAsNonRoot": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, container["name"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
 def test_a_pod_has_neither_the_nodes_namespaces_nor_a_cluster_token(overlay: Overlay) -> None:
-    account = overlay.only("ServiceAccount")
-    assert (account["automountServiceAccountToken"], overlay.pod["automountServiceAccountToken"]) == (False, False)
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & overlay.pod.keys()
-    # Variables of a Service called "llama" would be unknown settings, with which the model doesn't load.
-    assert overlay.pod["enableServiceLinks"] is False
+    assert overlay.only("ServiceAccount")["automountServiceAccountToken"] is False
+    for pod in overlay.pods.values():
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        # Variables of a Service called "llama" would be unknown settings, with which the model doesn't load.
+        assert pod["enableServiceLinks"] is False
 
 
 def test_the_server_downloads_nothing(overlay: Overlay) -> None:
@@ -133,11 +135,20 @@ def test_every_port_is_one_of_the_image(overlay: Overlay) -> None:
     (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
     of_the_image = dict(zip(("http", "grpc", "metrics", "openai"), map(int, exposed), strict=True))
     assert ports == of_the_image
-    names = [port["targetPort"] for service in overlay.all("Service") for port in service["spec"]["ports"]]
-    rules = [rule for policy in overlay.all("NetworkPolicy") for rule in policy["spec"].get("ingress", [])]
-    names += [port["port"] for rule in rules for port in rule["ports"]]
-    names += [end["port"] for monitor in overlay.all("PodMonitor") for end in monitor["spec"]["podMetricsEndpoints"]]
+    names = [end["port"] for monitor in overlay.all("PodMonitor") for end in monitor["spec"]["podMetricsEndpoints"]]
     assert set(names) <= set(ports)
+
+
+def test_services_and_policies_name_ports_of_their_pods(overlay: Overlay) -> None:
+    ports = {
+        name: {port["name"] for container in pod["containers"] for port in container["ports"]}
+        for name, pod in overlay.pods.items()
+    }
+    for service in (each["spec"] for each in overlay.all("Service")):
+        assert {port["targetPort"] for port in service["ports"]} <= ports[service["selector"][NAME]]
+    for policy in (each["spec"] for each in overlay.all("NetworkPolicy")):
+        named = {port["port"] for rule in policy.get("ingress", []) for port in rule["ports"]}
+        assert named <= ports[policy["podSelector"]["matchLabels"][NAME]]
 
 
 def test_every_container_runs_the_version_of_this_project(overlay: Overlay) -> None:
@@ -159,8 +170,9 @@ def test_every_variable_is_known(overlay: Overlay) -> None:
 
 
 def test_every_object_that_a_pod_names_exists(overlay: Overlay) -> None:
-    parts = list(mappings(overlay.pod))
+    parts = [part for pod in overlay.pods.values() for part in mappings(pod)]
     maps = {part["configMapKeyRef"]["name"] for part in parts if "configMapKeyRef" in part}
+    maps |= {part["configMap"]["name"] for part in parts if "configMap" in part}
     assert maps == {manifest["metadata"]["name"] for manifest in overlay.all("ConfigMap")}
     claims = {part["claimName"] for part in parts if "claimName" in part}
     assert claims == {manifest["metadata"]["name"] for manifest in overlay.all("PersistentVolumeClaim")}

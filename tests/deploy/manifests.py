@@ -13,7 +13,8 @@ from deploy.code_blocks import ROOT
 from deploy.debian_packages import programs_or_skip
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling")
+FOLDERS = ("base", *(f"overlays/{name}" for name in ("cpu-demo", "gpu", "autoscaling", "gateway", "kserve")))
+KSERVE_NAMES = {"kserve-container": "server", "transformer-container": "openai"}
 
 Manifest = dict[str, Any]
 
@@ -35,14 +36,18 @@ class Overlay:
 
     @property
     def pod(self) -> Manifest:
-        """The specification of the Deployment's pods."""
-        spec: Manifest = self.only("Deployment")["spec"]["template"]["spec"]
+        """The specification of the pods, which a Deployment has, or KServe's InferenceService."""
+        services = self.all("InferenceService")
+        spec: Manifest = (
+            services[0]["spec"]["predictor"] if services else self.only("Deployment")["spec"]["template"]["spec"]
+        )
         return spec
 
     @property
     def containers(self) -> dict[str, Manifest]:
-        """Every container of the pod by name, init containers included."""
-        return {part["name"]: part for part in [*self.pod.get("initContainers", []), *self.pod["containers"]]}
+        """Every container of the pod by name, init containers included; KServe's names are replaced by ours."""
+        parts = [*self.pod.get("initContainers", []), *self.pod["containers"]]
+        return {KSERVE_NAMES.get(part["name"], part["name"]): part for part in parts}
 
     @property
     def server(self) -> Manifest:

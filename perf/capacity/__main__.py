@@ -3,7 +3,7 @@
 The check: two replicas with a thread each, and an OpenAI endpoint beside each. After closed loops, from which its steps
 come, the queue gets the same Poisson arrivals as they do; a request goes to one of the two at random.
 
-The numbers of replicas: by the steps of perf/results/bench-smollm2.json, where a replica has two cores.
+The numbers of replicas: by closed loops of the results in MEASURED, in which a replica has two cores.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ LOADS = (0.4, 0.7)
 OUTPUT_TOKENS = 64
 """Mean of the check: requests enough for a 95th percentile in a minute."""
 USERS = (10, 1_000, 100_000)
+MEASURED = {
+    "chat": ("bench-smollm2", "smollm2/{}/triton_llama_int8"),
+    "retrieval": ("bench-drafts", "drafts/retrieval/{}/triton_llama_int8_drafts_off"),
+    "batch": ("bench-drafts", "drafts/retrieval/{}/triton_llama_int8_drafts_off"),
+}
+"""For each kind of users, closed loops of about as many tokens: a file of perf/results, and its measurements' keys."""
 SERVER = our_server("triton_llama_int8", "triton-llama INT8", "streaming", "int8", chats=True)
 
 
@@ -51,7 +57,7 @@ def main() -> None:
     results = Results(options.output, "capacity", settings, make_command("capacity"))
     row = SERVER.to_json()
     for name, kind in KINDS.items():
-        rate = highest_rate(benchmarked(), kind)
+        rate = highest_rate(benchmarked(*MEASURED[name]), kind)
         replicas = {str(users): math.ceil(users / (rate * kind.period)) for users in USERS}
         results.add(name, {**row, "kind": name, **kind._asdict(), "rate": round(rate, 3), "replicas": replicas})
     with ExitStack() as started:
@@ -108,14 +114,13 @@ def check(targets: Sequence[Target], prompt: int, replica: Replica, share: float
     }
 
 
-def benchmarked() -> Replica:
-    """Return the replica that bench-smollm2.json has measured."""
-    rows = read(RESULTS / "bench-smollm2.json").content["measurements"]
-    loops = {users: rows[f"smollm2/{users}/{SERVER.key}"] for users in LOOPS}
-    lengths = loops[1]["load"]
-    rates = {users: row["tokens_per_second"] / lengths["mean_output_tokens"] for users, row in loops.items()}
-    ttft = loops[1]["time_to_first_token_ms"]["mean"] / 1e3
-    return Replica.measured(ttft, lengths["prompt_tokens"], lengths["mean_output_tokens"], rates)
+def benchmarked(file: str, key: str) -> Replica:
+    """Return the replica that a result's closed loops measured."""
+    rows = read(RESULTS / f"{file}.json").content["measurements"]
+    loops = {users: rows[key.format(users)] for users in LOOPS}
+    prompt, output = (loops[1]["load"][name] for name in ("prompt_tokens", "mean_output_tokens"))
+    rates = {users: row["tokens_per_second"] / output for users, row in loops.items()}
+    return Replica.measured(loops[1]["time_to_first_token_ms"]["mean"] / 1e3, prompt, output, rates)
 
 
 if __name__ == "__main__":

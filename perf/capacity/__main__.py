@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from perf.capacity.queue import KINDS, Replica, figures, highest_rate, poisson, simulate
+from perf.capacity.queue import CHECKED, KINDS, Replica, figures, highest_rate, poisson, simulate
 from perf.checkpoint import smollm2
 from perf.command import make_command, positive
 from perf.environment import StealTime
@@ -33,7 +33,7 @@ from perf.servers.triton import our_server
 from perf.workload import SLOTS, requests
 
 REPLICAS, LOOPS, LOOP_S, TIMEOUT_S = 2, (1, 8, SLOTS), 6.0, 120.0
-LOADS = (0.4, 0.7)
+LOADS = (0.4, CHECKED)
 """Of the check: shares of the requests per second at which all slots are taken."""
 OUTPUT_TOKENS = 64
 """Mean of the check: requests enough for a 95th percentile in a minute."""

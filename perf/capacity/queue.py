@@ -21,6 +21,8 @@ from perf.workload import SLOTS, lengths
 
 PREFILL_TOKENS = 512
 """The default of the setting `prefill_tokens`."""
+CHECKED = 0.7
+"""The highest share of the most requests per second at which `make capacity` checks the queue."""
 SAMPLE = 1000
 """Requests of a simulation that looks for the highest rate."""
 
@@ -121,10 +123,10 @@ KINDS = {
 
 
 def highest_rate(replica: Replica, kind: Kind) -> float:
-    """Return the most requests per second of a kind for which a replica keeps its bounds, to 2 %."""
+    """Return the most requests per second of a kind for which a replica keeps its bounds, to 2 %, as far as CHECKED."""
     outputs = lengths("uniform", SAMPLE, kind.output)
     random.Random(0).shuffle(outputs)
-    low, high = 0.0, replica.saturated(kind.prompt, kind.output)
+    low, high = 0.0, CHECKED * replica.saturated(kind.prompt, kind.output)
     while high - low > high / 50:
         rate = (low + high) / 2
         found = figures(simulate(replica, poisson(rate, kind.prompt, outputs, 0)))

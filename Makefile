@@ -27,6 +27,7 @@ LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
 SOAK ?=
 RESUMPTION ?=
+CAPACITY ?=
 GPU ?=
 
 BIN := .venv/bin
@@ -142,7 +143,10 @@ soak: $(READY_DEV) ## mixed load over OpenAI's protocol and HTTP for MINUTES (30
 resumption: $(READY_DEV) ## SIGKILL to tritonservers and model processes under load, and rolling restarts: every answer equals the quiet run's (RESUMPTION options)
 	@$(PERF) perf.resumption $(if $(MODEL),--model '$(MODEL)') $(RESUMPTION)
 
-report: $(READY_DEV) ## write the tables and the picture of docs/benchmarks.md from perf/results/
+capacity: $(READY_DEV) ## replicas for 10 to 100,000 users, by a queue whose predictions two real replicas check: 3 minutes (CAPACITY options)
+	@$(PERF) perf.capacity $(CAPACITY)
+
+report: $(READY_DEV) ## write the tables of docs/benchmarks.md and docs/scale.md and the picture from perf/results/
 	@$(PERF) perf.report
 	@$(PERF) perf.plot
 

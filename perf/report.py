@@ -1,4 +1,4 @@
-"""Fill the tables of docs/benchmarks.md and the README from perf/results/*.json (`make report`).
+"""Fill the tables of docs/benchmarks.md, docs/scale.md and the README from perf/results/*.json (`make report`).
 
 A table stands between <!-- table: NAME --> and <!-- end: NAME -->; the rest of a page stays as it is.
 """
@@ -14,7 +14,7 @@ from perf.results_file import RESULTS, Result, Row, at, read
 from perf.table import Column, Table, figure, percent, pivot, several
 from perf.workload import SLOTS
 
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md", ROOT / "README.md")
 
 
 def conditions(result: Result) -> list[str]:
@@ -212,6 +212,29 @@ def quality(rows: Sequence[Row]) -> list[Table]:
     return [Table(columns, sorted(rows, key=lambda row: at(row, "kl_nats/mean") or 0.0))]
 
 
+def capacity(rows: Sequence[Row]) -> list[Table]:
+    """How many replicas each kind of users takes, and the queue's predictions beside what two replicas measured."""
+    kinds = [
+        Column("users", "kind", str),
+        *(Column(f"{name}, tokens", name, INTEGER) for name in ("prompt", "output")),
+        Column("a request every, s", "period", INTEGER),
+        *(Column(f"{name.upper()} p95 at most, s", name) for name in ("ttft", "itl")),
+        Column("requests/s of a replica", "rate"),
+        *(Column(f"replicas for {users:,}", f"replicas/{users}", INTEGER) for users in (10, 1_000, 100_000)),
+    ]
+    checks = [Column("of the most requests/s", "share", percent), REQUESTS]
+    for title, path, shown in (
+        ("tokens/s", "tokens_per_second", figure),
+        ("TTFT p50 / p95, ms", "time_to_first_token_ms", _p50_p95),
+        ("ITL p50 / p95, ms", "inter_token_latency_ms", _p50_p95),
+    ):
+        checks += [Column(f"{title}: {name}", f"{name}/{path}", shown) for name in ("predicted", "measured")]
+    return [
+        Table(kinds, [row for row in rows if "kind" in row]),
+        Table(checks, [row for row in rows if "share" in row]),
+    ]
+
+
 TABLES = {
     "headline": ("bench-smollm2", headline),
     "smollm2": ("bench-smollm2", speed),
@@ -221,6 +244,7 @@ TABLES = {
     "prefixes": ("bench-prefixes", prefixes),
     "formats": ("bench-formats", speed),
     "drafts": ("bench-drafts", drafts),
+    "capacity": ("capacity", capacity),
     "quality": ("quality", quality),
     "quality-formats": ("quality-formats", quality),
 }

@@ -54,10 +54,14 @@ def generate(
     timeout: float,
     warmup: int = 0,
     seconds: float | None = None,
+    arrivals: Sequence[float] | None = None,
 ) -> list[Record]:
-    """Do the same in this process; return one record per request, in order."""
+    """Do the same in this process; return one record per request, in order.
+
+    arrivals: the earliest second of each request. With as many users as requests the loop is open.
+    """
     load = _Load(target, requests, timeout)
-    asyncio.run(load.run(concurrency, warmup, seconds))
+    asyncio.run(load.run(concurrency, warmup, seconds, arrivals))
     for chat in load.begun:
         # The turns before it were read when it was sent.
         load.read(chat[-1])
@@ -88,7 +92,7 @@ class _Load:
     def _now(self) -> float:
         return time.perf_counter() - self._began
 
-    async def run(self, concurrency: int, warmup: int, seconds: float | None) -> None:
+    async def run(self, concurrency: int, warmup: int, seconds: float | None, arrivals: Sequence[float] | None) -> None:
         async with (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -107,6 +111,9 @@ class _Load:
                 # Since when the user is free: not now, as other users' answers may have been read since.
                 free = self._now()
                 for chat in waiting:
+                    if arrivals is not None:
+                        free = max(free, arrivals[chat[0]])
+                        await asyncio.sleep(free - self._now())
                     steady = free if steady is None and chat[0] >= warmup else steady
                     late = seconds is not None and steady is not None and free > steady + seconds
                     if late and chat[0] > warmup + 1:

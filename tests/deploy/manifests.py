@@ -13,7 +13,11 @@ from deploy.code_blocks import ROOT
 from deploy.debian_packages import programs_or_skip
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling", "overlays/envoy")
+FOLDERS = (
+    "base",
+    *(f"overlays/{name}" for name in ("cpu-demo", "gpu", "autoscaling", "envoy", "gateway", "kserve")),
+)
+KSERVE_NAMES = {"kserve-container": "server", "transformer-container": "openai"}
 
 Manifest = dict[str, Any]
 NAME = "app.kubernetes.io/name"
@@ -41,14 +45,17 @@ class Overlay:
 
     @property
     def pods(self) -> dict[str, Manifest]:
-        """The specification of each Deployment's pods, by their label app.kubernetes.io/name."""
+        """The specification of each Deployment's pods, or an InferenceService's, by app.kubernetes.io/name."""
+        if services := self.all("InferenceService"):
+            return {"triton-llama": services[0]["spec"]["predictor"]}
         templates = [deployment["spec"]["template"] for deployment in self.all("Deployment")]
         return {template["metadata"]["labels"][NAME]: template["spec"] for template in templates}
 
     @property
     def containers(self) -> dict[str, Manifest]:
-        """Every container of the pod by name, init containers included."""
-        return {part["name"]: part for part in [*self.pod.get("initContainers", []), *self.pod["containers"]]}
+        """Every container of the pod by name, init containers included; KServe's names are replaced by ours."""
+        parts = [*self.pod.get("initContainers", []), *self.pod["containers"]]
+        return {KSERVE_NAMES.get(part["name"], part["name"]): part for part in parts}
 
     @property
     def server(self) -> Manifest:

@@ -1,6 +1,6 @@
 """Every folder of deploy/kubernetes builds, is valid, runs with few rights, and agrees with image, engine and settings.
 
-Kinds of other projects (PodMonitor, ScaledObject) are checked against custom_resources/*.schema.json, which are their
+Kinds of other projects, such as PodMonitor, are checked against custom_resources/*.schema.json, which are their
 definitions reduced to the fields that are used here.
 """
 
@@ -77,6 +77,44 @@ def test_every_object_is_valid_for_kubernetes(version: str) -> None:
         else:
             kubernetes_validate.validate(manifest, version, strict=True)
     assert kinds > set(SCHEMAS)
+
+
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+def test_a_pod_of_kserve_is_valid_for_kubernetes(version: str) -> None:
+    spec = {name: value for name, value in build("overlays/kserve").pod.items() if name != "minReplicas"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "predictor"}, "spec": spec}
+    kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_kserve_sends_requests_to_the_endpoint() -> None:
+    # To the first port of transformer-container, or else of the first container.
+    overlay = build("overlays/kserve")
+    names = [container["name"] for container in overlay.pod["containers"]]
+    assert names == ["kserve-container", "transformer-container"]
+    assert [port["name"] for port in overlay.openai["ports"]] == ["openai"]
+    assert not overlay.all("Deployment")
+
+
+def test_pods_of_kserve_have_the_label_that_services_select() -> None:
+    overlay = build("overlays/kserve")
+    labels = overlay.only("InferenceService")["metadata"]["labels"]
+    assert all(service["spec"]["selector"].items() <= labels.items() for service in overlay.all("Service"))
+
+
+def test_the_pool_has_the_pods_with_the_port_of_the_endpoint() -> None:
+    overlay = build("overlays/gateway")
+    pool = overlay.only("InferencePool")
+    labels = overlay.only("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert [port["number"] for port in pool["spec"]["targetPorts"]] == [overlay.openai["ports"][0]["containerPort"]]
+
+
+def test_the_route_leads_to_the_pool() -> None:
+    overlay = build("overlays/gateway")
+    group, _, _ = overlay.only("InferencePool")["apiVersion"].partition("/")
+    (rule,) = overlay.only("HTTPRoute")["spec"]["rules"]
+    pool = {"group": group, "kind": "InferencePool", "name": overlay.only("InferencePool")["metadata"]["name"]}
+    assert rule["backendRefs"] == [pool]
 
 
 def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:

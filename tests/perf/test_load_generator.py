@@ -125,6 +125,16 @@ async def test_requests_after_the_last_second_are_no_part_of_the_run() -> None:
     assert sorted(received) == ["0", "1", "2", "3"]
 
 
+async def test_requests_arrive_at_their_moments_whatever_is_unanswered() -> None:
+    requests, arrivals = [Request("hang", 3), Request("fine", 3)], [0.1, 0.3]
+    async with serving() as (target, _):
+        first, second = await asyncio.to_thread(generate, target, requests, 2, 1.0, arrivals=arrivals)
+    assert [first.scheduled, second.scheduled] == arrivals
+    assert first.ended > second.ended
+    assert second.sent is not None
+    assert second.sent >= 0.3
+
+
 async def test_a_turn_has_the_chat_before_it_in_its_prompt() -> None:
     async with serving() as (target, received):
         chats = [Request(" a", 3), Request(" b", 3, 2), Request(" c", 3, 3), Request(" d", 3), Request(" e", 3, 2)]

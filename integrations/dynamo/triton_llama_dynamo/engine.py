@@ -15,13 +15,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.logprobs import parse_logprob_options
 from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.llm.exceptions import DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.runtime import Context
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import OverloadedError, RejectedInputError, TritonLlamaError, is_interruption
@@ -32,6 +33,9 @@ from triton_llama_openai.triton.engine_client import EngineClient
 from triton_llama_dynamo.capacity import Capacity, CapacityError, read_capacity
 from triton_llama_dynamo.model_files import write_model_files
 from triton_llama_dynamo.request import Answer, tensors_of
+
+if TYPE_CHECKING:
+    from dynamo._core.backend import SnapshotPublisher
 
 LOG = logging.getLogger("triton_llama_dynamo")
 
@@ -58,7 +62,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         self._metrics = metrics
         self._files = files
         self._kv_events = kv_events
-        self._publisher: Any = None
+        self._publisher: SnapshotPublisher | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.lost = False
         """Whether Triton was lost while this worker served."""
@@ -105,7 +109,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         """Begin to watch Triton."""
         self._watcher = asyncio.create_task(self._watch())
 
-    async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
+    async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of one request."""
         tensors = tensors_of(request, self._description)
         num_logprobs, _ = parse_logprob_options(request.get("output_options") or {})
@@ -133,7 +137,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         """Publish the load of all instances as one rank's."""
         return [0]
 
-    def attach_snapshot_publisher(self, publisher: Any) -> None:
+    def attach_snapshot_publisher(self, publisher: SnapshotPublisher) -> None:
         """Take Dynamo's publisher of the load."""
         self._publisher = publisher
 
@@ -143,7 +147,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
             self._watcher.cancel()
         await self._triton.close()
 
-    def _dynamo_error(self, error: TritonLlamaError) -> Exception:
+    def _dynamo_error(self, error: TritonLlamaError) -> DynamoException:
         if is_interruption(error):
             self._leave(str(error))
             return EngineShutdown(str(error))
@@ -157,16 +161,25 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         """Publish the load; leave when Triton is lost."""
         while not self.lost:
             try:
-                if not await self._triton.is_ready(_PROBE_S):
+                if await self._triton.is_ready(_PROBE_S):
+                    await self._publish_load()
+                else:
                     self._leave("the model isn't ready")
-                    return
-                load = (await self._capacity()).load
-                self._publisher.publish(0, _snapshot(load.used_pages, load.pages))
             except TritonLlamaError as error:
                 self._leave(str(error))
             except CapacityError as error:
                 LOG.warning("%s", error)
             await asyncio.sleep(_INTERVAL_S)
+
+    async def _publish_load(self) -> None:
+        if self._publisher is None:
+            return
+        load = (await self._capacity()).load
+        used, total = load.used_pages, load.pages
+        snapshot = ComponentSnapshot(
+            kv_used_blocks=used, kv_total_blocks=total, gpu_cache_usage=used / total, dp_rank=0
+        )
+        self._publisher.publish(0, snapshot)
 
     def _leave(self, reason: str) -> None:
         if not self.lost:
@@ -188,13 +201,7 @@ async def _description(triton: EngineClient) -> Description:
             await asyncio.sleep(_INTERVAL_S)
 
 
-def _snapshot(used: int, total: int) -> ComponentSnapshot:
-    return ComponentSnapshot(kv_used_blocks=used, kv_total_blocks=total, gpu_cache_usage=used / total, dp_rank=0)
-
-
-async def _until_stopped(
-    responses: AsyncGenerator[list[Chunk], None], context: Any
-) -> AsyncGenerator[Chunk, None]:
+async def _until_stopped(responses: AsyncGenerator[list[Chunk], None], context: Context) -> AsyncGenerator[Chunk, None]:
     """Yield the chunks of a stream until its end, or until the request is cancelled, which closes it."""
     stopped = asyncio.ensure_future(context.async_killed_or_stopped())
     async with aclosing(responses):

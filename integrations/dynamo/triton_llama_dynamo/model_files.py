@@ -9,7 +9,7 @@ from triton_llama_openai.triton.description import Description
 
 
 def write_model_files(description: Description, folder: Path) -> None:
-    """Write into a new or an existing folder: config, tokenizer and chat template as a Hugging Face checkpoint has them, no weights."""
+    """Write config, tokenizer and chat template as a Hugging Face checkpoint has them. folder: may exist."""
     folder.mkdir(exist_ok=True)
     config = {
         # The frontend needs one, and uses none of a text model's.

@@ -19,11 +19,14 @@ from triton_llama.tensors import Tensor
 from triton_llama_openai.triton.description import Description
 
 _SAMPLING = (
-    *("temperature", "top_p", "min_p", "seed"),
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-_STOPPING = ("max_tokens", "min_tokens", "ignore_eos")
 """Options of Dynamo that are inputs of the same name."""
+
+_INPUTS = {"stream": ("BOOL", False)} | {
+    name: ("BYTES" if datatype == "STRING" else datatype, is_list) for name, (datatype, is_list) in INPUTS.items()
+}
 
 _SALT_PREFIX = "dynamo-cache-salt:"
 """By which Dynamo's reader of KV events knows a salt among a block's `extra_keys`, and which it removes."""
@@ -36,45 +39,53 @@ def tensors_of(request: Mapping[str, Any], description: Description) -> list[Ten
         InvalidArgument: the prompt fills the context, or the request asks for several completions or a beam search.
     """
     prompt = token_ids_to_list(request["token_ids"])
-    sampling: Mapping[str, Any] = request.get("sampling_options") or {}
-    stopping: Mapping[str, Any] = request.get("stop_conditions") or {}
-    routing: Mapping[str, Any] = request.get("routing") or {}
-    if len(prompt) >= description.max_model_len:
+    room = description.max_model_len - len(prompt)
+    if room <= 0:
         raise InvalidArgument(f"the prompt has {len(prompt)} tokens; the context has {description.max_model_len}")
-    if (sampling.get("n") or 1) > 1:
-        # Dynamo's adapter ends a worker's stream at the first finish reason.
-        raise InvalidArgument(f"n is {sampling['n']}; it must be 1")
-    if sampling.get("use_beam_search"):
-        raise InvalidArgument("use_beam_search is true, but there is no beam search")
-    values = {name: sampling.get(name) for name in _SAMPLING} | {name: stopping.get(name) for name in _STOPPING}
-    if values["temperature"] is None and "temperature" not in description.checkpoint_defaults:
-        # OpenAI's default.
-        values["temperature"] = 1.0
-    if values["max_tokens"] is None:
-        values["max_tokens"] = description.max_model_len - len(prompt)
-    if values["seed"] is not None:
-        values["seed"] %= 2**64
-    if sampling.get("top_k") is not None:
-        # -1 is off, too.
-        values["top_k"] = max(sampling["top_k"], 0)
-    hidden = stopping.get("stop_token_ids_hidden") or []
-    values["stop_token_ids"] = [*hidden, *(stopping.get("stop_token_ids") or [])] or None
+    values = _sampling(request, description) | _stopping(request.get("stop_conditions") or {}, room)
+    values |= {"stream": True, "return_output_ids": True}
     values["num_logprobs"], values["prompt_logprobs"] = parse_logprob_options(request.get("output_options") or {})
+    routing: Mapping[str, Any] = request.get("routing") or {}
     values["priority"] = -int(routing.get("priority") or 0)
     if routing.get("cache_salt"):
         values["cache_salt"] = f"{_SALT_PREFIX}{routing['cache_salt']}"
-    values |= _guide_of(sampling.get("guided_decoding") or {})
-    values |= {"stream": True, "return_output_ids": True}
     tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
     for name, value in values.items():
         if value is not None:
-            datatype, is_list = ("BOOL", False) if name == "stream" else INPUTS[name]
-            elements = tuple(value) if is_list else (value,)
-            tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
+            datatype, is_list = _INPUTS[name]
+            tensors.append(Tensor(name, datatype, tuple(value) if is_list else (value,)))
     return tensors
 
 
-def _guide_of(guide: Mapping[str, Any]) -> dict[str, str]:
+def _sampling(request: Mapping[str, Any], description: Description) -> dict[str, Any]:
+    options: Mapping[str, Any] = request.get("sampling_options") or {}
+    if (options.get("n") or 1) > 1:
+        # Dynamo's adapter ends a worker's stream at the first finish reason.
+        raise InvalidArgument(f"n is {options['n']}; it must be 1")
+    if options.get("use_beam_search"):
+        raise InvalidArgument("use_beam_search is true, but there is no beam search")
+    values = {name: options.get(name) for name in _SAMPLING}
+    if values["temperature"] is None and "temperature" not in description.checkpoint_defaults:
+        # OpenAI's default.
+        values["temperature"] = 1.0
+    if values["seed"] is not None:
+        values["seed"] %= 2**64
+    if values["top_k"] is not None:
+        # -1 is off, too.
+        values["top_k"] = max(values["top_k"], 0)
+    return values | _guide(options.get("guided_decoding") or {})
+
+
+def _stopping(options: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """Return the inputs that end the text. room: tokens that the prompt leaves of the context."""
+    values = {name: options.get(name) for name in ("max_tokens", "min_tokens", "ignore_eos")}
+    if values["max_tokens"] is None:
+        values["max_tokens"] = room
+    ids = [*(options.get("stop_token_ids") or []), *(options.get("stop_token_ids_hidden") or [])]
+    return values | {"stop_token_ids": ids or None}
+
+
+def _guide(guide: Mapping[str, Any]) -> dict[str, str]:
     """Return the inputs of a guide, of which Dynamo has validated that it has one field."""
     names = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar", "structural_tag": "structural_tag"}
     for name, kind in names.items():

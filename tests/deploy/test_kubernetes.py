@@ -16,6 +16,7 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 from deploy.code_blocks import ROOT
 from deploy.manifests import FOLDERS, KUBERNETES, Manifest, Overlay, build, environment, mappings
 from engine.configs import read_config
@@ -77,6 +78,13 @@ def test_every_object_is_valid_for_kubernetes(version: str) -> None:
         else:
             kubernetes_validate.validate(manifest, version, strict=True)
     assert kinds > set(SCHEMAS)
+
+
+def test_the_pods_of_dynamos_deployment_are_valid() -> None:
+    manifest = yaml.safe_load((ROOT / "integrations" / "dynamo" / "kubernetes.yaml").read_text())
+    for component in manifest["spec"]["components"]:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": component["podTemplate"]["spec"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:

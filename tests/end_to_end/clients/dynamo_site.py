@@ -53,8 +53,9 @@ class Replica:
 
     def kill_triton(self) -> None:
         """SIGKILL tritonserver and its models' processes."""
-        self.triton.kill()
-        self.triton.wait()
+        if self.triton.pid:
+            self.triton.kill()
+        self.triton.stop()
 
     def restart_triton(self) -> None:
         """Start a Triton anew; its worker, which waits for it, serves again."""
@@ -107,8 +108,7 @@ class Site:
             process.kill()
             process.wait()
         for replica in self.replicas:
-            replica.triton.kill()
-            replica.triton.wait()
+            replica.kill_triton()
 
     def start(self, module: str, options: list[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a module of the environment. log: gets its output."""

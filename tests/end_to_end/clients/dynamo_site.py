@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from contextlib import ExitStack
@@ -112,7 +113,7 @@ class Site:
 
     def start(self, module: str, options: list[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a module of the environment. log: gets its output."""
-        command = [installed("dynamo") / "bin" / "python", "-m", module, *options]
+        command: list[str | Path] = [installed("dynamo") / "bin" / "python", "-m", module, *options]
         with log.open("ab") as written:
             process = subprocess.Popen(command, env=self.environment, stdout=written, stderr=written, cwd=self.home)
         self._processes.append(process)
@@ -125,6 +126,12 @@ class Site:
         except httpx.TransportError:
             return 0
         return sum(instance["endpoint"] == "generate" for instance in health["instances"])
+
+    def requests(self) -> list[int]:
+        """Return how many requests each Triton has answered."""
+        pattern = r'^nv_inference_request_success\{model="llama",version="1"\} (\d+)'
+        pages = [httpx.get(f"http://{replica.triton.metrics_url}/metrics").text for replica in self.replicas]
+        return [int(count) for page in pages for count in re.findall(pattern, page, re.MULTILINE)]
 
     def await_workers(self, number: int) -> None:
         """Wait until there are so many, and they serve the model."""

@@ -88,7 +88,7 @@ test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients
 	@$(SIDE_BY_SIDE) --jobs=4 .long-engine .whole-compose test-clients .short-engine \
 	  $(patsubst %,.whole-%,$(filter-out engine,$(ROOMS))) check
 
-test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
+test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.8 GB)
 	@exec $(PYTEST) tests/end_to_end/clients
 
 # The engine's tests take longest. In make test they have a core to themselves; in make test-all they are two parts.

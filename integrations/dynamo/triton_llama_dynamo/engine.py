@@ -15,13 +15,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.logprobs import parse_logprob_options
 from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
-from dynamo.llm.exceptions import DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 from dynamo.runtime import Context
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
@@ -120,7 +120,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
                 async for chunk in chunks:
                     yield answer.chunk(chunk)
         except TritonLlamaError as error:
-            raise self._dynamo_error(error) from error
+            self._raise(error)
         if context.is_stopped():
             yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 
@@ -147,12 +147,15 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
             self._watcher.cancel()
         await self._triton.close()
 
-    def _dynamo_error(self, error: TritonLlamaError) -> DynamoException:
+    def _raise(self, error: TritonLlamaError) -> NoReturn:
         if is_interruption(error):
             self._leave(str(error))
-            return EngineShutdown(str(error))
-        kinds = {RejectedInputError: InvalidArgument, OverloadedError: WorkerUnavailable}
-        return kinds.get(type(error), Unknown)(str(error))
+            raise EngineShutdown(str(error)) from error
+        if isinstance(error, RejectedInputError):
+            raise InvalidArgument(str(error)) from error
+        if isinstance(error, OverloadedError):
+            raise HttpError(503, str(error)) from error
+        raise Unknown(str(error)) from error
 
     async def _capacity(self) -> Capacity:
         return await asyncio.to_thread(read_capacity, self._metrics, self._triton.model)

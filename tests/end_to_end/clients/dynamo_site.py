@@ -84,6 +84,8 @@ class Site:
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
             "DYN_TCP_RPC_HOST": HOST,
+            "DYN_TCP_RESPONSE_STREAM_HOST": HOST,
+            "DYN_EVENT_PLANE_HOST": HOST,
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
             "HF_HUB_OFFLINE": "1",
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from triton_llama_openai.triton.description import Description
@@ -22,10 +23,14 @@ def write_model_files(description: Description, folder: Path) -> None:
     tokenizer = {"tokenizer_class": description.tokenizer_class, **description.special_tokens}
     if "default" in description.chat_templates:
         tokenizer["chat_template"] = description.chat_templates["default"]
-    for name, content in (
-        ("config.json", config),
-        ("generation_config.json", {"eos_token_id": config["eos_token_id"]}),
-        ("tokenizer_config.json", tokenizer),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=2))
-    (folder / "tokenizer.json").write_text(description.tokenizer)
+    files = {
+        "config.json": json.dumps(config),
+        "generation_config.json": json.dumps({"eos_token_id": config["eos_token_id"]}),
+        "tokenizer_config.json": json.dumps(tokenizer),
+        "tokenizer.json": description.tokenizer,
+    }
+    for name, text in files.items():
+        # Another worker may read or write the same file.
+        written = folder / f".{name}.{os.getpid()}"
+        written.write_text(text)
+        written.replace(folder / name)

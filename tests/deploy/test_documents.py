@@ -20,7 +20,7 @@ README, API_PAGE, CLIENTS_PAGE, METRICS_PAGE, BENCHMARKS_PAGE = (
     (ROOT / f"{name}.md").read_text()
     for name in ("README", "docs/api", "docs/clients", "docs/metrics", "docs/benchmarks")
 )
-LINKED_PAGES = [*PAGES, *sorted((ROOT / "deploy").glob("*/README.md"))]
+LINKED_PAGES = [*PAGES, *sorted(ROOT.glob("deploy/*/README.md")), *sorted(ROOT.glob("integrations/*/README.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 each_page = pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -16,6 +16,7 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 from deploy.code_blocks import ROOT
 from deploy.manifests import FOLDERS, KUBERNETES, NAME, Manifest, Overlay, build, environment, mappings
 from engine.configs import read_config
@@ -115,6 +116,13 @@ def test_the_route_leads_to_the_pool() -> None:
     (rule,) = overlay.only("HTTPRoute")["spec"]["rules"]
     pool = {"group": group, "kind": "InferencePool", "name": overlay.only("InferencePool")["metadata"]["name"]}
     assert rule["backendRefs"] == [pool]
+
+
+def test_the_pods_of_dynamos_deployment_are_valid() -> None:
+    manifest = yaml.safe_load((ROOT / "integrations" / "dynamo" / "kubernetes.yaml").read_text())
+    for component in manifest["spec"]["components"]:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": component["podTemplate"]["spec"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:

@@ -17,7 +17,10 @@ def description_of(folder: Path = EMBEDDED) -> dict[str, object]:
     config = json.loads((folder / "tokenizer_config.json").read_text())
     return described(
         name=folder.name,
+        model_type="llama",
+        vocabulary=3072,
         max_model_len=CONTEXT,
+        end_token_ids=[2],
         special_tokens={name: token for name, token in config.items() if name.endswith("_token") and token},
         chat_templates={"default": (folder / "chat_template.jinja").read_text()},
         tokenizer_class=config["tokenizer_class"],

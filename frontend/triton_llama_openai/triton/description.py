@@ -1,4 +1,4 @@
-"""The description that the engine gives of the model it serves (docs/api.md), as far as the endpoint reads it."""
+"""The description that the engine gives of the model it serves (docs/api.md), as far as servers in front read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Description(BaseModel):
-    """What the endpoint needs of a checkpoint. tokenizer: the content of a tokenizer.json.
+    """What a server in front of Triton needs of a checkpoint. tokenizer: the content of a tokenizer.json.
 
     checkpoint_defaults: names of the parameters whose default the checkpoint's generation config has.
     """
@@ -18,7 +18,10 @@ class Description(BaseModel):
     digest: str
     format: Literal[1]
     name: str
+    model_type: str
+    vocabulary: int
     max_model_len: int
+    end_token_ids: tuple[int, ...]
     special_tokens: dict[str, object]
     chat_templates: dict[str, str]
     tokenizer: str

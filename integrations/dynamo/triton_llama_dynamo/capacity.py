@@ -1,0 +1,41 @@
+"""What one Triton can hold and what it holds, from its metrics page."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from http.client import HTTPException
+from typing import NamedTuple
+
+from triton_llama_openai.metrics import EngineLoad
+from triton_llama_openai.triton.engine_load import engine_load
+
+_TIMEOUT_S = 2.0
+
+
+class CapacityError(Exception):
+    """The metrics page doesn't answer, or has no such model."""
+
+
+class Capacity(NamedTuple):
+    """slots: sequences that can be decoded together. load: with the pages of the KV cache."""
+
+    slots: int
+    load: EngineLoad
+
+
+def read_capacity(address: str, model: str) -> Capacity:
+    """Return the capacity of all instances of a model. address: HOST:PORT of Triton's metrics.
+
+    Raises:
+        CapacityError: the page doesn't answer, or has no such model.
+    """
+    # Without the environment's proxies, as for gRPC's address.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
+            page = response.read().decode()
+        slots = re.findall(rf'^llama_slots\{{.*model="{re.escape(model)}".*\}} (\S+)', page, re.MULTILINE)
+        return Capacity(int(sum(map(float, slots))), engine_load(page, model))
+    except (OSError, HTTPException, LookupError, ValueError) as error:
+        raise CapacityError(f"the metrics at {address} can't be read: {error}") from error

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from llama_engine.engine.sequence_builder import choices_of
-from llama_engine.errors import InvalidRequest
+from llama_engine.errors import InvalidRequest, OtherModel
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.parameters import NAMES, PARAMETERS, SAMPLING_PARAMETERS
 from llama_engine.request.parser import GenerationRequest, RequestParser
@@ -68,7 +68,7 @@ def _check(tokenizer: Tokenizer, inputs: dict[str, NDArray[Any]], parameters: di
     parser = RequestParser(tokenizer, GenerationDefaults({"max_tokens": 16}), MAX_MODEL_LEN)
     try:
         (request,) = parser.parse(inputs, parameters)
-    except InvalidRequest as error:
+    except (InvalidRequest, OtherModel) as error:
         message = str(error)
         assert len(message) < 600, message
         assert "\n" not in message, message

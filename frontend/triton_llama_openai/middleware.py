@@ -55,7 +55,7 @@ class Interruption(NamedTuple):
 class RequestRecord:
     """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
 
-    session: the client's name for a conversation. model: the name that a request for text gives. finish_reasons: of its
+    session: the client's name for a conversation. model: its served name, of a request for text. finish_reasons: of its
     choices that have ended. prompt: as it came, or a chat's text. key_digest: of the API key, empty without one.
     """
 

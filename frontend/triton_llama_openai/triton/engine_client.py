@@ -121,7 +121,7 @@ class EngineClient:
         """Return whether the model can answer; raises TritonLlamaError without an answer. key: see `stream`."""
         with self.errors(timeout):
             request = messages.ModelReadyRequest(name=self.model)
-            metadata = ((KEY_HEADER, key),)
+            metadata = ((KEY_HEADER, key),) if key else ()
             return bool((await self.stub().ModelReady(request, timeout=timeout, metadata=metadata)).ready)
 
     async def description(self, known_digest: str, timeout: float) -> Description | None:

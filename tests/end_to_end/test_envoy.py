@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,5 +188,12 @@ def test_a_key_over_its_rate_is_refused_and_others_are_not(replicas: Replicas) -
         assert (status("slow"), client.get("/metrics", headers={"x-api-key": "another"}).status_code) == (404, 404)
 
 
-def test_metrics_are_not_for_clients(replicas: Replicas) -> None:
-    assert HTTP.get(f"{replicas.url}/metrics").status_code == 404
+@pytest.mark.parametrize(
+    "target",
+    ["/metrics", "/metrics/", "/metrics?x", "//metrics", "/%6detrics", "/a/../metrics", "/metrics/a/..", "/metrics%2f"],
+)
+def test_metrics_are_not_for_clients(replicas: Replicas, target: str) -> None:
+    # httpx would resolve the dots.
+    with closing(HTTPConnection(replicas.envoy.address("clients"))) as connection:
+        connection.request("GET", target)
+        assert connection.getresponse().status == 404

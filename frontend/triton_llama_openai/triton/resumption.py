@@ -134,7 +134,7 @@ class Resumption:
         return streams
 
     def _key(self) -> str:
-        """Return the key of the next try; after an interruption another one, for a proxy to pick another replica."""
+        """Return the key of the next try; after an interruption another one: a proxy may pick another replica."""
         return self._request.key + (str(self._tries) if self._tries else "")
 
     def _add(self, chunks: list[Chunk]) -> None:

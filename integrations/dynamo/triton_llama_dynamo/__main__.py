@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import os
+import signal
+import subprocess
 import sys
 
-from dynamo.common.backend.run import run
-
-from triton_llama_dynamo.engine import TritonEngine
+LOST = 911 & 0xFF
+"""Exit code of a worker whose Triton was lost. Dynamo exits with 911, of which the system keeps a byte, when requests
+don't end within its DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT."""
 
 
 def main() -> None:
-    """Serve until SIGTERM. When Triton is lost, leave Dynamo and begin anew, which waits for Triton.
+    """Run a worker until SIGTERM. When its Triton is lost, start another one, which waits for Triton.
 
     A new process is a new worker to Dynamo's routers, which so forget the pages of the lost Triton.
     """
-    engines: list[TritonEngine] = []
+    stopping = False
+    worker: subprocess.Popen[bytes] | None = None
 
-    async def parsed(argv: list[str] | None) -> tuple[TritonEngine, object]:
-        engine, config = await TritonEngine.from_args(argv)
-        engines.append(engine)
-        return engine, config
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopping
+        stopping = True
+        if worker is not None:
+            worker.terminate()
 
-    run(TritonEngine, engine_factory=parsed)
-    if engines[0].lost:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    exit_code = LOST
+    while exit_code == LOST and not stopping:
+        worker = subprocess.Popen([sys.executable, "-m", "triton_llama_dynamo.worker", *sys.argv[1:]])
+        if stopping:
+            # The signal came before `worker` was set.
+            worker.terminate()
+        exit_code = worker.wait()
+    sys.exit(0 if stopping else exit_code)
 
 
 if __name__ == "__main__":

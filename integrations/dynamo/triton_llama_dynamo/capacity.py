@@ -14,7 +14,7 @@ _TIMEOUT_S = 2.0
 
 
 class CapacityError(Exception):
-    """The metrics page doesn't answer, or has no such model."""
+    """The metrics page doesn't answer, or has no pages of such a model."""
 
 
 class Capacity(NamedTuple):
@@ -28,7 +28,7 @@ def read_capacity(address: str, model: str) -> Capacity:
     """Return the capacity of all instances of a model. address: HOST:PORT of Triton's metrics.
 
     Raises:
-        CapacityError: the page doesn't answer, or has no such model.
+        CapacityError: the page doesn't answer, or has no pages of such a model, as in its first moments.
     """
     # Without the environment's proxies, as for gRPC's address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -36,6 +36,9 @@ def read_capacity(address: str, model: str) -> Capacity:
         with opener.open(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
             page = response.read().decode()
         slots = re.findall(rf'^llama_slots\{{.*model="{re.escape(model)}".*\}} (\S+)', page, re.MULTILINE)
-        return Capacity(int(sum(map(float, slots))), engine_load(page, model))
+        capacity = Capacity(int(sum(map(float, slots))), engine_load(page, model))
     except (OSError, HTTPException, LookupError, ValueError) as error:
         raise CapacityError(f"the metrics at {address} can't be read: {error}") from error
+    if not capacity.load.pages:
+        raise CapacityError(f"the metrics at {address} have no pages of the model {model} yet")
+    return capacity

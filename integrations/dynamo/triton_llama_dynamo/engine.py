@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,7 +25,15 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Un
 from dynamo.runtime import Context
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import OTHER_MODEL, OverloadedError, RejectedInputError, TritonLlamaError, is_interruption
+from triton_llama.errors import (
+    OTHER_MODEL,
+    LlamaConnectionError,
+    OverloadedError,
+    RejectedInputError,
+    ServerError,
+    TritonLlamaError,
+    is_interruption,
+)
 from triton_llama.status import metrics_address
 from triton_llama_openai.triton.description import Description
 from triton_llama_openai.triton.engine_client import EngineClient
@@ -42,6 +50,9 @@ LOG = logging.getLogger("triton_llama_dynamo")
 _INTERVAL_S = 1.0
 """Between two looks at Triton."""
 _PROBE_S = 5.0
+_MAX_FAILURES = 2
+"""Consecutive failed probes before Triton is lost."""
+_DRAIN_POLL_S = 0.1
 _DESCRIPTION_S = 60.0
 _REQUEST_S = 24 * 3600.0
 """A request's timeout is the frontend's."""
@@ -62,6 +73,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         self._metrics = metrics
         self._files = files
         self._kv_events = kv_events
+        self._num_requests = 0
         self._publisher: SnapshotPublisher | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.lost = False
@@ -93,8 +105,14 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         return engine, config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Return what Triton serves and what it can hold."""
-        capacity = await self._capacity()
+        """Return what Triton serves and what it can hold, once Triton says it."""
+        while True:
+            try:
+                capacity = await self._capacity()
+                break
+            except CapacityError as error:
+                LOG.warning("waiting for Triton: %s", error)
+                await asyncio.sleep(_INTERVAL_S)
         return EngineConfig(
             model=str(self._files),
             llm=LlmRegistration(
@@ -116,12 +134,15 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         answer = Answer(num_logprobs)
         # Without a key: there is one Triton.
         responses = self._triton.stream(tensors, context.id(), range(1), _REQUEST_S, "")
+        self._num_requests += 1
         try:
             async with aclosing(_until_stopped(responses, context)) as chunks:
                 async for chunk in chunks:
                     yield answer.chunk(chunk)
         except TritonLlamaError as error:
             self._raise(error)
+        finally:
+            self._num_requests -= 1
         if context.is_stopped():
             yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 
@@ -143,14 +164,18 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         self._publisher = publisher
 
     async def cleanup(self) -> None:
-        """Close the connection."""
+        """Close the connection once all requests have ended; Dynamo bounds the wait."""
+        while self._num_requests:
+            await asyncio.sleep(_DRAIN_POLL_S)
         if self._watcher is not None:
             self._watcher.cancel()
         await self._triton.close()
 
     def _raise(self, error: TritonLlamaError) -> NoReturn:
-        if is_interruption(error) or error.code == OTHER_MODEL:
+        if error.code == OTHER_MODEL:
             self._leave(str(error))
+        if is_interruption(error) or error.code == OTHER_MODEL:
+            self._triton.doubt.set()
             raise EngineShutdown(str(error)) from error
         if isinstance(error, RejectedInputError):
             raise InvalidArgument(str(error)) from error
@@ -162,18 +187,31 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         return await asyncio.to_thread(read_capacity, self._metrics, self._triton.model)
 
     async def _watch(self) -> None:
-        """Publish the load; leave when Triton is lost."""
+        """Publish the load; leave when Triton can't be reached, or fails two probes in a row."""
+        failures = 0
         while not self.lost:
+            self._triton.doubt.clear()
             try:
-                if await self._triton.is_ready(_PROBE_S):
-                    await self._publish_load()
-                else:
-                    self._leave("the model isn't ready")
-            except TritonLlamaError as error:
+                await self._probe()
+                failures = 0
+                await self._publish_load()
+            except LlamaConnectionError as error:
                 self._leave(str(error))
+            except TritonLlamaError as error:
+                failures += 1
+                if failures == _MAX_FAILURES:
+                    self._leave(str(error))
             except CapacityError as error:
                 LOG.warning("%s", error)
-            await asyncio.sleep(_INTERVAL_S)
+            except Exception:
+                LOG.exception("a look at Triton failed")
+            # An interrupted request is a reason to probe at once.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._triton.doubt.wait(), _INTERVAL_S)
+
+    async def _probe(self) -> None:
+        if not await self._triton.is_ready(_PROBE_S):
+            raise ServerError("the model isn't ready")
 
     async def _publish_load(self) -> None:
         if self._publisher is None:
@@ -212,12 +250,13 @@ async def _until_stopped(responses: AsyncGenerator[list[Chunk], None], context: 
         try:
             while True:
                 response = asyncio.ensure_future(anext(responses, None))
-                await asyncio.wait((response, stopped), return_when=asyncio.FIRST_COMPLETED)
-                if not response.done():
+                try:
+                    await asyncio.wait((response, stopped), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    # `responses` can't be closed while it runs. A response that has arrived stays.
                     response.cancel()
                     await asyncio.wait((response,))
-                    return
-                if (chunks := response.result()) is None:
+                if response.cancelled() or (chunks := response.result()) is None:
                     return
                 for chunk in chunks:
                     yield chunk

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from triton_llama_openai.triton.description import Description
 
 
 def write_model_files(description: Description, folder: Path) -> None:
-    """Write config, tokenizer and chat template as a Hugging Face checkpoint has them. folder: may exist."""
-    folder.mkdir(exist_ok=True)
+    """Write config, tokenizer and chat template as a Hugging Face checkpoint has them. folder: may exist.
+
+    Raises:
+        SystemExit: something else has the folder's name, or it is another user's.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise SystemExit(f"{folder} must be this user's folder: remove it, or set TMPDIR to another place")
     config = {
         # The frontend needs one, and uses none of a text model's.
         "architectures": ["LlamaForCausalLM"],

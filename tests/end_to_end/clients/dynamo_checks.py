@@ -172,6 +172,10 @@ async def test_a_lost_triton_ends_requests_with_the_error_that_migrates_them(
     lost = TritonEngine(closed, description, "127.0.0.1:9", tmp_path, None)
     with pytest.raises(EngineShutdown, match="no connection"):
         await answer_of(lost, request_of())
-    assert lost.lost
+    assert not lost.lost
+    await lost.on_endpoint_ready(None)
+    async with asyncio.timeout(10):
+        while not lost.lost:
+            await asyncio.sleep(0.01)
     assert len(signals) == 1
     await lost.cleanup()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+from adjacent_ports import adjacent_ports
 from end_to_end.clients.environments import installed
 from end_to_end.servers import ENVIRONMENT, until
 from triton_local.ports import Service, choose_ports
@@ -24,7 +24,7 @@ class Replica:
     def __init__(self, site: Site, number: int) -> None:
         self._site = site
         self._ports = choose_ports(HOST, _FREE)
-        self.kv_events = f"tcp://{HOST}:{_pair_of_ports()}"
+        self.kv_events = f"tcp://{HOST}:{adjacent_ports(2)}"
         self.log = site.home / f"worker{number}.log"
         self.triton = self._new_triton()
         self.worker: subprocess.Popen[bytes] | None = None
@@ -51,6 +51,12 @@ class Replica:
         assert self.worker is not None
         self.worker.kill()
         self.worker.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM Triton and worker together, as a pod's end does."""
+        assert self.worker is not None
+        self.triton.terminate()
+        self.worker.terminate()
 
     def kill_triton(self) -> None:
         """SIGKILL tritonserver and its models' processes."""
@@ -141,15 +147,3 @@ class Site:
 
     def _lists_a_model(self) -> bool:
         return bool(httpx.get(f"{self.base_url}/models").json()["data"])
-
-
-def _pair_of_ports() -> int:
-    """Return a free port that is followed by a free one."""
-    while True:
-        with socket.create_server((HOST, 0)) as first:
-            port = int(first.getsockname()[1])
-            try:
-                with socket.create_server((HOST, port + 1)):
-                    return port
-            except (OSError, OverflowError):
-                continue

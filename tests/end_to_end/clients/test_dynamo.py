@@ -153,3 +153,9 @@ def test_the_worker_passes_the_checks_of_dynamos_contract(site: Site) -> None:
     urls = {"TRITON": site.replicas[0].triton.grpc_url, "TRITON_METRICS": site.replicas[0].triton.metrics_url}
     ended = subprocess.run(command, env={**site.environment, **urls}, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_worker_that_is_told_to_end_with_its_triton_ends(site: Site, client: openai.OpenAI, quiet: list[str]) -> None:
+    assert Streams(client).texts(site.replicas[0].terminate) == quiet
+    assert site.replicas[0].worker is not None
+    assert site.replicas[0].worker.wait(60) == 0

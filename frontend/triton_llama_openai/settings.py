@@ -38,6 +38,14 @@ def _collector(text: str) -> str:
 
 
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:/[!-~]*)?")
+
+
+def _one_address(text: str) -> str:
+    if "," in text:
+        raise PydanticCustomError("several_addresses", "Input should be one address; several Tritons need a proxy")
+    return text
+
+
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Collector = Annotated[str, AfterValidator(_collector)]
 File = Annotated[Path, AfterValidator(_existing_file)]
@@ -48,7 +56,7 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    triton: Text = "localhost:8001"
+    triton: Annotated[Text, AfterValidator(_one_address)] = "localhost:8001"
     """gRPC endpoint of Triton, or of a proxy in front of several (docs/openai.md#several-tritons): HOST:PORT, or
     grpcs://HOST:PORT for TLS"""
     triton_metrics: Text | None = None

@@ -114,7 +114,7 @@ def test_without_triton_metrics_there_are_no_gauges_and_one_line_says_so(
             assert gauges(served) == ()
             time.sleep(0.1)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"/metrics has no vllm: gauges, because http://{HOST}:{triton.port + 1}/metrics can't be")
+    assert line.startswith(f"the vllm: gauges of /metrics are without http://{HOST}:{triton.port + 1}/metrics, which")
 
 
 def test_a_page_that_does_not_answer_delays_no_scrape(triton: FakeTriton) -> None:

@@ -60,7 +60,7 @@ def test_a_file_of_models_excludes_the_settings_of_one_model(tmp_path: Path) -> 
         ('[{"served_name": "a"}, {"served_name": "a"}]', "two models have one name"),
         ('[{"tokenizer": "x"}]', r"\[0\].tokenizer is unknown"),
         ('[{"triton": "http://x"}]', "triton: url is 'http://x'"),
-        ('[{"triton": "a:1,b:1"}]', "triton: url is 'a:1,b:1': its port must be a number"),
+        ('[{"triton": "a:1,b:1"}]', "triton is 'a:1,b:1'; it must be one address; several"),
         ('[{"chat_template": "/does/not/exist"}]', "chat_template is '/does/not/exist'; it must be a file"),
     ],
 )

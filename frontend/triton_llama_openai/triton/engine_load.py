@@ -68,7 +68,9 @@ class MetricsPage:
                 self._failed = False
             except (OSError, HTTPException, LookupError, ValueError) as error:
                 if not self._failed:
-                    LOG.warning("/metrics has no vllm: gauges, because %s can't be read: %s", self._url, error)
+                    LOG.warning(
+                        "the vllm: gauges of /metrics are without %s, which can't be read: %s", self._url, error
+                    )
                 self._failed = True
             if self._closed.wait(_INTERVAL_S):
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -77,15 +78,17 @@ class Metrics:
 
     def wait_for_slots(self, slots: int, waiting: int = 0) -> None:
         """Wait until `slots` sequences run and `waiting` requests wait, in the model or in Triton's queue."""
+        seen = Counter[tuple[float, ...]]()
 
-        def are_there(metrics: Metrics) -> bool:
-            now = metrics.read()
+        def are_there() -> bool:
+            now = self.read()
             running, *waits = (
                 now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_requests", PENDING)
             )
+            seen[running, *waits] += 1
             return (running, sum(waits)) == (slots, waiting)
 
-        self.wait(are_there, f"{slots} run, {waiting} wait")
+        until(are_there, lambda: f"{slots} run, {waiting} wait, in the model or in Triton; seen were {seen}")
 
     def idle(self) -> bool:
         """Return whether no request has a slot or waits for one."""

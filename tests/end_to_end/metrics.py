@@ -77,7 +77,10 @@ class Metrics:
         assert grown == expected, f"{name} {labels} has grown by {grown} and not by {expected}"
 
     def wait_for_slots(self, slots: int, waiting: int = 0) -> None:
-        """Wait until `slots` sequences run and `waiting` requests wait, in the model or in Triton's queue."""
+        """Wait until `slots` sequences run and `waiting` requests wait, in the model or in Triton's queue.
+
+        One more may wait: the supervisor asks a model that hasn't made a step for a token.
+        """
         seen = Counter[tuple[float, ...]]()
 
         def are_there() -> bool:
@@ -86,7 +89,7 @@ class Metrics:
                 now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_requests", PENDING)
             )
             seen[running, *waits] += 1
-            return (running, sum(waits)) == (slots, waiting)
+            return running == slots and waiting <= sum(waits) <= waiting + 1
 
         until(are_there, lambda: f"{slots} run, {waiting} wait, in the model or in Triton; seen were {seen}")
 

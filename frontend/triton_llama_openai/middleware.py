@@ -118,10 +118,10 @@ class RecordRequests:
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                answered = MutableHeaders(scope=message)
-                answered["x-request-id"] = record.id
+                response_headers = MutableHeaders(scope=message)
+                response_headers["x-request-id"] = record.id
                 if record.ignored:
-                    answered["x-ignored-parameters"] = _header_of(record.ignored)
+                    response_headers["x-ignored-parameters"] = _header_of(record.ignored)
             await send(message)
 
         # A scrape doesn't count itself.

@@ -110,7 +110,10 @@ class TraceRequests:
 
 
 class _Exporter(OTLPSpanExporter):
-    """Logs the first problem with the collector, and no other one until an export has succeeded."""
+    """Logs the first problem with the collector, and no other one until an export has succeeded.
+
+    The model's llama_engine/observability/traces.py has the same class: neither may import the other.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(f"{url.rstrip('/')}/v1/traces")

@@ -25,6 +25,9 @@ _NAMES = ("llama_waiting_requests", "llama_slots_in_use", "llama_kv_cache_pages"
 PAGE_SIZES = {"cpu": 16, "cuda": 256}
 """Tokens in a page of the engine's KV cache, by device."""
 
+# Without the environment's proxies, as for gRPC's address.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 
 class MetricsPage:
     """Triton's metrics page. address: HOST:PORT. model: its name in Triton."""
@@ -58,13 +61,10 @@ class MetricsPage:
         self._closed.set()
 
     def _read_on(self) -> None:
-        # Without the environment's proxies, as for gRPC's address.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() <= self._asked_at + _WANTED_S:
             began = time.monotonic()
             try:
-                with opener.open(self._url, timeout=_MAX_AGE_S) as response:
-                    self._latest = began, engine_load(response.read().decode(), self._model)
+                self._latest = began, engine_load(read_page(self._url, _MAX_AGE_S), self._model)
                 self._failed = False
             except (OSError, HTTPException, LookupError, ValueError) as error:
                 if not self._failed:
@@ -74,6 +74,12 @@ class MetricsPage:
                 self._failed = True
             if self._closed.wait(_INTERVAL_S):
                 return
+
+
+def read_page(url: str, timeout: float) -> str:
+    """Return a metrics page. Raises OSError, HTTPException or ValueError if it can't be read in `timeout` seconds."""
+    with _OPENER.open(url, timeout=timeout) as response:
+        return str(response.read().decode())
 
 
 def engine_load(page: str, model: str) -> EngineLoad:

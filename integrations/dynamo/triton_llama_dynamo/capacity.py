@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from http.client import HTTPException
 from typing import NamedTuple
 
 from triton_llama_openai.metrics import EngineLoad
-from triton_llama_openai.triton.engine_load import engine_load
+from triton_llama_openai.triton.engine_load import engine_load, read_page
 
 _TIMEOUT_S = 2.0
 
@@ -30,11 +29,8 @@ def read_capacity(address: str, model: str) -> Capacity:
     Raises:
         CapacityError: the page doesn't answer, or has no pages of such a model, as in its first moments.
     """
-    # Without the environment's proxies, as for gRPC's address.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
-            page = response.read().decode()
+        page = read_page(f"http://{address}/metrics", _TIMEOUT_S)
         slots = re.findall(rf'^llama_slots\{{.*model="{re.escape(model)}".*\}} (\S+)', page, re.MULTILINE)
         capacity = Capacity(int(sum(map(float, slots))), engine_load(page, model))
     except (OSError, HTTPException, LookupError, ValueError) as error:

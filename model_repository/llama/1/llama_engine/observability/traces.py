@@ -92,7 +92,10 @@ def _attributes(sequence: EngineSequence) -> dict[str, dict[str, int]]:
 
 
 class _Exporter(OTLPSpanExporter):
-    """Logs the first problem with the collector, and no other one until an export has succeeded."""
+    """Logs the first problem with the collector, and no other one until an export has succeeded.
+
+    The endpoint's triton_llama_openai/traces.py has the same class: neither may import the other.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(f"{url.rstrip('/')}/v1/traces")

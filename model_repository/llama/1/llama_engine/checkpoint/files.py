@@ -128,7 +128,7 @@ def read_object(path: Path, max_bytes: int = _MAX_JSON) -> Mapping[str, Any]:
     """Return the JSON object in a file. Raises CheckpointError if there is none, or if the file is larger."""
     try:
         if (size := path.stat().st_size) > max_bytes:
-            raise file_error(path, f"it has {size} bytes; it must have at most {max_bytes}")
+            raise file_error(path, f"it has {size} bytes; a JSON file has at most {max_bytes}")
         data = path.read_bytes()
         if is_lfs_pointer(data):
             raise file_error(path, LFS_ADVICE)

@@ -42,7 +42,7 @@ def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms:
     y = torch.full((tokens, packed.matrix.outputs), torch.nan)
     room = QuantizedTokens(tokens, wide.shape[1], inputs, terms)
     kernels.linear(
-        packed.matrix, room.structure, wide.data_ptr(), tokens, y.data_ptr(), torch.get_num_threads()
+        packed.matrix, room.structure, None, None, wide.data_ptr(), tokens, y.data_ptr(), torch.get_num_threads()
     )  # fmt: skip
     return y[:, : len(layer.weight)]
 

@@ -20,7 +20,8 @@ from textwrap import wrap
 from typing import Any
 
 from llama_engine.observability.metrics import METRICS
-from llama_engine.request.parameters import NOT_SAMPLING, PARAMETERS, Parameter
+from llama_engine.request.parameter import Parameter
+from llama_engine.request.parameters import NOT_SAMPLING, PARAMETERS
 from llama_engine.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BeforeValidator

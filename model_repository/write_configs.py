@@ -131,7 +131,8 @@ def metrics() -> list[str]:
 
 def endpoint_paths() -> list[str]:
     """Return the lines of the table of the endpoint's paths."""
-    document = openapi_document(create_app(endpoint.Settings(), Models([])).routes, ignores_unknown=False)
+    app = create_app(endpoint.Settings(lora_updates="on"), Models([]))
+    document = openapi_document(app.routes, ignores_unknown=False)
     calls = [
         (f"{method.upper()} {path}", operation.get("description", ""))
         for path, operations in document["paths"].items()

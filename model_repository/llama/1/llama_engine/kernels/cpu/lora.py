@@ -55,31 +55,31 @@ class PackedLora:
         outputs.
         """
         dtype = torch.bfloat16 if all(part.weights.a.dtype == torch.bfloat16 for part in parts) else torch.float32
-        a = torch.cat([part.weights.a.to(dtype) for part in parts])
-        padding = padded(len(a), RANKS) - len(a)
-        a = functional.pad(torch.where(inputs < 0, 0, a[:, inputs.clamp(min=0)]), (0, 0, 0, padding))
+        a = torch.cat([part.weights.a.T.to(dtype) for part in parts], dim=1)
+        padding = padded(a.shape[1], RANKS) - a.shape[1]
+        a = _take(functional.pad(a, (0, padding)), inputs).view(len(inputs), -1, RANKS)
         scaling = torch.cat([torch.full((len(part.weights.a),), scale * part.weights.scaling) for part in parts])
         channels = source.view(-1, OUTPUTS)
+        last = channels.amax(1)
         # Each row is the C structure of a block: two int32 in the first column, an int64 in the second.
         ranges, b, size = torch.zeros(len(channels), 2, dtype=torch.int64), [], 0
         for part in parts:
             (outputs, rank), first = part.weights.b.shape, part.first_output
-            last = channels.amax(1)
             blocks = ((last >= first) & (last < first + outputs)).nonzero()[:, 0]
-            own = channels[blocks] - first
-            values = torch.where(own[:, :, None] < 0, 0, part.weights.b.to(dtype)[own.clamp(min=0)])
+            own = torch.where(channels[blocks] < 0, -1, channels[blocks] - first).flatten()
+            values = _take(part.weights.b.to(dtype), own).view(-1, OUTPUTS, rank)
             b.append(values.transpose(1, 2).flatten())
             ranges.view(torch.int32)[blocks, :2] = torch.tensor([part.first_rank, rank], dtype=torch.int32)
             ranges[blocks, 1] = size + torch.arange(len(blocks)) * rank * OUTPUTS
             size += b[-1].numel()
         self._tensors = (
-            a.view(-1, RANKS, len(inputs)).transpose(1, 2).contiguous(),
+            a.transpose(0, 1).contiguous(),
             torch.cat(b),
             functional.pad(scaling, (0, padding)),
             ranges,
         )
         pointers = (tensor.data_ptr() for tensor in self._tensors)
-        self.structure = Lora(*pointers, len(a) // RANKS, dtype == torch.bfloat16)
+        self.structure = Lora(*pointers, a.shape[1], dtype == torch.bfloat16)
 
 
 class LoraTable:
@@ -155,6 +155,11 @@ def linear_sources(architecture: Architecture) -> dict[str, tuple[torch.Tensor, 
         "gate_up": (gate_up_channels(architecture.intermediate), hidden),
         "down": (hidden, inner),
     }
+
+
+def _take(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return these rows; -1 is a row of zeros."""
+    return functional.pad(rows, (0, 0, 0, 1)).index_select(0, torch.where(index < 0, len(rows), index))
 
 
 def _whole(size: int) -> torch.Tensor:

@@ -20,7 +20,8 @@ from textwrap import wrap
 from typing import Any
 
 from llama_engine.observability.metrics import METRICS
-from llama_engine.request.parameters import NOT_SAMPLING, PARAMETERS, Parameter
+from llama_engine.request.parameter import Parameter
+from llama_engine.request.parameters import NOT_SAMPLING, PARAMETERS
 from llama_engine.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BeforeValidator
@@ -130,7 +131,8 @@ def metrics() -> list[str]:
 
 def endpoint_paths() -> list[str]:
     """Return the lines of the table of the endpoint's paths."""
-    document = openapi_document(create_app(endpoint.Settings(), Models([])).routes, ignores_unknown=False)
+    app = create_app(endpoint.Settings(lora_updates="on"), Models([]))
+    document = openapi_document(app.routes, ignores_unknown=False)
     calls = [
         (f"{method.upper()} {path}", operation.get("description", ""))
         for path, operations in document["paths"].items()

@@ -36,6 +36,8 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
     "guided_decoding_guide": ("STRING", False),
     "priority": ("INT32", False),
     "cache_salt": ("STRING", False),
+    "lora_name": ("STRING", False),
+    "lora_task_id": ("UINT64", False),
     "prediction": ("STRING", False),
     "stream_interval_ms": ("INT32", False),
     "exclude_input_in_output": ("BOOL", False),
@@ -84,6 +86,8 @@ class SamplingOptions(TypedDict, total=False):
     guided_decoding_guide: str | None
     priority: int | None
     cache_salt: str | None
+    lora_name: str | None
+    lora_task_id: int | None
     prediction: str | None
     stream_interval_ms: int | None
     exclude_input_in_output: bool | None
@@ -169,6 +173,11 @@ class SamplingParams:
     """Requests with a lower value get a free slot first, equal ones in order of arrival; Triton's queue ignores it."""
     cache_salt: str | None = None
     """Prompts share cached prefixes only with requests of the same salt."""
+    lora_name: str | None = None
+    """The LoRA adapter that computes the completion; empty: none, the base model."""
+    lora_task_id: int | None = None
+    """The number of that adapter, as TensorRT-LLM's clients name it; 0: none. Beside `lora_name` it must be the same
+    adapter's."""
     prediction: str | None = None
     """A text that the completion probably repeats, such as the file that it edits. It changes the speed and no token;
     what is beyond `max_tokens` is ignored."""

@@ -17,8 +17,16 @@ from starlette.routing import BaseRoute
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics
-from triton_llama_openai.middleware import HeaderLimit, NormalizeTarget, RecordRequests, limited_route
+from triton_llama_openai.middleware import (
+    HeaderLimit,
+    NormalizeTarget,
+    RecordRequests,
+    RequestRecord,
+    limited_route,
+    lora_use,
+)
 from triton_llama_openai.openapi import openapi_document
+from triton_llama_openai.routes.adapters import add_adapter_updates
 from triton_llama_openai.routes.chat import add_chat
 from triton_llama_openai.routes.completions import add_completions
 from triton_llama_openai.routes.models import Models, add_models
@@ -38,7 +46,8 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     Raises:
         InvalidSettingsError: the file of API keys can't be used, or the packages for traces are missing.
     """
-    metrics = Metrics(models.loads)
+    records: set[RequestRecord] = set()
+    metrics = Metrics(models.loads, lambda: lora_use(models.num_adapters(), records))
     authorized = []
     if settings.api_keys_file is not None:
         authorized = [Depends(ApiKeys.read(settings.api_keys_file).authorize)]
@@ -64,7 +73,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
             expose_headers=_EXPOSED_HEADERS,
         )
     close_traces = _trace(app, settings.traces)
-    app.add_middleware(RecordRequests, metrics=metrics, log_requests=settings.log_requests)
+    app.add_middleware(RecordRequests, metrics=metrics, records=records, log_requests=settings.log_requests)
     app.add_middleware(NormalizeTarget)
     _handle_errors(app)
     app.include_router(_with_bodies(models, settings), dependencies=authorized)
@@ -102,6 +111,8 @@ def _with_bodies(models: Models, settings: Settings) -> APIRouter:
         raise ApiError(400, _NO_EMBEDDINGS, None, "unsupported_endpoint")
 
     add_tokenization(router, models, settings)
+    if settings.lora_updates == "on":
+        add_adapter_updates(router, models, settings)
     return router
 
 

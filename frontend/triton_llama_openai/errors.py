@@ -164,6 +164,8 @@ def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
             return ApiError(400, message, None, "invalid_value")
         params = [fields[name] for name in names]
         message = ", ".join(params) + message.removeprefix(", ".join(names))
+        if params == ["model"]:
+            return ApiError(404, message, "model", "model_not_found")
         code = "context_length_exceeded" if error.code == "CONTEXT_LENGTH" else "invalid_value"
         return ApiError(400, message, params[0], code)
     if isinstance(error, OverloadedError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -64,10 +65,45 @@ class _EngineGauges(Collector):
         return [waiting, running, usage, info]
 
 
+class LoraUse(NamedTuple):
+    """Adapters: the number that is loaded, and the names of those with requests, before and after the first token."""
+
+    loaded: int = 0
+    waiting: Sequence[str] = ()
+    running: Sequence[str] = ()
+
+
+class _LoraGauge(Collector):
+    """vLLM's gauge of adapters, by which the Gateway API's picker finds an endpoint that runs one."""
+
+    def __init__(self, use: Callable[[], LoraUse]) -> None:
+        self._use = use
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        return [self._family()]
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        family, use = self._family(), self._use()
+        if use.loaded:
+            family.add_metric([str(use.loaded), ",".join(use.running), ",".join(use.waiting)], time.time())
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Time of the scrape. Its labels are max_lora (loaded adapters, which all run at once), "
+            "running_lora_adapters and waiting_lora_adapters: those of this endpoint's requests with and without a "
+            "token, with commas between. Absent without adapters.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+
+
 class Metrics:
     """One endpoint's metrics, in a registry of their own. loads: returns those known now, by the model's name."""
 
-    def __init__(self, loads: Callable[[], Mapping[str, EngineLoad]] = dict) -> None:
+    def __init__(
+        self, loads: Callable[[], Mapping[str, EngineLoad]] = dict, lora_use: Callable[[], LoraUse] = LoraUse
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "llama_openai_requests",
@@ -103,6 +139,7 @@ class Metrics:
         )
 
         self._registry.register(_EngineGauges(loads))
+        self._registry.register(_LoraGauge(lora_use))
 
     def page(self) -> bytes:
         """Return the page for Prometheus."""

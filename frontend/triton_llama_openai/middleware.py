@@ -10,7 +10,7 @@ import time
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten
-from triton_llama_openai.metrics import Metrics
+from triton_llama_openai.metrics import LoraUse, Metrics
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.settings import Settings
 
@@ -51,12 +51,13 @@ class Interruption(NamedTuple):
     ended: float
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestRecord:
     """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
 
-    session: the client's name for a conversation. model: its served name, of a request for text. finish_reasons: of its
-    choices that have ended. prompt: as it came, or a chat's text. key_digest: of the API key, empty without one.
+    session: the client's name for a conversation. model: its served name, of a request for text. adapter: its name, of
+    a request with one. finish_reasons: of its choices that have ended. prompt: as it came, or a chat's text.
+    key_digest: of the API key, empty without one.
     """
 
     id: str
@@ -67,6 +68,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     model: str = ""
+    adapter: str = ""
     finish_reasons: list[str] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
     prompt: object = None
@@ -81,6 +83,13 @@ class RequestRecord:
     def end_interruption(self, outcome: str, began: float) -> None:
         """Note the end of an interruption. began: its monotonic time."""
         self.interruptions.append(Interruption(outcome, began, time.monotonic()))
+
+
+def lora_use(loaded: int, records: Collection[RequestRecord]) -> LoraUse:
+    """Return which adapters the requests in flight use. loaded: number of adapters."""
+    used = [(record.adapter, record.completion_tokens > 0) for record in records if record.adapter]
+    waiting, running = (sorted({name for name, runs in used if runs is state}) for state in (False, True))
+    return LoraUse(loaded, waiting, running)
 
 
 class NormalizeTarget:
@@ -99,10 +108,14 @@ class NormalizeTarget:
 
 
 class RecordRequests:
-    """ASGI middleware: `request.state.record` becomes metrics, a log line and headers of the answer."""
+    """ASGI middleware: `request.state.record` becomes metrics, a log line and headers of the answer.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, log_requests: str) -> None:
+    records: has those of the requests in flight.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, records: set[RequestRecord], log_requests: str) -> None:
         self._app = app
+        self._records = records
         self._metrics = metrics
         self._log_requests = log_requests
 
@@ -127,10 +140,12 @@ class RecordRequests:
         # A scrape doesn't count itself.
         counted = int(scope["path"] != "/metrics")
         self._metrics.in_flight.inc(counted)
+        self._records.add(record)
         try:
             await self._app(scope, receive, send_recorded)
         finally:
             self._metrics.in_flight.dec(counted)
+            self._records.discard(record)
             self._report(scope, record)
 
     def _report(self, scope: Scope, record: RequestRecord) -> None:

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.routing import BaseRoute
 
+from triton_llama_openai.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.protocol.responses import ResponsesRequest
@@ -22,6 +23,8 @@ BODIES: Mapping[str, type[Schema]] = {
     "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/load_lora_adapter": LoadAdapterRequest,
+    "/v1/unload_lora_adapter": UnloadAdapterRequest,
 }
 """The schema of each path with a body. Routes parse bodies themselves, so that FastAPI doesn't know them."""
 
@@ -47,14 +50,16 @@ def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> d
     """Return the document of these routes, OpenAPI 3.1. ignores_unknown: bodies may have other fields, too."""
     document = get_openapi(title="triton-llama-openai", version=package_version(), routes=routes)
     mode: JsonSchemaMode = "validation"
+    # Settings leave out paths.
+    bodies = {path: schema for path, schema in BODIES.items() if path in document["paths"]}
     names, definitions = models_json_schema(
-        [(schema, mode) for schema in BODIES.values()], ref_template=f"{_COMPONENTS}{{model}}"
+        [(schema, mode) for schema in bodies.values()], ref_template=f"{_COMPONENTS}{{model}}"
     )
     if ignores_unknown:
         for definition in definitions["$defs"].values():
             definition.pop("additionalProperties", None)
     document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR}}
-    for path, schema in {**BODIES, **_RENDERED}.items():
+    for path, schema in {**bodies, **_RENDERED}.items():
         content = {"application/json": {"schema": names[schema, mode]}}
         operation = document["paths"][path]["post"]
         operation["requestBody"] = {"required": True, "content": content}

@@ -90,6 +90,9 @@ class Settings(ModelSettings):
     allowed_origins: Text | None = None
     """origins of browser pages that may call, with commas between; * is any (CORS). Pages may read the headers
     x-request-id, x-ignored-parameters and retry-after"""
+    lora_updates: Literal["off", "on"] = "off"
+    """on: /v1/load_lora_adapter and /v1/unload_lora_adapter load and unload adapters, for every holder of a key where
+    there are keys (docs/openai.md#adapters)"""
     openapi: Literal["off", "on"] = "on"
     """on: GET /openapi.json describes paths and fields, to the holders of a key where there are keys"""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"

@@ -19,6 +19,7 @@ from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
+from llama_engine.request.adapters import AdapterCommand
 from llama_engine.request.parser import RequestParser
 from numpy.typing import NDArray
 
@@ -132,13 +133,18 @@ from llama_engine.triton.outputs import release_tensors  # noqa: E402 - as above
 from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder  # noqa: E402 - imports what is installed above
 
 
+def _no_command(command: AdapterCommand, response: object) -> None:
+    raise AssertionError(f"{command} is for tests of AdapterCommands")
+
+
 @contextmanager
 def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestDecoder]:
     """A decoder of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher = ResponseDispatcher()
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
+    log = RequestLog(log_level)
     try:
-        yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, dispatcher)
+        yield RequestDecoder(engine, parser, QueuePolicy(), True, True, log, stats, dispatcher, _no_command)
     finally:
         assert dispatcher.close(SECONDS)
         stats.close(SECONDS)

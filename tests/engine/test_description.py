@@ -20,6 +20,7 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.errors import OtherModel
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
+from llama_engine.request.adapters import Adapter
 from llama_engine.triton.request_decoder import RequestDecoder
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -97,18 +98,26 @@ def _reply(decoder: RequestDecoder, request: Request) -> str:
 
 
 def test_an_empty_digest_is_answered_with_the_document(decoder: RequestDecoder) -> None:
-    assert _reply(decoder, Request(description_digest=text(""))) == decoder.engine.description.document
+    description = decoder.engine.description
+    assert _reply(decoder, Request(description_digest=text(""))) == description.reply("", ())
+    assert json.loads(description.reply("", ())) == {**json.loads(description.document), "adapters": []}
 
 
 def test_the_current_digest_is_answered_with_itself_alone(decoder: RequestDecoder) -> None:
     digest = decoder.engine.description.digest
-    assert json.loads(_reply(decoder, Request(description_digest=text(digest)))) == {"digest": digest}
+    reply = json.loads(_reply(decoder, Request(description_digest=text(digest))))
+    assert reply == {"digest": digest, "adapters": []}
 
 
 def test_the_description_is_built_under_scheduling_batch(decoder: RequestDecoder) -> None:
     batch = replace(decoder, inflight=False)
     response: Any = batch.decode(cast(Any, Request(description_digest=text("")))).build()
-    assert response.values() == {"text_output": [decoder.engine.description.document]}
+    assert response.values() == {"text_output": [decoder.engine.description.reply("", ())]}
+
+
+def test_a_description_lists_the_loaded_adapters(fp32: LoadedModel) -> None:
+    reply = engine_of(fp32).description.reply("", [Adapter("sql", 7, "d1", 16, 1)])
+    assert json.loads(reply)["adapters"] == [{"name": "sql", "number": 7, "digest": "d1", "rank": 16}]
 
 
 def test_a_request_for_the_description_is_not_logged(decoder: RequestDecoder, caplog: pytest.LogCaptureFixture) -> None:

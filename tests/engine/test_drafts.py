@@ -227,13 +227,13 @@ def _common(left: list[int], right: list[int]) -> int:
 def test_finished_sequences_are_bounded_for_each_salt_and_in_all() -> None:
     finished = FinishedHistories()
     for number in range(10):
-        finished.add("one", History([number]))
-    assert [history.tokens for history in finished.get("one")] == [[number] for number in (9, 8, 7, 6)][:MAX_HISTORIES]
-    finished.add("two", History(range(MAX_HISTORY_TOKENS)))
-    assert list(finished.get("one")) == []
-    assert list(finished.get("three")) == []
-    finished.add("two", History(range(MAX_HISTORY_TOKENS + 1)))
-    assert list(finished.get("two")) == []
+        finished.add(b"one", History([number]))
+    assert [history.tokens for history in finished.get(b"one")] == [[number] for number in (9, 8, 7, 6)][:MAX_HISTORIES]
+    finished.add(b"two", History(range(MAX_HISTORY_TOKENS)))
+    assert list(finished.get(b"one")) == []
+    assert list(finished.get(b"three")) == []
+    finished.add(b"two", History(range(MAX_HISTORY_TOKENS + 1)))
+    assert list(finished.get(b"two")) == []
 
 
 def test_the_number_of_guesses_maximizes_the_expected_rate() -> None:

@@ -23,6 +23,7 @@ from llama_engine.engine.kv_events import KvEvents
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import InvalidSettings
 from llama_engine.model.loader import LoadedModel
+from llama_engine.request.adapters import Adapter
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 
@@ -181,6 +182,18 @@ def test_a_subscriber_has_the_cached_pages(int8: LoadedModel, port: int) -> None
         assert evicted > 100
         assert max(live.runs) > 1
         assert {salt for salt, _ in expected} == {"", "a", "b"}
+
+
+def test_pages_of_an_adapter_name_it_as_vllm_does(int8: LoadedModel, port: int) -> None:
+    request = GenerationRequest(
+        prompt="", prompt_tokens=tuple(range(12)), cache_salt="s", adapter=Adapter("sql", 0, "d", 16, 3)
+    )
+    sequence = Sequence(request, Detokenizer(min_tokens=0, max_tokens=9, stop_words=(), end_tokens=()))
+    sequence.page_digests = [bytes([page] * 32) for page in range(3)]
+    with closing(KvEvents(f"tcp://127.0.0.1:{port}", PAGE)) as events:
+        stored = events._stored(sequence, [0, 1])
+    assert (stored["lora_name"], stored["lora_id"]) == ("sql", 3)
+    assert stored["extra_keys"] == [["sql", "s"], ["sql"]]
 
 
 def test_pages_that_follow_each_other_are_one_event(port: int) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import fields
 
 import pytest
-from llama_engine.bounds import Address, Bound, Choice, Integer, Real, Url
+from llama_engine.adapter_names import AdapterSource, AdapterSources
+from llama_engine.bounds import Address, Bound, Choice, Integer, Real, Text, Url
 from llama_engine.errors import InvalidSettings
 from llama_engine.settings import BOUNDS, Settings
 
@@ -23,6 +24,9 @@ def _good(bound: Bound[object]) -> dict[str, object]:
             return {
                 text: text for text in ("off", "tcp://*:1", "tcp://127.0.0.1:5557/kv@a:1@b", "tcp://pod-0.llama:65534")
             }
+        case AdapterSources():
+            sql, json = AdapterSource("sql", 0, "/loras/sql"), AdapterSource("a/b.c_-", 2**64 - 1, "org/json@v1")
+            return {"": (), "sql=/loras/sql": (sql,), f"sql=/loras/sql, a/b.c_-:{2**64 - 1}=org/json@v1": (sql, json)}
         case Url():
             return {text: text for text in ("off", "http://127.0.0.1:4318", "https://[::1]:4318", "http://otel/otlp/")}
     return {"meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf"}
@@ -50,6 +54,21 @@ def _bad(bound: Bound[object]) -> tuple[str, ...]:
                 "http://a b",
                 "http://a/ ",
             )
+        case AdapterSources():
+            return (
+                "a",
+                "a=",
+                "=b",
+                "a=b,",
+                "a=b,a=c",
+                "a:1=b,c:1=d",
+                "a:0=b",
+                f"a:{2**64}=b",
+                "a b=c",
+                f"{'a' * 129}=b",
+            )
+        case Text(may_be_empty=True):
+            return ()
     return ("",)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 from frontend.descriptions import CONTEXT, description_of
 from frontend.model_request import ModelRequest, read_request
-from triton_llama.tensors import Tensor, Value
+from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
@@ -34,13 +34,15 @@ class FakeTriton:
     status if there is one, to that number of requests (failures); after_tokens: once that number of responses is sent.
     broken: changes each response after the first. die_after: responses after which the server dies, once; restarts: it
     is there again at once. draft_tokens: accepted and rejected ones of each choice. cancelled: ids of requests whose
-    client has left. descriptions, whole_descriptions: their numbers; they aren't among the requests.
+    client has left. adapters: the versions of the loaded adapters by name. descriptions, whole_descriptions: their
+    numbers; they aren't among the requests, as updates of adapters aren't.
     """
 
     port: int = 0
     server: Server | None = None
     ready: bool = True
     models: dict[str, dict[str, object]] = field(default_factory=lambda: {"llama": description_of()})
+    adapters: dict[str, str] = field(default_factory=dict)
     decoupled: bool = True
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
     text: Callable[[ModelRequest], list[str]] | None = None
@@ -58,6 +60,7 @@ class FakeTriton:
     draft_tokens: tuple[int, int] | None = None
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
+    updates: list[ModelRequest] = field(default_factory=list)
     descriptions: int = 0
     whole_descriptions: int = 0
     cancelled: list[str] = field(default_factory=list)
@@ -98,7 +101,7 @@ class FakeTriton:
             last = number == len(tokens) - 1
             yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
 
-    def describe(self, model: str, known_digest: Value | None) -> messages.ModelStreamInferResponse:
+    def describe(self, model: str, request: ModelRequest) -> messages.ModelStreamInferResponse:
         """Return the description of a model; the error of an older server for one without."""
         self.descriptions += 1
         description = self.models.get(model)
@@ -106,12 +109,45 @@ class FakeTriton:
             error = f"unexpected inference input 'description_digest' for model '{model}'"
             return messages.ModelStreamInferResponse(error_message=error)
         message = messages.ModelStreamInferResponse()
-        if description["digest"] == known_digest:
-            description = {"digest": known_digest}
+        if description["digest"] == request.value("description_digest"):
+            description = {"digest": description["digest"]}
         else:
             self.whole_descriptions += 1
-        _add(message, "text_output", [json.dumps(description)])
+        _add(message, "text_output", [json.dumps(description | {"adapters": self._listed()})])
         return message
+
+    def update(self, request: ModelRequest) -> messages.ModelStreamInferResponse:
+        """Load or unload an adapter, whose folder's name is its version; return all, or why not."""
+        self.updates.append(request)
+        name, path = str(request.value("lora_name")), str(request.value("lora_path"))
+        message = messages.ModelStreamInferResponse()
+        if path == "damaged":
+            message.error_message = f"INVALID_ARG: lora_path is {path!r}; it must be a folder with an adapter"
+        elif not path and name not in self.adapters:
+            message.error_message = self._unknown_adapter(name)
+        else:
+            self.adapters[name] = path
+            if not path:
+                del self.adapters[name]
+            _add(message, "text_output", [json.dumps(self._listed())])
+        return message
+
+    def _listed(self) -> list[dict[str, object]]:
+        return [{"name": name, "number": 0, "digest": digest, "rank": 8} for name, digest in self.adapters.items()]
+
+    def _unknown_adapter(self, name: str) -> str:
+        return f"INVALID_ARG: lora_name is {name!r}; it must be one of {', '.join(self.adapters)}"
+
+    def refusal(self, model: str, request: ModelRequest) -> str | None:
+        """Return why a request with a prompt is refused: it names another model, or another version of an adapter."""
+        if request.value("description_digest") not in (None, self.models[model]["digest"]):
+            return "OTHER_MODEL: another model is served"
+        name = request.value("lora_name")
+        if name is None or request.value("lora_digest") == self.adapters.get(str(name)):
+            return None
+        if name not in self.adapters:
+            return self._unknown_adapter(str(name))
+        return f"OTHER_MODEL: lora_name {name!r} is another version than the one of the request's lora_digest"
 
     def _generated(self, request: ModelRequest, seed: int) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)
@@ -257,12 +293,12 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
         triton = self._triton
         request = read_request(message, dict(context.invocation_metadata()))
-        digest = request.value("description_digest")
         if not request.inputs.keys() & {"text_input", "input_ids"}:
-            yield triton.describe(message.model_name, digest)
+            is_update = "lora_path" in request.inputs
+            yield triton.update(request) if is_update else triton.describe(message.model_name, request)
             return
-        if digest not in (None, triton.models[message.model_name]["digest"]):
-            yield messages.ModelStreamInferResponse(error_message="OTHER_MODEL: another model is served")
+        if error := triton.refusal(message.model_name, request):
+            yield messages.ModelStreamInferResponse(error_message=error)
             return
         triton.requests.append(request)
         triton.running += 1

@@ -83,7 +83,7 @@ def test_a_name_that_two_models_have_is_refused(triton: FakeTriton, tmp_path: Pa
     file.write_text("[{}, {}]")
     with endpoint(triton.port, models_file=file) as served:
         error = error_of(served.complete())
-    assert error["message"] == "model is 'pydoc-llama', the name of 2 models; their served_name must differ"
+    assert error["message"] == "model is 'pydoc-llama', the name of 2 models or adapters; their names must differ"
 
 
 def test_a_model_is_ready_if_its_triton_says_so(own: FakeTriton) -> None:

@@ -50,6 +50,7 @@ class Backend:
         """Of the last description; empty before the first one."""
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
+        """Set once the next request for the description has an answer."""
 
     @property
     def name(self) -> str | None:
@@ -69,6 +70,22 @@ class Backend:
             raise ApiError(503, f"{self.label} is not served yet: {self._reason}", None, "engine_unavailable", 1)
         return self.described
 
+    @property
+    def names(self) -> list[str]:
+        """The names that requests give: the model's, if it is known, and its adapters'."""
+        return [*filter(None, [self.name]), *self._engine.adapters]
+
+    def find(self, name: str) -> ServedModel:
+        """Return the model or its adapter of one of the `names`. Raises ApiError 503 before the description."""
+        adapter = self._engine.adapters.get(name)
+        return self.model if adapter is None else self.model.with_adapter(adapter)
+
+    @property
+    def served(self) -> list[ServedModel]:
+        """The model and its adapters; empty if there is no model now."""
+        model = self.described
+        return [] if model is None else [model, *map(model.with_adapter, self._engine.adapters.values())]
+
     def load(self) -> EngineLoad | None:
         """Return the load of its Tritons, at most 0.5 s old; None if it isn't known."""
         return load_of_all(self._metrics_pages)
@@ -76,6 +93,11 @@ class Backend:
     async def start(self, seconds: float) -> None:
         """Ask for the description from now on; return after the first attempt, or after this time."""
         self._task = asyncio.create_task(self._follow())
+        await self.refresh(seconds)
+
+    async def refresh(self, seconds: float) -> None:
+        """Ask for the description once more; return after the answer, or after this time."""
+        self._engine.doubt.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._asked.wait()
@@ -103,6 +125,7 @@ class Backend:
         """Ask for the description until the endpoint ends."""
         while True:
             self._engine.doubt.clear()
+            asked, self._asked = self._asked, asyncio.Event()
             try:
                 await self._ask()
             except Exception as error:  # noqa: BLE001  without this task an exchanged model would not be noticed
@@ -110,7 +133,7 @@ class Backend:
                 if not self._digest and str(error) != self._reason:
                     self._reason = str(error)
                     LOG.warning("%s is not served yet: %s", self.label, error)
-            self._asked.set()
+            asked.set()
             await asyncio.sleep(_PAUSE_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):

@@ -34,7 +34,7 @@ def add_chat(router: APIRouter, models: Models, settings: Settings) -> None:
 
     async def prepare(request: Request) -> tuple[ChatRequest, PreparedChat]:
         chat = await parse_request(request, ChatRequest, settings)
-        return chat, await prepare_chat(chat, models.find(chat.model), settings, request.state.record)
+        return chat, await prepare_chat(chat, await models.find(chat.model), settings, request.state.record)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:

@@ -44,14 +44,14 @@ def add_completions(router: APIRouter, models: Models, settings: Settings) -> No
     async def render(request: Request) -> Response:
         """vLLM's: the list of a completion's prompts as tokens, without an answer."""
         completion = await parse_request(request, CompletionRequest, settings)
-        model = models.find(completion.model)
+        model = await models.find(completion.model)
         prompts = await _prompts(completion, model.checkpoint, settings)
         prompt_ids = await _prompt_ids(prompts, model.checkpoint)
         return JSONResponse([{"model": model.name, "token_ids": ids} for ids in prompt_ids])
 
 
 async def _answer(request: Request, completion: CompletionRequest, models: Models, settings: Settings) -> Response:
-    model = models.find(completion.model)
+    model = await models.find(completion.model)
     prompts = await _prompts(completion, model.checkpoint, settings)
     request.state.record.prompt = completion.prompt
     guide = guide_of(completion)

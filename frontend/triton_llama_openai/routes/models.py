@@ -22,6 +22,8 @@ from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Se
 
 _START_S = 5.0
 """Seconds that the first descriptions have before the endpoint answers requests without them."""
+_REFRESH_S = 2.0
+"""Seconds that a request for an unknown model waits for new descriptions."""
 
 
 class Models:
@@ -50,24 +52,43 @@ class Models:
 
     def served(self) -> list[ServedModel]:
         """Return the models that have been described. Raises ApiError 503 if there is none."""
-        described = [backend.described for backend in self._backends if backend.described is not None]
-        return described or [self._backends[0].model]
+        return [model for backend in self._backends for model in backend.served] or [self._backends[0].model]
 
-    def find(self, name: str | None) -> ServedModel:
-        """Return the model of this name; None is the only one. Raises ApiError 400, 404, or 503 before it is known."""
+    async def find(self, name: str | None) -> ServedModel:
+        """Return the model or adapter of this name; None is the only model.
+
+        An unknown name waits for new descriptions: the adapter may just have been loaded. Raises ApiError 400, 404, or
+        503 before the model is known.
+        """
         if name is None and len(self._backends) == 1:
             return self._backends[0].model
-        known = ", ".join(backend.name for backend in self._backends if backend.name is not None)
         if name is None:
-            raise ApiError(400, f"model is missing; it must be one of {known}", "model", "missing_required_parameter")
-        named = [backend for backend in self._backends if backend.name == name]
+            message = f"model is missing; it must be one of {self._known()}"
+            raise ApiError(400, message, "model", "missing_required_parameter")
+        if not self._named(name) and any(backend.served for backend in self._backends):
+            await self.refresh()
+        named = self._named(name)
         if len(named) > 1:
-            message = f"model is {name!r}, the name of {len(named)} models; their served_name must differ"
+            message = f"model is {name!r}, the name of {len(named)} models or adapters; their names must differ"
             raise ApiError(404, message, "model", "model_not_found")
-        # One that has no name yet may be the model.
-        for backend in named or [backend for backend in self._backends if backend.name is None]:
-            return backend.model
-        raise ApiError(404, f"model is {name!r}; it must be one of {known}", "model", "model_not_found")
+        # One that isn't described yet may be the model, or have the adapter.
+        for backend in named or [backend for backend in self._backends if backend.described is None]:
+            return backend.find(name)
+        raise ApiError(404, f"model is {name!r}; it must be one of {self._known()}", "model", "model_not_found")
+
+    async def refresh(self) -> None:
+        """Ask for the descriptions once more; return after the answers, or after 2 s."""
+        await asyncio.gather(*(backend.refresh(_REFRESH_S) for backend in self._backends))
+
+    def _named(self, name: str) -> list[Backend]:
+        return [backend for backend in self._backends for known in backend.names if known == name]
+
+    def _known(self) -> str:
+        return ", ".join(name for backend in self._backends for name in backend.names)
+
+    def num_adapters(self) -> int:
+        """Return the number of loaded adapters of all models."""
+        return sum(max(len(backend.served) - 1, 0) for backend in self._backends)
 
     def loads(self) -> dict[str, EngineLoad]:
         """Return the models' loads by name, without those that aren't known now."""
@@ -94,14 +115,15 @@ def add_models(router: APIRouter, models: Models) -> None:
 
     @router.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        """The served models, with vLLM's `root` (the checkpoint), `parent` (null) and `max_model_len`."""
+        """The served models and their adapters, with vLLM's `root` (the checkpoint, or the adapter), `parent` (null, or
+        the adapter's model) and `max_model_len`."""
         return JSONResponse({"object": "list", "data": [model.body() for model in models.served()]})
 
     # A path: a hub id has a slash.
     @router.get("/v1/models/{name:path}", response_model=None)
     async def model(name: str) -> Response:
-        """One served model."""
-        return JSONResponse(models.find(name).body())
+        """One served model or adapter."""
+        return JSONResponse((await models.find(name)).body())
 
 
 def _model_settings(settings: Settings) -> list[ModelSettings]:

@@ -43,7 +43,7 @@ def add_stored_responses(router: APIRouter) -> None:
 
 
 async def _answer(request: Request, body: ResponsesRequest, models: Models, settings: Settings) -> Response:
-    model = models.find(body.model)
+    model = await models.find(body.model)
     chat = chat_request(body, settings.max_messages)
     prepared = await prepare_chat(chat, model, settings, request.state.record)
     generation = prepared.generation

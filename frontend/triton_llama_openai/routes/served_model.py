@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from triton_llama_openai.output.output_parser import Markers, find_markers, precedes_guided_text
 from triton_llama_openai.output.tool_calls import Form
 from triton_llama_openai.prompt.tokenizer import Checkpoint
 from triton_llama_openai.settings import ModelSettings
-from triton_llama_openai.triton.description import Description
+from triton_llama_openai.triton.description import Adapter, Description
 from triton_llama_openai.triton.engine_client import EngineClient
 
 LOG = logging.getLogger("triton_llama_openai")
@@ -24,7 +24,7 @@ class ServedModel:
 
     digest: of the description. markers: of its reasoning. reasons_before_guides: whether a guide may hold after that.
     fingerprint: the `system_fingerprint`, which changes with the description and this version. default_temperature:
-    OpenAI's, None where the checkpoint has its own.
+    OpenAI's, None where the checkpoint has its own. adapter: the LoRA adapter of that name; parent: its model's name.
     """
 
     name: str
@@ -37,6 +37,8 @@ class ServedModel:
     fingerprint: str
     default_temperature: float | None
     created: int = field(default_factory=lambda: int(time.time()))
+    adapter: Adapter | None = None
+    parent: str | None = None
 
     @classmethod
     def of(
@@ -56,9 +58,14 @@ class ServedModel:
         elif not template_for_tools.takes_tools:
             LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
         digest = description.digest
-        fingerprint = f"fp_{hashlib.sha256(f'{digest} {package_version()}'.encode()).hexdigest()[:16]}"
+        fingerprint = _fingerprint(digest, package_version())
         temperature = None if "temperature" in description.checkpoint_defaults else 1.0
         return cls(name, digest, checkpoint, engine, form, markers, reasons_before_guides, fingerprint, temperature)
+
+    def with_adapter(self, adapter: Adapter) -> ServedModel:
+        """Return the model with an adapter."""
+        fingerprint = _fingerprint(self.fingerprint, adapter.digest)
+        return replace(self, name=adapter.name, fingerprint=fingerprint, adapter=adapter, parent=self.name)
 
     def body(self) -> dict[str, object]:
         """Return the model as /v1/models lists it; the last three fields are vLLM's additions."""
@@ -67,10 +74,14 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "triton-llama",
-            "root": self.checkpoint.name,
-            "parent": None,
+            "root": self.checkpoint.name if self.adapter is None else self.name,
+            "parent": self.parent,
             "max_model_len": self.checkpoint.context,
         }
+
+
+def _fingerprint(*parts: str) -> str:
+    return f"fp_{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 
 def tool_form(checkpoint: Checkpoint) -> Form:

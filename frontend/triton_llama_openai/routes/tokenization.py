@@ -23,14 +23,15 @@ def add_tokenization(router: APIRouter, models: Models, settings: Settings) -> N
     async def tokenize_text(request: Request) -> Response:
         """vLLM's: a text or a conversation as tokens."""
         body = await parse_request(request, TokenizeRequest, settings)
-        model = models.find(body.model)
+        model = await models.find(body.model)
         return JSONResponse(await asyncio.to_thread(tokenize, model.checkpoint, body, settings))
 
     @router.post("/detokenize", response_model=None)
     async def detokenize_tokens(request: Request) -> Response:
         """vLLM's: tokens as text."""
         body = await parse_request(request, DetokenizeRequest, settings)
-        return JSONResponse(await asyncio.to_thread(detokenize, models.find(body.model).checkpoint, body))
+        model = await models.find(body.model)
+        return JSONResponse(await asyncio.to_thread(detokenize, model.checkpoint, body))
 
 
 def add_tokenizer_info(router: APIRouter, models: Models) -> None:
@@ -39,4 +40,4 @@ def add_tokenizer_info(router: APIRouter, models: Models) -> None:
     @router.get("/tokenizer_info", response_model=None)
     async def describe_tokenizer(model: str | None = None) -> Response:
         """vLLM's: special tokens, chat template, `tokenizer_class` and `max_model_len`, which `lm_eval` asks for."""
-        return JSONResponse(tokenizer_info(models.find(model).checkpoint))
+        return JSONResponse(tokenizer_info((await models.find(model)).checkpoint))

@@ -7,6 +7,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 
+class Adapter(BaseModel):
+    """A LoRA adapter that is loaded beside the model. digest: of its weights; another version has another one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    digest: str
+
+
 class Description(BaseModel):
     """What a server in front of Triton needs of a checkpoint. tokenizer: the content of a tokenizer.json.
 

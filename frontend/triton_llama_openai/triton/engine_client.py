@@ -10,11 +10,11 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import grpc
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
@@ -33,7 +33,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from triton_llama_openai.errors import from_validation
 from triton_llama_openai.middleware import TRACEPARENT
-from triton_llama_openai.triton.description import Description
+from triton_llama_openai.triton.description import Adapter, Description
 
 KEY_HEADER = "x-llama-key"
 """The metadata by which a proxy picks a request's replica."""
@@ -66,6 +66,8 @@ class EngineClient:
         self.model = model
         self.doubt = asyncio.Event()
         """Set when another model may be served: after an interruption, and when the model says so."""
+        self.adapters: Mapping[str, Adapter] = {}
+        """Those of the last description, by name."""
         self.closed = False
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
@@ -125,26 +127,43 @@ class EngineClient:
             return bool((await self.stub().ModelReady(request, timeout=timeout, metadata=metadata)).ready)
 
     async def description(self, known_digest: str, timeout: float) -> Description | None:
-        """Return the description of the served model, None if it has the known digest.
+        """Return the description of the served model, None if it has the known digest; note the adapters beside it.
 
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or the model doesn't describe itself.
         """
-        tensors = [Tensor("description_digest", "BYTES", (known_digest,))]
-        request = encode_request(self.model, "description", tensors, ["text_output"])
+        try:
+            text = await self._command([Tensor("description_digest", "BYTES", (known_digest,))], timeout)
+            # In a thread: a large vocabulary takes long.
+            description, adapters = await asyncio.to_thread(_parse_description, text, known_digest)
+        except RejectedInputError as error:
+            raise self._other_version(error) from error
+        except ValidationError as violation:
+            raise self._other_version(from_validation(violation)) from violation
+        self.adapters = {adapter.name: adapter for adapter in adapters}
+        return description
+
+    async def load_adapter(self, name: str, path: str, number: int | None, timeout: float) -> None:
+        """Load the adapter in a folder of the server; with an empty path unload it, once its requests have ended.
+
+        number: the adapter's `lora_task_id`. Raises TritonLlamaError.
+        """
+        tensors = [Tensor("lora_name", "BYTES", (name,)), Tensor("lora_path", "BYTES", (path,))]
+        if number is not None:
+            tensors.append(Tensor("lora_task_id", "UINT64", (number,)))
+        await self._command(tensors, timeout)
+
+    async def _command(self, tensors: Sequence[Tensor], timeout: float) -> str:
+        """Send a request without a prompt; return its text."""
+        request = encode_request(self.model, "command", tensors, ["text_output"])
         text = "{}"
         with self.errors(timeout):
             async for response in self.stub().ModelStreamInfer(iter([request]), timeout=timeout):
                 if response.error_message:
-                    error = from_stream_error(response.error_message, started=False)
-                    raise self._other_version(error) if isinstance(error, RejectedInputError) else error
+                    raise from_stream_error(response.error_message, started=False)
                 # The end of a stream has no output.
                 text = str(decode_response(response.infer_response).get("text_output", [text])[0])
-        try:
-            # In a thread: a large vocabulary takes long.
-            return await asyncio.to_thread(_parse_description, text, known_digest)
-        except ValidationError as violation:
-            raise self._other_version(from_validation(violation)) from violation
+        return text
 
     def _other_version(self, error: Exception) -> ServerError:
         model = f"the model {self.model} of {self.endpoint}"
@@ -194,6 +213,11 @@ class EngineClient:
         return LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
 
 
-def _parse_description(text: str, known_digest: str) -> Description | None:
+_ADAPTERS = TypeAdapter(list[Adapter])
+
+
+def _parse_description(text: str, known_digest: str) -> tuple[Description | None, list[Adapter]]:
     fields = json.loads(text)
-    return None if fields.get("digest") == known_digest else Description.model_validate(fields)
+    # A server of a version without adapters lists none.
+    adapters = _ADAPTERS.validate_python(fields.pop("adapters", []))
+    return None if fields.get("digest") == known_digest else Description.model_validate(fields), adapters

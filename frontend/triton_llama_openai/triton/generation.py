@@ -55,6 +55,7 @@ class Generation:
         self.record = record
         self._engine = model.engine
         record.model = model.name
+        record.adapter = "" if model.adapter is None else model.adapter.name
         self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
         cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
@@ -64,14 +65,14 @@ class Generation:
                 record.id if len(prompts) == 1 else f"{record.id}-{number}",
                 inputs_of(request, prompt, guide, model, interval, cache_salt),
                 range(number * request.choices, (number + 1) * request.choices),
-                replica_key(record.session or request.prompt_cache_key or "", prompt, cache_salt),
+                replica_key(record.session or request.prompt_cache_key or "", prompt, record.adapter, cache_salt),
                 settings.request_timeout,
                 settings.resume_timeout,
                 request.streamed,
             )
             for number, prompt in enumerate(prompts)
         ]
-        self._fields = request.engine_fields()
+        self._fields = {**request.engine_fields(), "lora_name": "model"}
         if guide is not None:
             record.ignored += guide.ignored
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}

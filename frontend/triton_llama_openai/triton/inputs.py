@@ -38,13 +38,16 @@ def inputs_of(
     """Return the tensors of one prompt; fields without a value are left to the model's defaults.
 
     Every request is a stream with its tokens' ids, so that it can be resumed, and names the description by which it was
-    prepared, so that no other model runs it.
+    prepared, so that no other model runs it; beside an adapter's name goes its digest, for the same reason.
     """
     if isinstance(prompt, str):
         tensors = [Tensor("text_input", "BYTES", (prompt,))]
     else:
         tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
     tensors += [Tensor("description_digest", "BYTES", (model.digest,)), Tensor("stream", "BOOL", (True,))]
+    if model.adapter is not None:
+        tensors.append(Tensor("lora_name", "BYTES", (model.adapter.name,)))
+        tensors.append(Tensor("lora_digest", "BYTES", (model.adapter.digest,)))
     values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
@@ -88,11 +91,12 @@ def cache_salt_of(key_digest: bytes, cache_salt: str | None) -> str | None:
     return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None
 
 
-def replica_key(session: str, prompt: Prompt, cache_salt: str | None) -> str:
+def replica_key(session: str, prompt: Prompt, adapter: str, cache_salt: str | None) -> str:
     """Return the key by which a proxy picks the replica that may have a prompt's pages.
 
     session: the client's name for the prompts that belong together; empty: their beginning says so. It is hashed with
-    the salt, so that clients with different salts have different keys, and none of their texts.
+    the salt, so that clients with different salts have different keys, and none of their texts; and with the adapter's
+    name, empty for none: adapters share no pages.
     """
     beginning = prompt[:_KEY_CHARACTERS] if isinstance(prompt, str) else prompt[:_KEY_TOKENS]
-    return hashlib.sha256(repr((cache_salt, session or beginning)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((adapter, cache_salt, session or beginning)).encode()).hexdigest()[:32]

@@ -146,12 +146,14 @@ class Resumption:
 
     def _note(self, error: TritonLlamaError) -> None:
         """Note an interruption; raise any other error, and that of a request that may itself crash the model."""
-        if is_interruption(error) or error.code == OTHER_MODEL:
+        about_adapter = str(error).startswith("lora_name ")
+        if is_interruption(error) or error.code == OTHER_MODEL or about_adapter:
             self._engine.doubt.set()
         begun = self._error is not None or any(choice.ids for choice in self._choices.values())
         if isinstance(error, LlamaTimeoutError) and not is_interruption(error):
             raise self._too_late() if self._error is None else self._give_up(self._too_late())
-        mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL))
+        # An adapter that was exchanged for another version, or unloaded, doesn't come back by itself.
+        mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL) and not about_adapter)
         if not mendable or not self._request.resume_timeout or self._engine.closed:
             raise error if self._error is None else self._give_up(error)
         # A server that drains or is full, and another model, haven't run it.

@@ -25,6 +25,7 @@ from llama_engine.observability.stats import Stats
 from llama_engine.request.end_tokens import describe_end_tokens
 from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
+from llama_engine.triton.adapter_commands import AdapterCommands
 from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, num_instances, settings_parameters
 from llama_engine.triton.metrics import TritonMetrics
 from llama_engine.triton.outputs import release_tensors
@@ -67,6 +68,7 @@ class TritonPythonModel:
         responses = [self._decoder.decode(request) for request in requests]
         sequences = [sequence for response in responses for sequence in response.sequences]
         self._scheduler.add(sequences)
+        self._commands.start()
         if self._decoder.inflight:
             self._scheduler.wait_until_admitted(sequences)
             return None
@@ -80,6 +82,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Shut down within `drain_seconds`, send pending responses and metrics, and end the threads."""
         self._scheduler.stop(self._settings.drain_seconds)
+        self._commands.close(CLOSE_SECONDS)
         if not self._dispatcher.close(CLOSE_SECONDS):
             _log.error("some responses could not be sent before the model was unloaded")
         release_tensors()
@@ -99,6 +102,10 @@ class TritonPythonModel:
         if settings.kv_events != "off" and (instances := num_instances(model_config)) > 1:
             # Triton chooses the instance, so that a router could not send a prompt to the one that has its pages.
             raise InvalidSettings(f"kv_events needs a model of 1 instance; the config's instance_group has {instances}")
+        if settings.lora_folder and (instances := num_instances(model_config)) > 1:
+            # Each has adapters of its own, and Triton chooses which one loads.
+            message = f"a model of 1 instance; the config's instance_group has {instances}"
+            raise InvalidSettings(f"lora_folder needs {message}")
         self._traces = _traces(settings)
         engine = _load_engine(settings, gpu_of(args), int(str(model_config["max_batch_size"])))
         queue_policy = QueuePolicy.of(model_config)
@@ -108,6 +115,9 @@ class TritonPythonModel:
         self._dispatcher = ResponseDispatcher()
         self._scheduler = Scheduler(engine, self._dispatcher, self._stats, settings.stuck_seconds)
         self._readiness = Readiness(engine, self._scheduler)
+        self._commands = AdapterCommands(
+            engine.adapters, settings.lora_folder, self._scheduler, self._dispatcher, self._stats
+        )
         self._decoder = RequestDecoder(
             engine,
             RequestParser(
@@ -116,6 +126,7 @@ class TritonPythonModel:
                 engine.max_model_len,
                 settings.truncate_max_tokens == "on",
                 engine.description.digest,
+                engine.adapters.loaded,
             ),
             queue_policy,
             decoupled,
@@ -123,6 +134,7 @@ class TritonPythonModel:
             RequestLog(settings.log_requests),
             self._stats,
             self._dispatcher,
+            self._commands.add,
             self._traces,
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
@@ -17,7 +18,9 @@ import pytest
 import torch
 from engine.int8_layers import AUTO, random_weight
 from llama_engine.checkpoint.architecture import ROPE, Architecture
+from llama_engine.checkpoint.lora import LoraAdapter, LoraWeights
 from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.tensor_names import SavedLinear, layer_linears
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
@@ -35,6 +38,7 @@ from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
+from llama_engine.kernels.lora_limits import LoraLimits, LoraPart, lora_parts
 from torch.nn import functional
 
 
@@ -137,10 +141,11 @@ class SmallLlama:
         pages = slots * -(-tokens // CPU_PAGE_SIZE)
         return KVCacheShape(len(self.layers), slots, heads, tokens, dim, dtype, CPU_PAGE_SIZE, pages)
 
-    def reference(self, tokens: torch.Tensor) -> torch.Tensor:
+    def reference(self, tokens: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
         """Return the logits of a sequence in float64. Activations are not quantized, nor is the KV cache."""
         a, x = self.architecture, self.embedding[tokens].double()
-        for index, layer in enumerate(self.layers):
+        for index, unadapted in enumerate(self.layers):
+            layer = unadapted if adapter is None else _merged(a, unadapted, adapter.layers[index])
             qkv = _product(cpu_reference.normalize(x, layer.attention_norm, a.epsilon), layer.query_key_value)
             heads = qkv.view(len(x), -1, a.head_dim)
             attended = cpu_reference.attention(heads, a, index, layer, self.tables, torch.float64).flatten(1)
@@ -154,8 +159,47 @@ class SmallLlama:
         return cpu_reference.soft_cap(logits, a.logits_softcap)
 
 
+def random_adapter(architecture: Architecture, seed: int, rank: int, dtype: torch.dtype) -> LoraAdapter:
+    """Return a random adapter; some of its linear layers have half the rank, or none."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def weights(linear: SavedLinear, own: int) -> LoraWeights:
+        outputs, inputs = linear.shape
+        a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((own, inputs), (outputs, own)))
+        return LoraWeights(a, b, 0.5 / (inputs * own) ** 0.5)
+
+    ranks = cycle((rank, max(rank // 2, 1), rank, 0))
+    linears = [linear for fused in layer_linears(architecture).values() for linear in fused]
+    layers = [
+        {linear.name: weights(linear, own) for linear, own in zip(linears, ranks, strict=False) if own}
+        for _ in range(architecture.layers)
+    ]
+    return LoraAdapter(f"{seed}", rank, tuple(layers))
+
+
+def _merged(architecture: Architecture, layer: LayerWeights, adapter: Mapping[str, LoraWeights]) -> LayerWeights:
+    """Return a decoder layer whose linear layers have an adapter's products in their weights, in float64."""
+
+    def merged(weight: LinearWeight, parts: list[LoraPart]) -> LinearWeight:
+        values = weight.dequantized().double()
+        for part in parts:
+            added = part.weights.scaling * part.weights.b.double() @ part.weights.a.double()
+            values[part.first_output : part.first_output + len(added)] += added
+        return LinearWeight(values, bias=weight.bias)
+
+    parts = lora_parts(architecture, adapter)
+    return replace(
+        layer,
+        query_key_value=merged(layer.query_key_value, parts["query_key_value"]),
+        attention_output=merged(layer.attention_output, parts["attention_output"]),
+        gate_up=merged(layer.gate_up, parts["gate_up"]),
+        down=merged(layer.down, parts["down"]),
+    )
+
+
 def _product(x: torch.Tensor, layer: LinearWeight) -> torch.Tensor:
-    y = x @ layer.dequantized().double().T
+    weight = layer.weight if layer.weight.dtype == torch.float64 else layer.dequantized().double()
+    y = x @ weight.T
     return y if layer.bias is None else y + layer.bias.double()
 
 
@@ -223,10 +267,17 @@ def runner(
     cache: torch.dtype = torch.bfloat16,
     terms: ActivationTerms = AUTO,
     room: int = 64,
+    adapters: Sequence[LoraAdapter] = (),
 ) -> Runner:
-    """Return a runner of an instruction set's kernels with an empty cache and pages for every slot."""
+    """Return a runner of an instruction set's kernels with an empty cache and pages for every slot.
+
+    adapters: loaded as 1, 2, …
+    """
     llama = llama or small_llama()
-    forward = CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room)
+    loras = LoraLimits(len(adapters), max((adapter.rank for adapter in adapters), default=0))
+    forward = CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room, loras)
+    for index, adapter in enumerate(adapters, 1):
+        forward.loras.load(index, adapter)
     pages = forward.cache.pages // forward.cache.slots
     for slot in range(forward.cache.slots):
         forward.set_pages(slot, 0, range(1 + slot * pages, 1 + (slot + 1) * pages))

@@ -126,6 +126,14 @@ def test_a_damaged_or_wrong_object_falls_back_to_the_next_with_one_line(
     assert reason.format(RUNNABLE[0]) in caplog.messages[0]
 
 
+def test_an_adapter_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = kernels(RUNNABLE[0])
+    linear = chosen.linear
+    monkeypatch.setattr(chosen, "linear", lambda matrix, room, lora, *rest: linear(matrix, room, None, *rest))
+    with pytest.raises(RuntimeError, match=r"^an adapter's product is wrong by 100\.0% of the largest value$"):
+        self_test(chosen)
+
+
 @pytest.mark.parametrize("kind", CACHE_TYPES.values())
 def test_attention_that_is_wrong_or_not_finite_is_refused(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = kernels(RUNNABLE[0])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TypeVar
 
+from llama_engine.adapter_names import AdapterSource, AdapterSources
 from llama_engine.bounds import Address, Bound, BoundError, Choice, Integer, Real, Text, Url
 from llama_engine.errors import InvalidSettings
 
@@ -137,6 +138,27 @@ class Settings:
         "`cache_salt`. A guess is taken only if it is the token that the sequence would have had, so that no bit of "
         "an answer changes where logits are batch-invariant; auto: on there, else off. How many tokens are guessed "
         "follows from the measured time of steps",
+    )
+    lora_adapters: tuple[AdapterSource, ...] | None = _setting(
+        None, AdapterSources(),
+        "LoRA adapters loaded at start, as PEFT saves them (docs/lora.md): folders, or hub ids, each with or without "
+        "@REVISION. NUMBER is the `lora_task_id` of requests",
+        "none",
+    )
+    lora_folder: str | None = _setting(
+        None, Text(),
+        "folder of the adapters that requests may load and unload at run time, by the input `lora_path`; empty is off. "
+        "For models of one instance, under `scheduling: inflight`",
+        "off",
+    )
+    max_loras: int | None = _setting(
+        None, Integer(0, 64),
+        "adapters loaded together; the memory plan has room for as many",
+        "the number of `lora_adapters`, with a `lora_folder` at least 8",
+    )
+    max_lora_rank: int = _setting(
+        16, Integer(1, 128),
+        "maximum rank of an adapter",
     )
     default_max_tokens: int = _setting(
         128, Integer(1, 1 << 20),

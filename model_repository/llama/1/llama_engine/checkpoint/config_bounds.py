@@ -7,7 +7,7 @@ errors don't always name the field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from llama_engine.bounds import Bound, BoundError, Flag, Integer, Real, show
 from llama_engine.checkpoint.architecture import head_dim
@@ -15,6 +15,8 @@ from llama_engine.errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+T = TypeVar("T")
 
 _SIZE, _HEADS, _POSITIONS = Integer(1, 1 << 24), Integer(1, 1 << 16), Integer(1, 1 << 30)
 _FACTOR, _SHARE = Real(above=0), Real(above=0, high=1)
@@ -62,14 +64,14 @@ def check_values(values: Mapping[str, Any], where: str) -> None:
     """
     for field, bound in _REQUIRED.items():
         if field in values:
-            _check(where, field, values[field], bound)
+            check_value(where, field, values[field], bound)
     for field, bound in _OPTIONAL.items():
         if values.get(field) is not None:
-            _check(where, field, values[field], bound)
+            check_value(where, field, values[field], bound)
     # transformers checks `layer_types`.
     flags, layers = values.get("no_rope_layers"), values.get("num_hidden_layers", 0)
     if flags is not None and not (isinstance(flags, list) and {*map(type, flags)} <= {int} and len(flags) >= layers):
-        _refuse(where, "no_rope_layers", flags, f"{layers or 'a list of'} numbers, one for each layer")
+        refuse(where, "no_rope_layers", flags, f"{layers or 'a list of'} numbers, one for each layer")
     for field in ("rope_parameters", "rope_scaling"):
         if values.get(field) is not None:
             _check_rope(where, field, values[field])
@@ -81,49 +83,51 @@ def check_heads(config: PreTrainedConfig, where: str) -> None:
     """Check fields of a config that depend on each other. Raises CheckpointError as `check_values` does."""
     heads = config.num_attention_heads
     if heads % (config.num_key_value_heads or heads):
-        _refuse(where, "num_key_value_heads", config.num_key_value_heads, f"a divisor of num_attention_heads, {heads}")
+        refuse(where, "num_key_value_heads", config.num_key_value_heads, f"a divisor of num_attention_heads, {heads}")
     flags, layers = getattr(config, "no_rope_layers", None), config.num_hidden_layers
     if flags is not None and len(flags) < layers:
-        _refuse(where, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
+        refuse(where, "no_rope_layers", flags, f"{layers} numbers, one for each layer")
     if (dim := head_dim(config)) < 2 or dim % 2:
-        _refuse(where, "head_dim", dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")
+        refuse(where, "head_dim", dim, "even and at least 2 (it is hidden_size / num_attention_heads if not set)")
 
 
 def _check_rope(where: str, field: str, value: object) -> None:
     """Check the parameters of RoPE: finite numbers, lists of such, texts, and objects of these for kinds of layers."""
     if not isinstance(value, dict):
-        _refuse(where, field, value, "an object")
+        refuse(where, field, value, "an object")
     for key, parameter in value.items():
         if isinstance(parameter, dict):
             _check_rope(where, f"{field}.{key}", parameter)
             continue
         if key in _ROPE and parameter is not None:
-            _check(where, f"{field}.{key}", parameter, _ROPE[key])
+            check_value(where, f"{field}.{key}", parameter, _ROPE[key])
             continue
         for number in parameter if isinstance(parameter, list) else [parameter]:
             if not isinstance(number, bool | str | None):
-                _check(where, f"{field}.{key}", number, Real())
+                check_value(where, f"{field}.{key}", number, Real())
 
 
 def _check_quantization(where: str, value: object) -> None:
     """Check the fields that choose the format; formats check their own."""
     if not isinstance(value, dict):
-        _refuse(where, "quantization_config", value, "an object")
+        refuse(where, "quantization_config", value, "an object")
     for field, bound in _QUANTIZATION.items():
         if value.get(field) is not None:
-            _check(where, f"quantization_config.{field}", value[field], bound)
+            check_value(where, f"quantization_config.{field}", value[field], bound)
     for field in ("quant_method", "bnb_4bit_quant_type"):
         if not isinstance(value.get(field), str | None):
-            _refuse(where, f"quantization_config.{field}", value[field], "a text")
+            refuse(where, f"quantization_config.{field}", value[field], "a text")
 
 
-def _check(where: str, field: str, value: object, bound: Bound[object]) -> None:
+def check_value(where: str, field: str, value: object, bound: Bound[T]) -> T:
+    """Return a field's value. Raises CheckpointError naming the field, its value and the bound."""
     try:
         # A bound takes numbers and flags as text, too.
-        bound.parse([value] if isinstance(value, str) else value)
+        return bound.parse([value] if isinstance(value, str) else value)
     except BoundError as error:
-        _refuse(where, field, value, error.bound)
+        refuse(where, field, value, error.bound)
 
 
-def _refuse(where: str, field: str, value: object, bound: str) -> NoReturn:
+def refuse(where: str, field: str, value: object, bound: str) -> NoReturn:
+    """Raise the CheckpointError of a field's value."""
     raise CheckpointError(f"can't load {where}: {field} is {show(value)}; it must be {bound}")

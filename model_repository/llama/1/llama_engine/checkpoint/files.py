@@ -64,10 +64,10 @@ def check_files(folder: Path) -> None:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         # Reading a pipe or a device waits or does not end.
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise _error(path, "it is neither a file nor a folder")
+            raise file_error(path, "it is neither a file nor a folder")
     for name in JSON_FILES:
         if (folder / name).exists():
-            _object(folder / name)
+            read_object(folder / name)
     read_headers(folder)
 
 
@@ -78,9 +78,9 @@ def read_headers(folder: Path) -> Mapping[str, tuple[Path, TensorHeader]]:
     """
     tensors: dict[str, tuple[Path, TensorHeader]] = {}
     for path in weight_files(folder):
-        for name, header in _read_header(path).items():
+        for name, header in read_header(path).items():
             if name in tensors:
-                raise _error(path, f"it has the tensor {name}, which {tensors[name][0].name} has, too")
+                raise file_error(path, f"it has the tensor {name}, which {tensors[name][0].name} has, too")
             tensors[name] = path, header
     return tensors
 
@@ -95,13 +95,15 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
         return []
-    named = _object(index).get("weight_map")
+    named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-        raise _error(index, "it has no weight_map from weights to files")
+        raise file_error(index, "it has no weight_map from weights to files")
     names = sorted(set(named.values()))
     for name in names:
         if not name.endswith(".safetensors") or Path(name).name != name or "\0" in name:
-            raise _error(index, f"its weight_map has {show(name)}, which is no name of a safetensors file beside it")
+            raise file_error(
+                index, f"its weight_map has {show(name)}, which is no name of a safetensors file beside it"
+            )
     return [folder / name for name in names]
 
 
@@ -122,26 +124,26 @@ def is_lfs_pointer(start: bytes) -> bool:
     return start.startswith(_LFS)
 
 
-def _object(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in a file. Raises CheckpointError if there is none."""
+def read_object(path: Path, max_bytes: int = _MAX_JSON) -> Mapping[str, Any]:
+    """Return the JSON object in a file. Raises CheckpointError if there is none, or if the file is larger."""
     try:
-        if (size := path.stat().st_size) > _MAX_JSON:
-            raise _error(path, f"it has {size} bytes; a JSON file has at most {_MAX_JSON}")
+        if (size := path.stat().st_size) > max_bytes:
+            raise file_error(path, f"it has {size} bytes; a JSON file has at most {max_bytes}")
         data = path.read_bytes()
         if is_lfs_pointer(data):
-            raise _error(path, LFS_ADVICE)
+            raise file_error(path, LFS_ADVICE)
         content = json.loads(data)
     except OSError as error:
-        raise _error(path, str(error.strerror)) from error
+        raise file_error(path, str(error.strerror)) from error
     except (ValueError, RecursionError) as error:
-        raise _error(path, f"it is not valid JSON: {error}") from error
+        raise file_error(path, f"it is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise _error(path, "it is not a JSON object")
+        raise file_error(path, "it is not a JSON object")
     return content
 
 
-def _read_header(path: Path) -> Mapping[str, TensorHeader]:
-    """Return the headers of the tensors in a weight file by name.
+def read_header(path: Path, max_bytes: int = _MAX_JSON) -> Mapping[str, TensorHeader]:
+    """Return the headers of the tensors in a weight file by name. max_bytes: limit of the header's size.
 
     Raises CheckpointError if the file is unreadable, or if the header is invalid or describes another file.
     """
@@ -150,25 +152,27 @@ def _read_header(path: Path) -> Mapping[str, TensorHeader]:
         with path.open("rb") as file:
             start = file.read(len(_LFS))
             if is_lfs_pointer(start):
-                raise _error(path, LFS_ADVICE)
+                raise file_error(path, LFS_ADVICE)
             length = int.from_bytes(start[:_LENGTH_BYTES], "little")
             file.seek(_LENGTH_BYTES)
-            if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _MAX_JSON):
-                raise _error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
+            if size < _LENGTH_BYTES or not 0 < length <= size - _LENGTH_BYTES:
+                raise file_error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
+            if length > max_bytes:
+                raise file_error(path, f"its header has {length} bytes; it must have at most {max_bytes}")
             header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
         begin = _LENGTH_BYTES + length
         tensors = {name: _tensor(name, entry, begin) for name, entry in header.items() if name != "__metadata__"}
     except OSError as error:
-        raise _error(path, str(error.strerror)) from error
+        raise file_error(path, str(error.strerror)) from error
     except (ValueError, AttributeError, RecursionError) as error:
-        raise _error(path, f"its header is not valid safetensors: {error}") from error
+        raise file_error(path, f"its header is not valid safetensors: {error}") from error
     whole = begin
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if tensor.begin != whole:
-            raise _error(path, f"its header is not valid safetensors: {name} doesn't begin where another one ends")
+            raise file_error(path, f"its header is not valid safetensors: {name} doesn't begin where another one ends")
         whole = tensor.end
     if size != whole:
-        raise _error(path, f"it has {size} bytes; its header says {whole}")
+        raise file_error(path, f"it has {size} bytes; its header says {whole}")
     return tensors
 
 
@@ -202,5 +206,6 @@ def _tensor(name: str, entry: object, begin: int) -> TensorHeader:
     return TensorHeader(dtype, tuple(shape), begin + first, begin + end)
 
 
-def _error(path: Path, reason: str) -> CheckpointError:
+def file_error(path: Path, reason: str) -> CheckpointError:
+    """Return the error of a file in a checkpoint's folder."""
     return CheckpointError(f"can't load {path.parent}: {path.name}: {' '.join(reason.split())}")

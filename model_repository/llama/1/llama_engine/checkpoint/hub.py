@@ -37,6 +37,8 @@ SMALL_FILES = (
 )
 """Patterns of the names of a checkpoint's files besides its weights."""
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
 
 def resolve_folder(name: str, revision: str | None, show_progress: bool = False, with_weights: bool = True) -> Path:
     """Return the folder with all files of a checkpoint. name: folder, GGUF file or hub id. revision: the hub's.
@@ -72,6 +74,26 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False,
         # huggingface_hub and its HTTP library have no common base class of exceptions.
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
     return folder
+
+
+def resolve_adapter(source: str) -> Path:
+    """Return the folder of a LoRA adapter. source: folder, or hub id, `owner/repository` or with `@revision`.
+
+    If the hub is unreachable, cached files are used. Raises CheckpointError with the reason.
+    """
+    if _ADAPTER_NAME.fullmatch(source) is None or Path(source).exists():
+        return Path(source)
+    # Imported here because the import is slow.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    name, _, revision = source.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*ADAPTER_FILES]))
+    except Exception as error:
+        # huggingface_hub and its HTTP library have no common base class of exceptions.
+        raise CheckpointError(f"can't load {source}: {one_line(error)}") from error
 
 
 def missing_weights(folder: Path) -> list[str]:
@@ -110,6 +132,7 @@ class GgufName(NamedTuple):
         return found[0]
 
 
+_ADAPTER_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
 _FIRST_SHARD = re.compile(r"-00001(-of-\d{5}\.gguf)$")
 _GGUF_NAME = re.compile(r"(?:(?:hf\.co|huggingface\.co)/)?([\w.-]+/[\w.-]+)(?::([\w.-]+)|/(.+\.gguf))", re.ASCII)
 

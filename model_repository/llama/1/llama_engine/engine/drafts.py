@@ -1,8 +1,9 @@
 """Drafts: guesses of a sequence's next tokens, which a decode step verifies in one pass.
 
 A guess is what the guide forces, or what followed the sequence's last tokens where they stood before: in the text that
-the client predicted, in its prompt and output, or in a sequence of the same `cache_salt` that finished lately. A wrong
-guess costs time and changes no token: each position gets the token that it would have had without the draft.
+the client predicted, in its prompt and output, or in a sequence of the same `cache_salt` and adapter that finished
+lately. A wrong guess costs time and changes no token: each position gets the token that it would have had without the
+draft.
 
 How many guessed tokens a step takes is what maximizes the expected tokens per second, by the sequences' shares of
 accepted tokens so far and the time of a step by the number of its tokens (`StepTimes`).
@@ -194,9 +195,9 @@ class Drafter:
             sequence.num_rejected_draft_tokens += len(draft.tokens) - draft.accepted
 
     def add_finished(self, sequence: Sequence) -> None:
-        """Keep the tokens of a completion for later sequences of its salt."""
+        """Keep the tokens of a completion for later sequences of its salt and adapter."""
         if self._finished is not None and isinstance(sequence.result, Completion):
-            self._finished.add(sequence.request.cache_salt, self._updated(sequence).history)
+            self._finished.add(sequence.request.prefix_root, self._updated(sequence).history)
 
     def _guess(self, sequence: Sequence, room: int) -> Draft | None:
         """Return the likeliest next tokens of a sequence, None if there is no guess."""
@@ -227,7 +228,7 @@ class Drafter:
             # A text that repeats itself goes on doing so.
             return Draft([*islice(cycle(recent[position:]), room)], "text", length)
         if self._finished is not None:
-            for history in self._finished.get(sequence.request.cache_salt):
+            for history in self._finished.get(sequence.request.prefix_root):
                 position, length = history.find(recent)
                 if position:
                     return Draft(history.tokens[position : position + room], "finished", length)

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import torch
 
+from llama_engine.engine.adapters import Adapters, lora_limits
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.engine.decode import DecodeBatch, DecodeStep
 from llama_engine.engine.dispatcher import Result
@@ -41,10 +42,10 @@ from llama_engine.settings import Settings
 
 
 class Engine:
-    """Generates completions with one model. Not thread-safe, except for `builder` and `guides`."""
+    """Generates completions with one model. Not thread-safe, except for `builder`, `guides` and `adapters`."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings, slots: int) -> None:
-        """Allocate the KV cache and the batch. Raises OutOfMemoryPlan, with the figures, if they don't fit."""
+        """Allocate the KV cache and the batch, and load adapters. Raises OutOfMemoryPlan, CheckpointError."""
         self._device = loaded.info.device
         self.tokenizer = loaded.tokenizer
         end_tokens = find_end_tokens(loaded.generation_config, loaded.config, loaded.tokenizer)
@@ -56,7 +57,9 @@ class Engine:
         shape = self.plan.shape
         self.max_model_len, self.slots = shape.max_model_len, slots
         """Maximum tokens of prompt + completion, and maximum number of sequences in the engine."""
-        self._model = loaded.runner(shape, self.plan.graphs)
+        self._model = loaded.runner(shape, self.plan.graphs, lora_limits(settings))
+        self.adapters = Adapters(self._model, loaded.architecture, settings)
+        """The LoRA adapters that requests can name."""
         self.kv_events = None if settings.kv_events == "off" else KvEvents(settings.kv_events, shape.page_size)
         """Publishes the prefixes in the KV cache; None if that is off."""
         caching = settings.prefix_cache == "on"

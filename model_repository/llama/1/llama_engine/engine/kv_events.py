@@ -107,17 +107,19 @@ class KvEvents:
         self._thread.join(CLOSE_SECONDS)
 
     def _stored(self, sequence: Sequence, run: list[int]) -> dict[str, object]:
-        first, last, salt = run[0], run[-1], sequence.request.cache_salt
+        first, last = run[0], run[-1]
+        salt, adapter = sequence.request.cache_salt, sequence.request.adapter
+        names = [adapter.name] if adapter else []
         return {
             "type": "BlockStored",
             "block_hashes": [_hash(sequence.page_digests[page]) for page in run],
             "parent_block_hash": _hash(sequence.page_digests[first - 1]) if first else None,
             "token_ids": sequence.tokens(first * self._page_size, (last + 1) * self._page_size),
             "block_size": self._page_size,
-            "lora_id": None,
+            "lora_id": adapter.index if adapter else None,
             "medium": _MEDIUM,
-            "lora_name": None,
-            "extra_keys": [[salt] if salt and not page else None for page in run],
+            "lora_name": adapter.name if adapter else None,
+            "extra_keys": [[*names, salt] if salt and not page else names or None for page in run],
         }
 
     def _append(self, event: dict[str, object]) -> None:

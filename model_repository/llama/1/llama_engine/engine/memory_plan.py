@@ -14,6 +14,7 @@ import torch
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import depends_on_length
+from llama_engine.engine.adapters import lora_limits
 from llama_engine.engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
 from llama_engine.kernels.cache_shape import KVCacheShape
@@ -40,8 +41,9 @@ class MemoryPlan:
     """Bytes by purpose.
 
     weights: size of the loaded weights. sampling: sampling parameters and token histories. reserve: activations,
-    attention and CUDA graphs. free: free memory of the device besides the weights. fraction: usable share of weights +
-    free, the setting `memory_fraction`. graphs: whether decode steps may be captured as CUDA graphs.
+    attention and CUDA graphs. adapters: LoRA adapters as large as the settings allow. free: free memory of the device
+    besides the weights. fraction: usable share of weights + free, the setting `memory_fraction`. graphs: whether decode
+    steps may be captured as CUDA graphs.
     """
 
     weights: int
@@ -53,11 +55,12 @@ class MemoryPlan:
     device: str
     shape: KVCacheShape
     graphs: bool = False
+    adapters: int = 0
 
     @property
     def total(self) -> int:
         """Bytes that the plan requires."""
-        return self.weights + self.cache + self.sampling + self.reserve
+        return self.weights + self.cache + self.sampling + self.reserve + self.adapters
 
     @property
     def budget(self) -> int:
@@ -71,10 +74,11 @@ class MemoryPlan:
         holds = f"{shape.slots} sequences of {tokens_per_slot:,} tokens"
         if tokens_per_slot < shape.max_model_len:
             holds += f" or {shape.tokens // shape.max_model_len} of {shape.max_model_len:,}"
+        adapters = f" + adapters {_mib(self.adapters)}" if self.adapters else ""
         return (
             f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
             f"({shape.tokens:,} tokens x {shape.bytes_per_token:,} B: {holds}) "
-            f"+ sampling {_mib(self.sampling)} + reserve {_mib(self.reserve)} = {_mib(self.total)} "
+            f"+ sampling {_mib(self.sampling)} + reserve {_mib(self.reserve)}{adapters} = {_mib(self.total)} "
             f"of {_mib(self.budget)} ({self.fraction:.0%} of {_mib(self.weights + self.free)})"
         )
 
@@ -96,7 +100,8 @@ class MemoryPlan:
         elif fits >= _MIN_MODEL_LEN:
             advice = f"lower max_model_len, and kv_cache_tokens if it is set, to {fits}"
         else:
-            advice = "lower prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"
+            loras = "max_loras, max_lora_rank, " if self.adapters else ""
+            advice = f"lower {loras}prefill_tokens or slots, or take a smaller or more strongly quantized checkpoint"
         raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
 
 
@@ -107,7 +112,8 @@ def plan_memory(loaded: LoadedModel, settings: Settings, slots: int) -> MemoryPl
     max_model_len; on a CPU, whose memory has other uses, it is at most 4 times the weights, or 1 GiB if that is more.
     Without the setting `max_model_len` that is reduced, too, by halves, but not below SLOT_TOKENS, and not if RoPE
     depends on it.
-    Raises InvalidSettings if `slots` is 0, or if `kv_cache_tokens` is less than max_model_len.
+    Raises InvalidSettings if `slots` is 0, if `kv_cache_tokens` is less than max_model_len, or if `max_loras` is too
+    few.
     """
     if slots < 1:
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
@@ -171,6 +177,7 @@ def _plan(loaded: LoadedModel, settings: Settings, slots: int, tokens: int) -> M
         device=str(info.device),
         shape=shape,
         graphs=graphs,
+        adapters=loaded.lora_bytes(lora_limits(settings)),
     )
 
 

@@ -1,10 +1,10 @@
 """The KV cache's slots and pages: which are free, which sequences hold them, which prefixes the pages have.
 
 A sequence in the engine has a slot in the model runner's page table, and pages. A full page can be cached: other
-sequences then match it, by a digest of the cache salt and all tokens up to the page's end, share it, and never write to
-it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least recently used
-idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one salt leaves
-the other half to others.
+sequences then match it, by a digest of the cache salt, the adapter and all tokens up to the page's end, share it, and
+never write to it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least
+recently used idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one
+salt leaves the other half to others.
 
 Sources: vLLM's KV cache manager, nano-vllm's block manager.
 """
@@ -209,6 +209,9 @@ class PageManager:
         sequence.pages = []
         sequence.num_cached = sequence.num_cached_pages = 0
         if sequence.kv_slot is not None:
+            if sequence.request.adapter is not None:
+                # An adapter may be unloaded when no slot has it.
+                self._model.set_adapter(sequence.kv_slot, 0)
             self._free_slots.append(sequence.kv_slot)
             sequence.kv_slot = None
 
@@ -240,6 +243,8 @@ class PageManager:
         sequence.kv_slot = self._free_slots.pop()
         unused = self._shape.columns - len(sequence.pages)
         self._model.set_pages(sequence.kv_slot, 0, sequence.pages + [NULL_PAGE] * unused)
+        adapter = sequence.request.adapter
+        self._model.set_adapter(sequence.kv_slot, adapter.index if adapter else 0)
 
     def _num_shareable_pages(self, sequence: Sequence) -> int:
         """Return how many full pages a sequence without pages could take over, or compute for others."""
@@ -289,11 +294,11 @@ class PageManager:
         return page
 
     def _digests(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Return the digests of a sequence's first `count` pages, of the salt and all tokens up to each page's end."""
+        """Return the digests of a sequence's first `count` pages, of its root and all tokens up to each page's end."""
         digests = sequence.page_digests
         while len(digests) < count:
             first = len(digests) * self.page_size
-            parent = digests[-1] if digests else blake2b(sequence.request.cache_salt.encode()).digest()
+            parent = digests[-1] if digests else sequence.request.prefix_root
             tokens = array("i", sequence.tokens(first, first + self.page_size)).tobytes()
             digests.append(blake2b(parent + tokens, digest_size=32).digest())
         return digests[:count]

@@ -26,6 +26,7 @@ from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Un
 
 if TYPE_CHECKING:
     from llama_engine.observability.stats import Stats
+    from llama_engine.request.adapters import Adapter
 
 HANG_SECONDS = 10.0
 """Seconds that `stop` waits for a hanging step after the drain time."""
@@ -99,6 +100,17 @@ class Scheduler:
             self._changed.wait_for(
                 lambda: not any(sequence in self._running or sequence in self._waiting for sequence in sequences)
             )
+
+    def wait_until_unused(self, adapter: Adapter) -> None:
+        """Block until no waiting or running sequence has this adapter. Raises Stopping after `stop`."""
+
+        def unused() -> bool:
+            return not any(sequence.request.adapter == adapter for sequence in [*self._waiting, *self._running])
+
+        with self._changed:
+            self._changed.wait_for(lambda: unused() or self._drain_until is not None)
+            if self._drain_until is not None:
+                raise Stopping(str(_STOPPING))
 
     @property
     def failing(self) -> bool:

@@ -18,7 +18,7 @@ MAX_INDEXED = 4096
 """Positions indexed in one search, about 1.5 ms, so that a long prompt doesn't hold up a step."""
 
 MAX_HISTORIES = 4
-"""Finished sequences of a salt that are searched."""
+"""Finished sequences of one salt and adapter that are searched."""
 
 MAX_HISTORY_TOKENS = 1 << 16
 """Maximum tokens of all finished sequences that are kept. An indexed token takes about 200 bytes: 13 MB."""
@@ -68,16 +68,16 @@ class History:
 
 
 class FinishedHistories:
-    """The histories of sequences that finished lately, by salt."""
+    """The histories of sequences that finished lately, by `GenerationRequest.prefix_root`."""
 
     def __init__(self) -> None:
-        self._histories: OrderedDict[str, deque[History]] = OrderedDict()
+        self._histories: OrderedDict[bytes, deque[History]] = OrderedDict()
         self._tokens = 0
 
-    def add(self, salt: str, history: History) -> None:
-        """Keep a history, and drop the oldest of the salt, and of all if they are too long together."""
-        histories = self._histories.setdefault(salt, deque())
-        self._histories.move_to_end(salt)
+    def add(self, root: bytes, history: History) -> None:
+        """Keep a history, and drop the oldest of the root, and of all if they are too long together."""
+        histories = self._histories.setdefault(root, deque())
+        self._histories.move_to_end(root)
         histories.append(history)
         self._tokens += len(history.tokens)
         while len(histories) > MAX_HISTORIES:
@@ -88,6 +88,6 @@ class FinishedHistories:
             if not others:
                 del self._histories[oldest]
 
-    def get(self, salt: str) -> Iterable[History]:
-        """Return the salt's histories, the latest first."""
-        return reversed(self._histories.get(salt, ()))
+    def get(self, root: bytes) -> Iterable[History]:
+        """Return the root's histories, the latest first."""
+        return reversed(self._histories.get(root, ()))

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
@@ -21,6 +22,7 @@ from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
+from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
 from llama_engine.model.builder import ReadWeights
 from llama_engine.model.model_runner import PromptChunk
 
@@ -77,9 +79,9 @@ def compiled_without_weights(
 class CpuRunner:
     """Runs a model with packed weights (the CPU kernels' layout); owns its KV cache. Not thread-safe."""
 
-    def __init__(self, model: CompiledLlama, shape: KVCacheShape) -> None:
+    def __init__(self, model: CompiledLlama, shape: KVCacheShape, loras: LoraLimits = NO_LORAS) -> None:
         self._embedding, self._scale = model.embedding, model.llama.architecture.embedding_scale
-        self._forward = CpuForward(model.llama, shape)
+        self._forward = CpuForward(model.llama, shape, loras=loras)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
         """Compute prompt chunks and cache them; see `ModelRunner`."""
@@ -96,6 +98,14 @@ class CpuRunner:
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
         self._forward.set_pages(slot, first, pages)
+
+    def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
+        """Set the weights of an adapter, or free them; see `ModelRunner`."""
+        self._forward.loras.load(index, adapter)
+
+    def set_adapter(self, slot: int, index: int) -> None:
+        """Set the adapter of a slot's sequence; 0 is none."""
+        self._forward.loras.set(slot, index)
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`, in every layer."""

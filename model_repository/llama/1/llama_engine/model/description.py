@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.loader import LoadedModel
+from llama_engine.request.adapters import Adapter, adapters_json
 from llama_engine.request.defaults import GenerationDefaults
 
 FORMAT = 1
@@ -53,9 +55,10 @@ class ModelDescription:
         digest = hashlib.sha256(_json(fields).encode()).hexdigest()
         return cls(_name(loaded.name), digest, _json({"digest": digest, **fields}))
 
-    def reply(self, known_digest: str) -> str:
-        """Return the document, or an object with the digest alone for a client that has the document."""
-        return _json({"digest": self.digest}) if known_digest == self.digest else self.document
+    def reply(self, known_digest: str, adapters: Iterable[Adapter]) -> str:
+        """Return the document, or its digest for a client that has the document; and in both the loaded adapters."""
+        fields = _json({"digest": self.digest}) if known_digest == self.digest else self.document
+        return f'{fields[:-1]},"adapters":{adapters_json(adapters)}}}'
 
 
 def _name(name: str) -> str:

@@ -28,6 +28,14 @@ Layer = DecoderLayer[Linear]
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; RoPE is already applied."""
 
+Adapt = Callable[[int, str, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, field of DecoderLayer, inputs [n, in], outputs [n, out] of its linear layer) → outputs with LoRA adapters."""
+
+
+def without_adapters(layer: int, field: str, inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    """Return the outputs as they are."""
+    return outputs
+
 
 def gelu_tanh(values: torch.Tensor) -> torch.Tensor:
     """Return GELU with a tanh in place of the error function."""
@@ -62,17 +70,24 @@ class Llama:
     tables: RopeTables
     rotary: Rotate = rotate
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention, adapt: Adapt = without_adapters
+    ) -> torch.Tensor:
         """Return the hidden states [n, hidden] of tokens [n] at positions [n]."""
         hidden = _scaled(functional.embedding(tokens, self.embedding), self.architecture.embedding_scale)
         angles = {kind: [table[positions][:, None] for table in tables] for kind, tables in self.tables.items()}
         for index, layer in enumerate(self.layers):
             kind = self.architecture.ropes[index]
-            attended = self._attend(index, layer, hidden, None if kind is None else angles[kind], attend)
-            hidden = hidden + self._branch(layer.attention_output(attended), layer.attention_output_norm)
-            gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+            inputs = self._normalize(hidden, layer.attention_norm)
+            heads = adapt(index, "query_key_value", inputs, layer.query_key_value(inputs))
+            attended = self._attend(index, layer, heads, None if kind is None else angles[kind], attend)
+            output = adapt(index, "attention_output", attended, layer.attention_output(attended))
+            hidden = hidden + self._branch(output, layer.attention_output_norm)
+            inputs = self._normalize(hidden, layer.mlp_norm)
+            gate, up = adapt(index, "gate_up", inputs, layer.gate_up(inputs)).chunk(2, dim=-1)
             gated = ACTIVATIONS[self.architecture.activation](gate) * up
-            hidden = hidden + self._branch(layer.down(gated), layer.mlp_output_norm)
+            output = adapt(index, "down", gated, layer.down(gated))
+            hidden = hidden + self._branch(output, layer.mlp_output_norm)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -81,14 +96,14 @@ class Llama:
         return softcap(logits, self.architecture.logits_softcap)
 
     def _attend(
-        self, index: int, layer: Layer, hidden: torch.Tensor, angles: Sequence[torch.Tensor] | None, attend: Attention
+        self, index: int, layer: Layer, heads: torch.Tensor, angles: Sequence[torch.Tensor] | None, attend: Attention
     ) -> torch.Tensor:
-        """Project hidden states [n, hidden] to query, key and value; return the attention over them, [n, heads · dim].
+        """Return the attention [n, heads · dim] of query, key and value, [n, (heads + 2 · KV heads) · dim].
 
         angles: RoPE's cosine and sine at the tokens' positions, [n, 1, rotary / 2]; None in a layer without RoPE.
         """
         queries, keys, dim = self.architecture.heads, self.architecture.kv_heads, self.architecture.head_dim
-        heads = layer.query_key_value(self._normalize(hidden, layer.attention_norm)).view(len(hidden), -1, dim)
+        heads = heads.view(len(heads), -1, dim)
         rotated = heads[:, :-keys]
         if layer.query_norm is not None:
             query = self._normalize_heads(rotated[:, :queries], layer.query_norm)

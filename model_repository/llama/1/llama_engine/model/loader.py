@@ -22,7 +22,9 @@ from llama_engine.checkpoint.hub import parse_gguf_name, resolve_folder
 from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
+from llama_engine.kernels.cpu.lora import packed_lora_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
+from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
 from llama_engine.model.builder import ModelInfo
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.dry_run import describe_model
@@ -30,6 +32,7 @@ from llama_engine.model.llama import Llama
 from llama_engine.model.load_plan import load_model
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
+from llama_engine.model.torch_loras import stacked_lora_bytes
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.settings import MAX_MODEL_LEN, Settings
 
@@ -93,11 +96,20 @@ class LoadedModel:
         sequences = 1 if self.info.device.type == "cpu" else shape.slots
         return gathered_bytes(shape, self.info.dtype, sequences)
 
-    def runner(self, shape: KVCacheShape, captured: bool = False) -> ModelRunner:
-        """Return a runner of the model with a new KV cache of this shape. captured: see TorchRunner."""
+    def lora_bytes(self, limits: LoraLimits) -> int:
+        """Return the bytes of the runner's adapters, if all are as large as the limits allow."""
         if isinstance(self.model, CompiledLlama):
-            return CpuRunner(self.model, shape)
-        return TorchRunner(self.model, shape, self.attention, captured)
+            return packed_lora_bytes(self.architecture, limits)
+        return stacked_lora_bytes(self.architecture, limits, self.info.dtype)
+
+    def runner(self, shape: KVCacheShape, captured: bool = False, loras: LoraLimits = NO_LORAS) -> ModelRunner:
+        """Return a runner of the model with a new KV cache of this shape.
+
+        captured: see TorchRunner. loras: room for adapters.
+        """
+        if isinstance(self.model, CompiledLlama):
+            return CpuRunner(self.model, shape, loras)
+        return TorchRunner(self.model, shape, self.attention, captured, loras)
 
 
 def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> LoadedModel:

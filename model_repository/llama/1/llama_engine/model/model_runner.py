@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.kernels.activation_terms import TermCounts
 
 
@@ -32,6 +33,16 @@ class ModelRunner(Protocol):
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
+
+    def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
+        """Set the weights of a LoRA adapter, numbered from 1, or free them if it is None.
+
+        Any thread may call it, while a pass runs, too; no sequence in the engine may have this adapter. Raises
+        IndexError for an adapter beyond the runner's `LoraLimits`.
+        """
+
+    def set_adapter(self, slot: int, index: int) -> None:
+        """Set the LoRA adapter of a slot's sequence; 0 is none. Raises IndexError for an adapter that isn't loaded."""
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`, in every layer."""

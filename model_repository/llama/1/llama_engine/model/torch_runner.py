@@ -15,12 +15,15 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.kernels.activation_terms import TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape, lists_to_device
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
+from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama, softcap
 from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.torch_loras import TorchLoras
 
 
 class Extent(NamedTuple):
@@ -40,16 +43,23 @@ class TorchRunner:
     """Runs a Llama over a KV cache of its own. Not thread-safe: one pass at a time."""
 
     def __init__(
-        self, model: Llama, shape: KVCacheShape, attention: VarlenAttention | None = None, captured: bool = False
+        self,
+        model: Llama,
+        shape: KVCacheShape,
+        attention: VarlenAttention | None = None,
+        captured: bool = False,
+        loras: LoraLimits = NO_LORAS,
     ) -> None:
         """Allocate the KV cache. attention: FlashAttention for a GPU; None uses PyTorch's SDPA on copies of pages.
 
         captured: whether decode steps are captured as CUDA graphs. A captured step can't read a tensor's value on the
-        host, so that it computes all sequences in one call with a mask, on a CPU (in tests), too.
+        host, so that it computes all sequences in one call with a mask, on a CPU (in tests), too. loras: room for
+        adapters.
         """
         self.model = model
         self.device = model.embedding.device
         self.kv_cache = KVCache(shape, self.device)
+        self._loras = TorchLoras(model.architecture, shape.slots, loras, model.embedding, always=captured)
         self._dtype = model.embedding.dtype
         self._scaling, self._softcap = model.architecture.scaling, model.architecture.attention_softcap
         self._windows = model.architecture.windows
@@ -87,6 +97,14 @@ class TorchRunner:
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
         self.kv_cache.set_pages(slot, first, pages)
+
+    def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
+        """Set the weights of an adapter, or free them; see `ModelRunner`."""
+        self._loras.load(index, adapter)
+
+    def set_adapter(self, slot: int, index: int) -> None:
+        """Set the adapter of a slot's sequence; 0 is none."""
+        self._loras.set(slot, index)
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`, in every layer."""
@@ -161,7 +179,7 @@ class TorchRunner:
             self.kv_cache.write(layer, places, key, value)
             return attend(layer, query)
 
-        return self.model.forward(tokens, positions, write_and_attend)
+        return self.model.forward(tokens, positions, write_and_attend, self._loras.of_pass(slots))
 
     def _attend_layout(self, layout: Layout, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [n, heads, dim] of all sequences of a pass, in one call."""

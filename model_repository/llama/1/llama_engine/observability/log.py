@@ -72,6 +72,8 @@ class RequestLog:
             "output_tokens": sum(sequence.num_output_tokens for sequence in sequences),
             **_times(sequences),
         }
+        if adapters := dict.fromkeys(each.request.adapter.name for each in prompts if each.request.adapter):
+            fields["lora_name"] = ",".join(adapters)
         errors = [result for result in results if isinstance(result, RequestError)]
         if errors:
             fields["error"] = _cut(self._shown(errors[0]), ERROR_CHARACTERS)

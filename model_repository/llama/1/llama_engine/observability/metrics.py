@@ -177,6 +177,7 @@ LAST_STEP = Metric(
     "End of the last successful step, in seconds since 1970; after a failure only a step that yields a token counts. "
     "Its age is time() - llama_last_step_timestamp_seconds.",
 )
+LOADED_ADAPTERS = Metric("llama_loaded_adapters", "gauge", "LoRA adapters that requests can name.")
 MODEL_INFO = Metric(
     "llama_model_info",
     "gauge",
@@ -189,7 +190,8 @@ METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_SEQUENCES, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
     PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, DROPPED_EVENTS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
-    DRAFT_TOKENS, ACCEPTED_DRAFT_TOKENS, INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS, MODEL_INFO,
+    DRAFT_TOKENS, ACCEPTED_DRAFT_TOKENS, INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS, LOADED_ADAPTERS,
+    MODEL_INFO,
 )  # fmt: skip
 
 

@@ -104,6 +104,11 @@ class Stats:
         with self._lock:
             self._counts[metrics.REQUESTS, finish_reason(error)] += 1
 
+    def record_adapters(self, count: int) -> None:
+        """Record how many LoRA adapters are loaded."""
+        with self._lock:
+            self._gauges[metrics.LOADED_ADAPTERS, ""] = count
+
     def record_error(self) -> None:
         """Record a failure outside of a step."""
         with self._lock:

@@ -7,18 +7,22 @@ InvalidRequest, which names the parameter, the value and the bound.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 
 from llama_engine.bounds import BoundError
 from llama_engine.errors import ContextExceeded, InvalidRequest, OtherModel
+from llama_engine.request.adapters import Adapter, requested_adapter
 from llama_engine.request.collection_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
-from llama_engine.request.parameters import DESCRIPTION, GUIDE_TYPES, MAX_COMPLETIONS, RequestParameters
+from llama_engine.request.parameters import DESCRIPTION, GUIDE_TYPES, LORA_PATH, MAX_COMPLETIONS, RequestParameters
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -28,18 +32,28 @@ class GenerationRequest(RequestParameters):
     """A request for one completion, or for n choices until `choices_of` splits it.
 
     prompt_tokens: the prompt as token ids. choice: index among the prompt's n completions, from 0. prediction_tokens:
-    the prediction as token ids, at most max_tokens.
+    the prediction as token ids, at most max_tokens. adapter: None is the base model.
     """
 
     prompt: str = field(repr=False)
     prompt_tokens: tuple[int, ...] = field(repr=False)
     choice: int = 0
     prediction_tokens: tuple[int, ...] = field(default=(), repr=False)
+    adapter: Adapter | None = None
 
     @property
     def needs_log_probs(self) -> bool:
         """Whether the request asks for log probabilities of generated tokens."""
         return self.return_log_probs or self.num_logprobs is not None
+
+    @cached_property
+    def prefix_root(self) -> bytes:
+        """The digest of what the keys and values of a token depend on besides tokens, and of the cache salt."""
+        if self.adapter is None:
+            return blake2b(self.cache_salt.encode()).digest()
+        values = json.dumps([self.cache_salt, self.adapter.name, self.adapter.digest])
+        # No salt alone has this digest: it is another hash function.
+        return blake2b(values.encode(), person=b"lora").digest()
 
     @property
     def has_optional_outputs(self) -> bool:
@@ -57,7 +71,8 @@ class RequestParser:
     """Parses raw inputs with one server's limits and defaults.
 
     max_model_len: maximum tokens of prompt + completion. truncate_max_tokens: default of the request parameter: whether
-    a max_tokens that doesn't fit is reduced instead of refused. digest: of the model's description.
+    a max_tokens that doesn't fit is reduced instead of refused. digest: of the model's description. adapters: returns
+    the loaded ones.
     """
 
     tokenizer: Tokenizer
@@ -65,6 +80,7 @@ class RequestParser:
     max_model_len: int
     truncate_max_tokens: bool = False
     digest: str = ""
+    adapters: Callable[[], Sequence[Adapter]] = tuple
 
     def parse(self, inputs: RawInputs, values: RequestValues | None = None) -> list[GenerationRequest]:
         """Return one request per batch element. Raises InvalidRequest for the first violation of a bound.
@@ -93,6 +109,8 @@ class RequestParser:
         return str(elements[0].read(DESCRIPTION))
 
     def _parse_element(self, element: RawElement) -> GenerationRequest:
+        if LORA_PATH in element:
+            raise InvalidRequest(f"{element.prefix}{LORA_PATH} is given beside a prompt; one of them must be missing")
         prompt, tokens = self._prompt(element)
         values = {"seed": secrets.randbits(64), **self.defaults.values, **element.values()}
         request = GenerationRequest(prompt, tokens, **values)  # type: ignore[arg-type]  # bounds give the fields' types
@@ -113,6 +131,7 @@ class RequestParser:
             logit_bias=tuple(biases.items()),
             stop_token_ids=stop_token_ids,
             prediction_tokens=self._prediction_tokens(request),
+            adapter=requested_adapter(request, element, self.adapters()),
         )
 
     def _prompt(self, element: RawElement) -> tuple[str, tuple[int, ...]]:

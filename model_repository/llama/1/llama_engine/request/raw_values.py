@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llama_engine.bounds import Bound, BoundError, show
 from llama_engine.errors import InvalidRequest
 from llama_engine.request.collection_bounds import read_object
-from llama_engine.request.parameters import DESCRIPTION, NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
+from llama_engine.request.parameters import DESCRIPTION, LORA_PATH, NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
 
 RawInputs = Mapping[str, NDArray[Any]]
 """The inputs of one request by name: [batch, 1], or [batch, n] for lists; strings as bytes."""
@@ -89,8 +89,8 @@ def _batch_size(inputs: RawInputs) -> int:
     given = [name for name in PROMPTS if name in inputs]
     if len(given) > 1:
         raise InvalidRequest(f"{given[0]} and {given[1]} are both given; a request must have one of them")
-    if not given and DESCRIPTION in inputs:
-        given = [DESCRIPTION]
+    if not given:
+        given = [name for name in (DESCRIPTION, LORA_PATH) if name in inputs][:1]
     if not given:
         raise InvalidRequest("text_input is missing, and so is input_ids: a request must have one of them")
     (name,) = given

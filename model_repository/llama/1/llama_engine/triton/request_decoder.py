@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from llama_engine.engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, OtherModel, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
-from llama_engine.request.parameters import DESCRIPTION, PROMPTS
+from llama_engine.request.adapters import AdapterCommand, parse_command
+from llama_engine.request.parameters import DESCRIPTION, LORA_PATH, PROMPTS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.response import Response
 
@@ -82,7 +83,10 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class RequestDecoder:
-    """Decodes the requests of one instance. inflight: whether responses are sent by response senders."""
+    """Decodes the requests of one instance.
+
+    inflight: whether responses are sent by response senders. add_command: see `AdapterCommands.add`.
+    """
 
     engine: Engine
     parser: RequestParser
@@ -92,10 +96,11 @@ class RequestDecoder:
     log: RequestLog
     stats: Stats
     dispatcher: ResponseDispatcher
+    add_command: Callable[[AdapterCommand, Response], None]
     traces: Traces | None = None
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
-        """Return a response object: the request's sequences, the model's description, or an error if it is invalid."""
+        """Return a response object: the request's sequences, a text, a command's, or an error if it is invalid."""
         name = self.log.name(_request_id(request))
         response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
@@ -108,7 +113,7 @@ class RequestDecoder:
         return response
 
     def _read(self, request: pb_utils.InferenceRequest, response: Response) -> None:
-        """Add the request's sequences to the response, or the description that it asks for."""
+        """Add the request's sequences to the response, or the description that it asks for; or add its command."""
         # The parser refuses unknown parameters: a misspelled input of /generate arrives as one.
         parameters = _parameters(request)
         streams = True
@@ -118,9 +123,16 @@ class RequestDecoder:
             response.trace = partial(self.traces.record, str(parameters[TRACEPARENT]))
         values = {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        if DESCRIPTION in inputs and not any(prompt in inputs for prompt in PROMPTS):
-            response.description = self.engine.description.reply(self.parser.parse_digest(inputs, values))
+        has_prompt = any(prompt in inputs for prompt in PROMPTS)
+        if DESCRIPTION in inputs and not has_prompt:
+            digest = self.parser.parse_digest(inputs, values)
+            response.text = self.engine.description.reply(digest, self.engine.adapters.loaded())
             self.dispatcher.post_again(response)
+            return
+        if LORA_PATH in inputs and not has_prompt:
+            if not self.inflight:
+                raise InvalidRequest(f"{LORA_PATH} is given; it must be missing under scheduling 'batch'")
+            self.add_command(parse_command(inputs, values), response)
             return
         deadline = self.queue_policy.deadline(request.timeout())
         requests = self.parser.parse(inputs, values)
@@ -136,10 +148,7 @@ class RequestDecoder:
         response.add([sequence for request in requests for sequence in choices(request, context)])
 
     def _refuse(self, response: Response, error: RequestError) -> None:
-        # The traceback's frames refer to the request, and the response to the error. Such a cycle can keep the request
-        # until interpreter shutdown, when destroying it crashes the process with signal 11.
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-        response.error = error
+        response.refuse(error)
         self.stats.record_refused(error)
         self.dispatcher.post([(response, error)])
 

@@ -77,8 +77,8 @@ class Response:
         self._pending: list[Event] = []
         self.error: RequestError | None = None
         """Error of the whole request, instead of the sequences' results: it was refused, or sending failed."""
-        self.description: str | None = None
-        """The answer to a request for the model's description, which has no sequences."""
+        self.text: str | None = None
+        """The answer to a request that has no sequences: the model's description, or the loaded adapters."""
         self.trace: Callable[[list[Sequence]], None] | None = None
         """Records the spans of the finished request; None if it isn't traced."""
 
@@ -92,6 +92,13 @@ class Response:
             for sequence in sequences
             if sequence.request.prompt_logprobs is not None or sequence.request.num_logprobs is not None
         ]
+
+    def refuse(self, error: RequestError) -> None:
+        """Set the error of the whole request."""
+        # The traceback's frames refer to the request, and the response to the error. Such a cycle can keep the request
+        # until interpreter shutdown, when destroying it crashes the process with signal 11.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        self.error = error
 
     def send(self, events: list[Event]) -> None:
         """Send the chunks of a stream, or the whole response once all sequences have finished."""
@@ -139,7 +146,7 @@ class Response:
 
     def _end(self) -> None:
         """Log and trace the finished request, and release its sequences and tensors."""
-        if self.description is None:
+        if self.text is None:
             self._log.record(self.name, self.sequences, self.stream, self.error)
         # Break the reference cycle between sequences and their sink.
         sequences, self.sequences, self._with_json = self.sequences, [], []
@@ -154,8 +161,8 @@ class Response:
         errors = [result for result in (self.error, *results) if isinstance(result, RequestError)]
         if errors:
             return self._error(errors[0])
-        if self.description is not None:
-            return self._of_requested([text_tensor(self.description)])
+        if self.text is not None:
+            return self._of_requested([text_tensor(self.text)])
         tensors = completion_tensors(self.sequences)
         if any(sequence.request.has_optional_outputs for sequence in self.sequences):
             spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "lora.h"
 #include "work.h"
 
 // A null pointer is no norm, or no RoPE.
@@ -20,6 +21,7 @@ struct Layer {
 
 enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
 
+// An adapter has weights of those before the head.
 enum LinearLayer { QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN, HEAD };
 
 // Tokens in a linear layer, and their quads of columns with outliers.
@@ -49,6 +51,10 @@ struct Model {
     float* output;                  // [room][width], of a linear layer before a norm; null if there is none
     Quantized hidden_terms, attended_terms, gated_terms;
     OutlierCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
+    const int32_t* adapters;  // [slots]: the adapter of each slot's sequence; 0 is none
+    const Lora* loras;        // [adapters + 1][layers][HEAD]
+    float* lora_terms;        // [room][lora_stride]
+    int64_t lora_stride;
     float* scratch;  // [threads][scratch_stride]
     int64_t scratch_stride;
 };
@@ -64,13 +70,16 @@ static Head<Element> cached_head(const Model& m, const Layer& layer, const Token
     return {layer.cache, m.page_table + tokens.slots[token] * m.columns, head * m.pages, m.head_dim};
 }
 
-// Quantize factor(x) · x · gain of each token x, for a product with `m`; gain may be null.
+// Quantize factor(x) · x · gain of each token x, for a product with `m`; gain may be null. Adapters' first products take the
+// same activations.
 template <class Product, class Factor>
 static void quantize_for(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
-                         const Quantized& to, int64_t count, OutlierCounts* counts) {
+                         const Quantized& to, int64_t count, OutlierCounts* counts, const LoraProduct* lora) {
     // Tokens that share cache lines of terms are stored by one thread.
     constexpr int64_t SIZE = Product::INTERLEAVED;
-    worker.each((count + SIZE - 1) / SIZE, 1, [&](int64_t group, int64_t) {
+    const int64_t groups = (count + SIZE - 1) / SIZE;
+    worker.each(groups + (lora ? lora->items() : 0), 1, [&](int64_t group, int64_t) {
+        if (group >= groups) return lora->shrink(group - groups, x, gain, factor, to.inputs);
         const int64_t from = group * SIZE, end = std::min(from + SIZE, count);
         int64_t quads = 0;
         for (int64_t t = from; t < end; t++) {
@@ -86,16 +95,16 @@ static void quantize_for(Worker& worker, const float* x, const float* gain, cons
 
 template <class Factor>
 static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& m,
-                     const Quantized& to, int64_t count, OutlierCounts* counts) {
+                     const Quantized& to, int64_t count, OutlierCounts* counts, const LoraProduct* lora) {
     if (m.groups)
-        quantize_for<GroupProduct>(worker, x, gain, factor, m, to, count, counts);
+        quantize_for<GroupProduct>(worker, x, gain, factor, m, to, count, counts, lora);
     else
-        quantize_for<ChannelProduct>(worker, x, gain, factor, m, to, count, counts);
+        quantize_for<ChannelProduct>(worker, x, gain, factor, m, to, count, counts, lora);
 }
 
 static void quantize(Worker& worker, const float* x, const Matrix& m, const Quantized& to, int64_t count,
-                     OutlierCounts* counts) {
-    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, count, counts);
+                     OutlierCounts* counts, const LoraProduct* lora) {
+    quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, m, to, count, counts, lora);
 }
 
 // What an RMSNorm multiplies a token by, before its gain. count: number of elements without padding.
@@ -107,16 +116,18 @@ static float norm_factor(const float* values, int64_t width, int64_t count, floa
 
 // gain: null quantizes x itself.
 static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain,
-                                   const Matrix& matrix, int64_t count, OutlierCounts* counts) {
-    if (!gain) return quantize(worker, x, matrix, m.hidden_terms, count, counts);
+                                   const Matrix& matrix, int64_t count, OutlierCounts* counts,
+                                   const LoraProduct* lora) {
+    if (!gain) return quantize(worker, x, matrix, m.hidden_terms, count, counts, lora);
     const int width = m.hidden_terms.inputs;
     auto factor = [&](const float* values) { return norm_factor(values, width, m.hidden, m.epsilon); };
-    quantize(worker, x, gain, factor, matrix, m.hidden_terms, count, counts);
+    quantize(worker, x, gain, factor, matrix, m.hidden_terms, count, counts, lora);
 }
 
 // finish(token, block, Lanes[2]) takes each token's product with two blocks.
 template <class Product, class Finish>
-static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const Finish& finish) {
+static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const LoraProduct* lora,
+                       const Finish& finish) {
     constexpr int64_t L2_BYTES = 1 << 19;      // for the tokens of a stripe
     constexpr int64_t UNIT = 96;               // a multiple of every Integers::GROUP
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
@@ -128,21 +139,23 @@ static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int6
             const int64_t first = i / pairs * stripe;
             // The next blocks are this thread's if the others keep pace.
             const int64_t next = (i + (i + 1 < to ? 1 : worker.threads)) % pairs;
-            tile<Product>(m, i % pairs * 2, next * 2, q, first, std::min(first + stripe, count), finish);
+            tile<Product>(m, i % pairs * 2, next * 2, q, first, std::min(first + stripe, count), lora, finish);
         }
     });
 }
 
 template <class Finish>
-static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const Finish& finish) {
+static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const LoraProduct* lora,
+                    const Finish& finish) {
     if (m.groups)
-        product_of<GroupProduct>(worker, m, q, count, finish);
+        product_of<GroupProduct>(worker, m, q, count, lora, finish);
     else
-        product_of<ChannelProduct>(worker, m, q, count, finish);
+        product_of<ChannelProduct>(worker, m, q, count, lora, finish);
 }
 
-static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, float* y, bool add) {
-    product(worker, m, q, count, [&](int64_t token, int64_t block, const Lanes* value) {
+static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const LoraProduct* lora,
+                     float* y, bool add) {
+    product(worker, m, q, count, lora, [&](int64_t token, int64_t block, const Lanes* value) {
         float* target = y + token * m.outputs + block * OUTPUTS;
         for (int b = 0; b < 2; b++, target += OUTPUTS) store(target, add ? load(target) + value[b] : value[b]);
     });
@@ -150,16 +163,16 @@ static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_
 
 // activation(gate) · up
 template <class Function>
-static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, float* y,
-                           const Function& activation) {
-    product(worker, m, q, count, [&](int64_t token, int64_t block, const Lanes* value) {
+static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const LoraProduct* lora,
+                           float* y, const Function& activation) {
+    product(worker, m, q, count, lora, [&](int64_t token, int64_t block, const Lanes* value) {
         store(y + token * (m.outputs / 2) + block / 2 * OUTPUTS, activation(value[0]) * value[1]);
     });
 }
 
-static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, int64_t count) {
+static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, int64_t count, const LoraProduct* lora) {
     auto multiply = [&](const auto& activation) {
-        multiply_gated(worker, layer.gate_up, m.hidden_terms, count, m.gated, activation);
+        multiply_gated(worker, layer.gate_up, m.hidden_terms, count, lora, m.gated, activation);
     };
     switch (m.activation) {
         case SILU: return multiply([](Lanes gate) { return silu(gate); });
@@ -169,9 +182,9 @@ static void multiply_gated(Worker& worker, const Model& m, const Layer& layer, i
 
 // Add the product to x; with a gain, the RMSNorm of the product.
 static void multiply_and_add(Worker& worker, const Model& m, const Matrix& matrix, const Quantized& q, const float* gain,
-                             int64_t count, float* x) {
-    if (!gain) return multiply(worker, matrix, q, count, x, true);
-    multiply(worker, matrix, q, count, m.output, false);
+                             int64_t count, const LoraProduct* lora, float* x) {
+    if (!gain) return multiply(worker, matrix, q, count, lora, x, true);
+    multiply(worker, matrix, q, count, lora, m.output, false);
     const int64_t width = matrix.outputs;
     worker.each(count, 4, [&](int64_t from, int64_t to) {
         for (int64_t t = from; t < to; t++) {
@@ -294,19 +307,29 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
                         int threads) {
     const Model& m = *model;
     const Tokens tokens{slots, positions, count};
+    const LoraTokens adapted(m.loras ? count : 0, m.lora_terms, m.lora_stride, [&](int64_t token) {
+        const int64_t adapter = m.adapters[slots[token]];
+        return adapter ? m.loras + adapter * m.layers * HEAD : nullptr;
+    });
     parallel(threads, [&](Worker& worker) {
         for (int l = 0; l < m.layers; l++) {
             const Layer& layer = m.layer[l];
+            LoraProduct products[HEAD] = {{adapted, l * HEAD}, {adapted, l * HEAD + 1}, {adapted, l * HEAD + 2},
+                                          {adapted, l * HEAD + 3}};
+            auto lora = [&](LinearLayer linear) { return adapted.empty() ? nullptr : products + linear; };
             normalize_and_quantize(worker, m, x, layer.attention_norm, layer.query_key_value, count,
-                                   m.counts + QUERY_KEY_VALUE);
-            multiply(worker, layer.query_key_value, m.hidden_terms, count, m.qkv, false);
+                                   m.counts + QUERY_KEY_VALUE, lora(QUERY_KEY_VALUE));
+            multiply(worker, layer.query_key_value, m.hidden_terms, count, lora(QUERY_KEY_VALUE), m.qkv, false);
             attend_from_cache(worker, m, layer, tokens);
-            quantize(worker, m.attended, layer.attention_output, m.attended_terms, count, m.counts + ATTENTION_OUTPUT);
-            multiply_and_add(worker, m, layer.attention_output, m.attended_terms, layer.attention_output_norm, count, x);
-            normalize_and_quantize(worker, m, x, layer.mlp_norm, layer.gate_up, count, m.counts + GATE_UP);
-            multiply_gated(worker, m, layer, count);
-            quantize(worker, m.gated, layer.down, m.gated_terms, count, m.counts + DOWN);
-            multiply_and_add(worker, m, layer.down, m.gated_terms, layer.mlp_output_norm, count, x);
+            quantize(worker, m.attended, layer.attention_output, m.attended_terms, count, m.counts + ATTENTION_OUTPUT,
+                     lora(ATTENTION_OUTPUT));
+            multiply_and_add(worker, m, layer.attention_output, m.attended_terms, layer.attention_output_norm, count,
+                             lora(ATTENTION_OUTPUT), x);
+            normalize_and_quantize(worker, m, x, layer.mlp_norm, layer.gate_up, count, m.counts + GATE_UP,
+                                   lora(GATE_UP));
+            multiply_gated(worker, m, layer, count, lora(GATE_UP));
+            quantize(worker, m.gated, layer.down, m.gated_terms, count, m.counts + DOWN, lora(DOWN));
+            multiply_and_add(worker, m, layer.down, m.gated_terms, layer.mlp_output_norm, count, lora(DOWN), x);
         }
     });
 }
@@ -315,21 +338,25 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
 extern "C" void logits(const Model* model, const float* x, int64_t count, float* result, int threads) {
     const Model& m = *model;
     parallel(threads, [&](Worker& worker) {
-        normalize_and_quantize(worker, m, x, m.norm, m.head, count, m.counts + HEAD);
-        if (m.logits_softcap == 0) return multiply(worker, m.head, m.hidden_terms, count, result, false);
-        product(worker, m.head, m.hidden_terms, count, [&](int64_t token, int64_t block, const Lanes* value) {
+        normalize_and_quantize(worker, m, x, m.norm, m.head, count, m.counts + HEAD, nullptr);
+        if (m.logits_softcap == 0) return multiply(worker, m.head, m.hidden_terms, count, nullptr, result, false);
+        product(worker, m.head, m.hidden_terms, count, nullptr, [&](int64_t token, int64_t block, const Lanes* value) {
             float* target = result + token * m.head.outputs + block * OUTPUTS;
             for (int b = 0; b < 2; b++) store(target + b * OUTPUTS, soft_cap(value[b], m.logits_softcap));
         });
     });
 }
 
-// One linear layer: x [tokens][inputs] → y [tokens][outputs]. q: room for the quantized tokens.
-extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t count, float* y, int threads) {
+// One linear layer: x [tokens][inputs] → y [tokens][outputs]. q: room for the quantized tokens. lora: the adapter of all tokens,
+// or null; terms: [tokens][16 · rank_blocks], room for it.
+extern "C" void linear(const Matrix* matrix, const Quantized* q, const Lora* lora, float* terms, const float* x,
+                       int64_t count, float* y, int threads) {
     OutlierCounts counts{};
+    const LoraTokens tokens(count, terms, lora ? lora->rank_blocks * LANES : 0, [&](int64_t) { return lora; });
+    const LoraProduct product{tokens, 0};
     parallel(threads, [&](Worker& worker) {
-        quantize(worker, x, *matrix, *q, count, &counts);
-        multiply(worker, *matrix, *q, count, y, false);
+        quantize(worker, x, *matrix, *q, count, &counts, lora ? &product : nullptr);
+        multiply(worker, *matrix, *q, count, lora ? &product : nullptr, y, false);
     });
 }
 

@@ -13,6 +13,7 @@ from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scores, use_huge_pages
+from llama_engine.kernels.cpu.lora import LoraTable
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
     QUAD,
@@ -25,6 +26,7 @@ from llama_engine.kernels.cpu.packing import (
     padded,
     padded_head_dim,
 )
+from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
 
 ROOM = 512
 """Default maximum of tokens computed at once."""
@@ -76,11 +78,12 @@ class CpuForward:
     and with any number of threads (torch.get_num_threads() at each call).
 
     cache: shape of the KV cache, with the padded head dimension. room: maximum tokens computed at once; calls with more
-    tokens are split. Raises ValueError if RoPE's tables are shorter than max_model_len, or the cache isn't this model's
-    or has pages of another size than the kernels.
+    tokens are split. loras: room for adapters.
+    Raises ValueError if RoPE's tables are shorter than max_model_len, or the cache isn't this model's or has pages of
+    another size than the kernels.
     """
 
-    def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:
+    def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM, loras: LoraLimits = NO_LORAS) -> None:
         shortest = min((len(cosine) for cosine, _ in llama.tables.values()), default=cache.max_model_len)
         if shortest < cache.max_model_len:
             raise ValueError(f"RoPE's tables have {shortest} positions, and sequences {cache.max_model_len}")
@@ -117,6 +120,7 @@ class CpuForward:
             kind: [table.detach().float().contiguous() for table in tables] for kind, tables in llama.tables.items()
         }
         self._norm = pad_gain(llama.norm)
+        self.loras = LoraTable(architecture, cache.slots, room, loras)
         self._model = self._structure()
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -127,6 +131,10 @@ class CpuForward:
         Raises IndexError for a slot or position outside the page table and for a position without a page, because the
         passes of the kernels don't check.
         """
+        if (order := self.loras.order(slots)) is not None:
+            result = torch.empty_like(x)
+            result[order] = self.forward(x[order], slots[order], positions[order])
+            return result
         slots, positions = slots.contiguous(), positions.contiguous()
         self._check_pages(slots, positions)
         hidden = self.llama.architecture.hidden
@@ -287,6 +295,10 @@ class CpuForward:
             attended_terms=self.quantized[1].structure,
             gated_terms=self.quantized[2].structure,
             counts=self._counts.data_ptr(),
+            adapters=self.loras.adapters.data_ptr(),
+            loras=self.loras.table,
+            lora_terms=self.loras.terms.data_ptr(),
+            lora_stride=self.loras.terms.shape[1],
             scratch=self._scratch.data_ptr(),
             scratch_stride=self._scratch.shape[1],
         )

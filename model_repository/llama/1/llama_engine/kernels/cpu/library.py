@@ -49,6 +49,19 @@ class Quantized(ctypes.Structure):
     )
 
 
+class Lora(ctypes.Structure):
+    """An adapter's weights of a linear layer; zeros if it has none there."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("scaling", ctypes.c_void_p),
+        ("range", ctypes.c_void_p),
+        ("rank_blocks", ctypes.c_int32),
+        ("is_bfloat16", ctypes.c_int32),
+    )
+
+
 class Cache(ctypes.Structure):
     """The KV cache of a layer."""
 
@@ -120,6 +133,10 @@ class Model(ctypes.Structure):
         ("attended_terms", Quantized),
         ("gated_terms", Quantized),
         ("counts", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
+        ("loras", ctypes.POINTER(Lora)),
+        ("lora_terms", ctypes.c_void_p),
+        ("lora_stride", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64),
     )
@@ -179,8 +196,10 @@ class CpuKernels:
         """(model, layer, slots, positions, tokens, threads): RoPE, the KV cache and attention, Model.qkv → attended."""
         self.attention.argtypes = (model, ctypes.c_int, pointer, pointer, int64, ctypes.c_int)
         self.linear = library.linear
-        """(matrix, quantized, x [tokens, inputs], tokens, y [tokens, outputs], threads): compute a linear layer."""
-        self.linear.argtypes = (matrix, ctypes.POINTER(Quantized), pointer, int64, pointer, ctypes.c_int)
+        """(matrix, quantized, adapter or None, its terms, x [tokens, inputs], tokens, y [tokens, outputs], threads):
+        compute a linear layer."""
+        quantized, lora = ctypes.POINTER(Quantized), ctypes.POINTER(Lora)
+        self.linear.argtypes = (matrix, quantized, lora, pointer, pointer, int64, pointer, ctypes.c_int)
         self.scratch_stride = library.scratch_stride
         """(positions of a sequence, head dim) → number of scratch floats per thread."""
         self.scratch_stride.argtypes, self.scratch_stride.restype = (int64, ctypes.c_int), int64

@@ -2,6 +2,7 @@
 // here, too.
 #pragma once
 #include "lanes.h"
+#include "lora.h"
 #include "matrix.h"
 #include "prefetch.h"
 #if defined(__AMX_INT8__)
@@ -175,11 +176,11 @@ inline void pad_outliers(const Quantized& q, int64_t first, int64_t end) {
         }
 }
 
-// The scaled products of the tokens from `first` to `end` with two blocks; finish(token, block, Lanes[2]). `next`: this
-// thread's next two blocks.
+// The scaled products of the tokens from `first` to `end` with two blocks, and what `lora` adds unless it is null;
+// finish(token, block, Lanes[2]). `next`: this thread's next two blocks.
 template <class Product, class Finish>
 inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t first, int64_t end,
-                 const Finish& finish) {
+                 const LoraProduct* lora, const Finish& finish) {
     constexpr int64_t GROUP = Product::GROUP;
     const int64_t calls = (end - first + GROUP - 1) / GROUP, pair = Product::pair_bytes(m), steps = Product::steps(m);
     // A single call waits for its own weights: prefetching others would delay them.
@@ -194,6 +195,7 @@ inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& 
                 value[b] = Product::scaled(value[b], m, x.scale[token], output);
                 if (m.bias) value[b] = value[b] + load(m.bias + output);
             }
+            if (lora) lora->add(token, block, value);
             finish(token, block, value);
         }
     }

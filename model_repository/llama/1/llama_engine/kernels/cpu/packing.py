@@ -142,7 +142,7 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
     if source is None:
         source = torch.arange(outputs)
 
-    source = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1).to(torch.int32)
+    source = pad_channels(source).to(torch.int32)
 
     def arrange(values: torch.Tensor) -> torch.Tensor:
         return torch.where(source < 0, 0.0, values.detach().float()[source.clamp(min=0)]).contiguous()
@@ -197,13 +197,15 @@ def pack_layer(kernels: CpuKernels, architecture: Architecture, layer: LayerWeig
     if scale != 1 and attention_output_norm is not None and mlp_output_norm is not None:
         attention_output_norm, mlp_output_norm = attention_output_norm * scale, mlp_output_norm * scale
     elif scale != 1:
-        output, down = output.scaled(scale), down.scaled(scale)
+        output, down = output.scaled(output_scale(architecture)), down.scaled(output_scale(architecture))
     return PackedLayer(
         attention_norm=_pad(layer.attention_norm),
-        query_key_value=pack_linear(kernels, layer.query_key_value, _head_channels(architecture)),
+        query_key_value=pack_linear(
+            kernels, layer.query_key_value, head_channels(architecture, architecture.heads + 2 * architecture.kv_heads)
+        ),
         attention_output=pack_linear(kernels, output),
         mlp_norm=_pad(layer.mlp_norm),
-        gate_up=pack_linear(kernels, layer.gate_up, _gate_up_channels(architecture.intermediate)),
+        gate_up=pack_linear(kernels, layer.gate_up, gate_up_channels(architecture.intermediate)),
         down=pack_linear(kernels, down),
         query_norm=_pad_heads(architecture, layer.query_norm),
         key_norm=_pad_heads(architecture, layer.key_norm),
@@ -217,15 +219,25 @@ def pack_head(kernels: CpuKernels, architecture: Architecture, head: LinearWeigh
     return pack_linear(kernels, head if architecture.logits_scale == 1 else head.scaled(architecture.logits_scale))
 
 
-def _head_channels(architecture: Architecture) -> torch.Tensor:
-    """Return the source channels for packing q|k|v with each head padded; -1 is padding."""
+def output_scale(architecture: Architecture) -> float:
+    """Return the factor in the packed layers attention_output and down: the residual scale, which norms after have."""
+    return 1.0 if architecture.norm_after else architecture.residual_scale
+
+
+def pad_channels(channels: torch.Tensor) -> torch.Tensor:
+    """Return channels, padded with -1."""
+    return functional.pad(channels, (0, padded(len(channels)) - len(channels)), value=-1)
+
+
+def head_channels(architecture: Architecture, heads: int) -> torch.Tensor:
+    """Return the source channels for packing so many heads with each of them padded; -1 is padding."""
     dim = architecture.head_dim
-    channels = torch.arange((architecture.heads + 2 * architecture.kv_heads) * dim).view(-1, dim)
+    channels = torch.arange(heads * dim).view(-1, dim)
     return functional.pad(channels, (0, padded_head_dim(architecture) - dim), value=-1).flatten()
 
 
-def _gate_up_channels(intermediate: int) -> torch.Tensor:
+def gate_up_channels(intermediate: int) -> torch.Tensor:
     """Return the source channels for packing gate|up in alternating blocks of 16 outputs."""
-    gate = functional.pad(torch.arange(intermediate), (0, padded(intermediate) - intermediate), value=-1)
+    gate = pad_channels(torch.arange(intermediate))
     up = torch.where(gate < 0, -1, gate + intermediate)
     return torch.stack((gate.view(-1, OUTPUTS), up.view(-1, OUTPUTS)), dim=1).flatten()

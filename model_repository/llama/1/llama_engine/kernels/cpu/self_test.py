@@ -1,4 +1,4 @@
-"""Compares compiled CPU kernels with PyTorch on this CPU: one product bit for bit, and one attention.
+"""Compares compiled CPU kernels with PyTorch on this CPU: one product bit for bit, an adapter's, and one attention.
 
 It runs when an object is compiled (`build`) and once when a model is loaded (`instruction_sets`).
 """
@@ -8,21 +8,28 @@ from __future__ import annotations
 import torch
 
 from llama_engine.checkpoint.architecture import ROPE, Architecture
+from llama_engine.checkpoint.lora import LoraWeights
 from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
-from llama_engine.kernels.activation_terms import ActivationTerms
+from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.forward import CACHE_TYPES, CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
-from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, padded
+from llama_engine.kernels.cpu.lora import RANKS, PackedLora
+from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, pad_channels, padded
+from llama_engine.kernels.lora_limits import LoraPart
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 """Tolerated error of the attention by cache dtype, relative to the reference's largest value. A float32 halfway between
 two bfloat16 or int8 values can be rounded to either."""
 
 
+LORA_TOLERANCE = 1e-5
+"""Tolerated error of an adapter's product, relative to the reference's largest value."""
+
+
 def self_test(kernels: CpuKernels) -> None:
-    """Raise RuntimeError if a product has other bits than the reference's, or attention other values."""
+    """Raise RuntimeError if a product has other bits than the reference's, or an adapter or attention other values."""
     generator = torch.Generator().manual_seed(0)
     # More tokens than any instruction set multiplies at once, some of which have outliers, and a padded last block.
     x = torch.randn(35, 1100, generator=generator)
@@ -31,20 +38,41 @@ def self_test(kernels: CpuKernels) -> None:
     layer, terms = LinearWeight(weight, torch.rand(100, generator=generator) + 0.5), ActivationTerms(4.0)
     if not torch.equal(run_linear(kernels, x, layer, terms), cpu_reference.linear(x, layer, terms)):
         raise RuntimeError("a product isn't exact")
+    _test_lora(kernels, x, generator)
     _test_attention(kernels, torch.randn(37, 8, 32, generator=generator))
 
 
-def run_linear(kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms) -> torch.Tensor:
-    """Return the kernels' result of one linear layer for x [tokens, inputs]."""
+def run_linear(
+    kernels: CpuKernels, x: torch.Tensor, layer: LinearWeight, terms: ActivationTerms, lora: PackedLora | None = None
+) -> torch.Tensor:
+    """Return the kernels' result of one linear layer for x [tokens, inputs]. lora: the adapter of all tokens."""
     packed = pack_linear(kernels, layer)
     tokens, inputs = x.shape
     wide = torch.nn.functional.pad(x, (0, padded(inputs) - inputs)).contiguous()
     y = torch.full((tokens, packed.matrix.outputs), torch.nan)
     room = QuantizedTokens(tokens, wide.shape[1], inputs, terms)
+    structure = None if lora is None else lora.structure
+    ranks = torch.empty(tokens, 0 if structure is None else RANKS * structure.rank_blocks)
     kernels.linear(
-        packed.matrix, room.structure, wide.data_ptr(), tokens, y.data_ptr(), torch.get_num_threads()
+        packed.matrix, room.structure, structure, ranks.data_ptr(), wide.data_ptr(), tokens, y.data_ptr(),
+        torch.get_num_threads(),
     )  # fmt: skip
     return y[:, : len(layer.weight)]
+
+
+def _test_lora(kernels: CpuKernels, x: torch.Tensor, generator: torch.Generator) -> None:
+    """Test adapters of 20 ranks, which are padded, in both dtypes, beside a layer of zeros."""
+    outputs, inputs = 100, x.shape[1]
+    channels, columns = pad_channels(torch.arange(outputs)), pad_channels(torch.arange(inputs))
+    a, b = torch.randn(20, inputs, generator=generator), torch.randn(outputs, 20, generator=generator)
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = LoraWeights(a.to(dtype), b.to(dtype), 0.25)
+        lora = PackedLora([LoraPart(weights, 0, 0)], channels, columns, 1.0)
+        added = run_linear(kernels, x, _zeros(outputs, inputs), TWO_TERMS, lora)
+        reference = 0.25 * x.double() @ weights.a.double().T @ weights.b.double().T
+        error = (added - reference).abs().max().item() / reference.abs().max().item()
+        if not error <= LORA_TOLERANCE:
+            raise RuntimeError(f"an adapter's product is wrong by {error:.1%} of the largest value")
 
 
 def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:

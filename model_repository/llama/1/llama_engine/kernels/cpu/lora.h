@@ -1,0 +1,156 @@
+// LoRA: what an adapter adds to the linear layers for the tokens of its sequences, scaling · (x · Aᵀ) · Bᵀ in float32.
+//
+// x are a token's activations before they are quantized. All sums have one order, for each token by itself: Σ x·A over the
+// inputs in CHAINS sums of every CHAINS-th input, Σ (x·A)·B over the ranks in two such sums. So a token's result is the same
+// bits in any batch and on any instruction set.
+//
+// The ranks of layers that are computed together (query, key and value) lie side by side, padded to blocks of 16 together:
+//
+//     A         [blocks of 16 ranks][inputs][16 ranks]
+//     B         [blocks of 16 outputs][ranks of the layer that the outputs belong to][16 outputs]
+#pragma once
+#include <vector>
+
+#include "lanes.h"
+
+// The ranks of a block of outputs, and the place of its first element in B.
+struct RankRange {
+    int32_t first, count;
+    int64_t at;
+};
+
+// An adapter's weights of a linear layer; zeros if it has none there.
+struct Lora {
+    const void *a, *b;       // bfloat16 or float
+    const float* scaling;    // [ranks]
+    const RankRange* range;  // [outputs / 16]
+    int32_t rank_blocks, is_bfloat16;
+};
+
+// The tokens of a pass, and their adapters.
+class LoraTokens {
+public:
+    // table: the weights of all linear layers of an adapter.
+    struct Group {
+        const Lora* table;
+        int64_t first;
+        int count;
+    };
+#ifdef __AVX512F__
+    static constexpr int MAX_GROUP = 4;  // tokens whose sums registers hold
+#else
+    static constexpr int MAX_GROUP = 1;
+#endif
+
+    // table_of(token): null for a token without an adapter. terms: [count][stride], room for x · Aᵀ.
+    template <class TableOf>
+    LoraTokens(int64_t count, float* terms, int64_t stride, const TableOf& table_of)
+        : tables(static_cast<size_t>(count)), terms(terms), stride(stride) {
+        for (int64_t token = 0; token < count; token++) {
+            const Lora* table = tables[token] = table_of(token);
+            if (!table) continue;
+            const bool joins = !groups.empty() && groups.back().table == table && groups.back().count < MAX_GROUP &&
+                               groups.back().first + groups.back().count == token;
+            if (joins)
+                groups.back().count++;
+            else
+                groups.push_back({table, token, 1});
+        }
+    }
+
+    bool empty() const { return groups.empty(); }
+    float* terms_of(int64_t token) const { return terms + token * stride; }
+
+    std::vector<const Lora*> tables;  // of each token
+    std::vector<Group> groups;        // of adjacent tokens with one adapter
+
+private:
+    float* terms;
+    int64_t stride;
+};
+
+// result[t] = Σ x·A of a block of ranks. values(t, i): 16 activations of the t-th token from i on.
+template <class Element, int TOKENS, class Values>
+inline void sum_inputs(const Element* a, int inputs, const Values& values, Lanes* result) {
+    constexpr int CHAINS = 4;
+    Lanes sums[TOKENS][CHAINS];
+    unrolled<TOKENS>([&](auto t) { unrolled<CHAINS>([&](auto c) { sums[t][c] = set(0.0f); }); });
+    for (int i = 0; i < inputs; i += LANES) {
+        float x[TOKENS][LANES];
+        unrolled<TOKENS>([&](auto t) { store(x[t], values(t, i)); });
+        for (int k = 0; k < LANES; k += CHAINS)
+            unrolled<CHAINS>([&](auto c) {
+                const Lanes weights = load(a + static_cast<int64_t>(i + k + c) * LANES);
+                unrolled<TOKENS>([&](auto t) { sums[t][c] = fma(set(x[t][k + c]), weights, sums[t][c]); });
+            });
+    }
+    unrolled<TOKENS>([&](auto t) { result[t] = (sums[t][0] + sums[t][2]) + (sums[t][1] + sums[t][3]); });
+}
+
+// Σ terms·B of a block of outputs. terms: scaled.
+template <class Element>
+inline Lanes sum_ranks(const Element* b, const float* terms, int count) {
+    Lanes even = set(0.0f), odd = set(0.0f);
+    int rank = 0;
+    for (; rank + 1 < count; rank += 2) {
+        even = fma(set(terms[rank]), load(b + rank * LANES), even);
+        odd = fma(set(terms[rank + 1]), load(b + (rank + 1) * LANES), odd);
+    }
+    if (rank < count) even = fma(set(terms[rank]), load(b + rank * LANES), even);
+    return even + odd;
+}
+
+// The product of one linear layer, the `layer`-th of an adapter's table, with the tokens of a pass.
+struct LoraProduct {
+    const LoraTokens& tokens;
+    int64_t layer;
+
+    // Number of items of `shrink`: a block of ranks of a group each.
+    int64_t items() const {
+        int most = 0;
+        for (const auto& group : tokens.groups) most = std::max(most, group.table[layer].rank_blocks);
+        return most * static_cast<int64_t>(tokens.groups.size());
+    }
+
+    // Compute an item's terms, scaling · x · Aᵀ. factor(x) · x · gain are the activations of a token; gain may be null.
+    template <class Factor>
+    void shrink(int64_t item, const float* x, const float* gain, const Factor& factor, int inputs) const {
+        const int64_t groups = static_cast<int64_t>(tokens.groups.size()), block = item / groups;
+        const LoraTokens::Group& group = tokens.groups[item % groups];
+        const Lora& lora = group.table[layer];
+        if (block >= lora.rank_blocks) return;
+        with_count<LoraTokens::MAX_GROUP>(group.count, [&](auto n) {
+            constexpr int TOKENS = decltype(n)::value;
+            const float* from = x + group.first * inputs;
+            Lanes factors[TOKENS], result[TOKENS];
+            for (int t = 0; t < TOKENS; t++) factors[t] = set(factor(from + t * inputs));
+            auto values = [&](int t, int i) {
+                const Lanes value = load(from + t * inputs + i);
+                return (gain ? value * load(gain + i) : value) * factors[t];
+            };
+            auto sum = [&](const auto* a) { sum_inputs<std::decay_t<decltype(*a)>, TOKENS>(a, inputs, values, result); };
+            const int64_t at = block * LANES * inputs;
+            if (lora.is_bfloat16)
+                sum(static_cast<const BFloat16*>(lora.a) + at);
+            else
+                sum(static_cast<const float*>(lora.a) + at);
+            const Lanes scaling = load(lora.scaling + block * LANES);
+            for (int t = 0; t < TOKENS; t++)
+                store(tokens.terms_of(group.first + t) + block * LANES, result[t] * scaling);
+        });
+    }
+
+    // Add a token's products with two blocks of outputs, after `shrink`.
+    void add(int64_t token, int64_t block, Lanes* value) const {
+        const Lora* table = tokens.tables[token];
+        if (!table || !table[layer].rank_blocks) return;
+        const Lora& lora = table[layer];
+        for (int b = 0; b < 2; b++) {
+            const RankRange& range = lora.range[block + b];
+            const float* terms = tokens.terms_of(token) + range.first;
+            value[b] = value[b] + (lora.is_bfloat16
+                                       ? sum_ranks(static_cast<const BFloat16*>(lora.b) + range.at, terms, range.count)
+                                       : sum_ranks(static_cast<const float*>(lora.b) + range.at, terms, range.count));
+        }
+    }
+};

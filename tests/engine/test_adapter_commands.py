@@ -1,0 +1,153 @@
+"""Adapters loaded and unloaded by requests while others are computed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+from adapter_files import damage, save_adapter
+from engine.backend_utils import Request, text
+from engine.prompts import request_of
+from engine.scheduling import SECONDS, Running, running
+from llama_engine.engine.dispatcher import Completion
+from llama_engine.engine.sequence import Sequence
+from llama_engine.model.loader import LoadedModel
+from llama_engine.observability.log import RequestLog
+from llama_engine.observability.metrics import LOADED_ADAPTERS
+from llama_engine.request.parser import RequestParser
+from llama_engine.triton.adapter_commands import AdapterCommands
+from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
+
+
+@dataclass
+class Served:
+    """A scheduler with a decoder of requests, as model.py has them."""
+
+    running: Running
+    decoder: RequestDecoder
+    commands: AdapterCommands
+    checkpoint: LoadedModel
+
+    def ask(self, **inputs: str) -> Request:
+        """Decode a request and start its command."""
+        request = Request("", **{name: text(value) for name, value in inputs.items()})
+        response = self.decoder.decode(cast(Any, request))
+        self.running.scheduler.add(response.sequences)
+        self.commands.start()
+        return request
+
+    def answer(self, request: Request) -> Any:  # noqa: ANN401 - an error's text, or JSON
+        """Wait for the answer to a command or a refused request, and return it."""
+        deadline = time.monotonic() + SECONDS
+        while not request.sent:
+            assert time.monotonic() < deadline, "no answer"
+            time.sleep(0.005)
+        ((response, final),) = request.sent
+        assert final
+        return str(response.error) if response.error else json.loads(response.values()["text_output"][0])
+
+    def start(self, name: str) -> Sequence:
+        """Start a sequence of an adapter, which is held at its first forward pass."""
+        (adapter,) = (each for each in self.running.engine.adapters.loaded() if each.name == name)
+        (sequence,) = self.running.add(replace(request_of(self.checkpoint, 1, 20, 4), adapter=adapter))
+        return sequence
+
+
+@pytest.fixture
+def served(fp32: LoadedModel, tmp_path: Path) -> Iterator[Served]:
+    save_adapter(tmp_path / "a", 0)
+    damage(save_adapter(tmp_path / "bad", 1))
+    with running(fp32, 4, lora_folder=str(tmp_path), max_loras="2") as parts, _serving(parts, tmp_path, fp32) as served:
+        assert [each["name"] for each in served.answer(served.ask(lora_name="a", lora_path="a"))] == ["a"]
+        yield served
+
+
+@contextmanager
+def _serving(parts: Running, folder: Path, checkpoint: LoadedModel) -> Iterator[Served]:
+    engine = parts.engine
+    commands = AdapterCommands(engine.adapters, str(folder), parts.scheduler, parts.dispatcher, parts.stats)
+    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len, adapters=engine.adapters.loaded)
+    log = RequestLog("none")
+    decoder = RequestDecoder(
+        engine, parser, QueuePolicy(), True, True, log, parts.stats, parts.dispatcher, commands.add
+    )
+    yield Served(parts, decoder, commands, checkpoint)
+    parts.scheduler.stop(0)
+    commands.close(SECONDS)
+
+
+def test_an_unload_waits_for_running_sequences_and_refuses_new_ones(served: Served) -> None:
+    sequence = served.start("a")
+    unload = served.ask(lora_name="a", lora_path="")
+    assert "lora_name is 'a'; it must be missing" in served.answer(served.ask(text_input="def f", lora_name="a"))
+    assert not unload.sent
+    served.running.pace.run_free()
+    served.running.scheduler.wait_until_finished([sequence])
+    assert served.answer(unload) == []
+    assert isinstance(sequence.result, Completion)
+
+
+def test_an_adapter_can_be_loaded_while_another_waits_to_be_unloaded(served: Served) -> None:
+    served.start("a")
+    unload = served.ask(lora_name="a", lora_path="")
+    assert [each["number"] for each in served.answer(served.ask(lora_name="again", lora_path="a"))] == [0]
+    assert not unload.sent
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"lora_name": "bad", "lora_path": "bad"}, "INVALID_ARG: lora_path is 'bad': "),
+        ({"lora_name": "x", "lora_path": "../x"}, "INVALID_ARG: lora_path is '../x'; it must be a folder inside"),
+        ({"lora_name": "x", "lora_path": ""}, "INVALID_ARG: lora_name is 'x'; it must be a loaded adapter's: a"),
+        ({"lora_path": "a"}, "INVALID_ARG: lora_name is missing"),
+    ],
+)
+def test_a_bad_command_is_refused_and_others_go_on(served: Served, inputs: dict[str, str], message: str) -> None:
+    sequence = served.start("a")
+    refusal = served.answer(served.ask(**inputs))
+    assert refusal.startswith(message)
+    assert "\n" not in refusal
+    assert isinstance(served.running.finish([sequence])[0], Completion)
+
+
+def test_a_failure_is_answered_without_its_detail(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.running.engine._model, "load_adapter", Mock(side_effect=MemoryError("secret")))
+    answer = served.answer(served.ask(lora_name="b", lora_path="a"))
+    assert answer.startswith("INTERNAL: the adapter could not be loaded")
+    assert [adapter.name for adapter in served.running.engine.adapters.loaded()] == ["a"]
+
+
+def test_a_waiting_unload_ends_with_the_scheduler(served: Served) -> None:
+    served.start("a")
+    unload = served.ask(lora_name="a", lora_path="")
+    served.running.pace.run_free()
+    served.running.scheduler.stop(SECONDS)
+    assert served.answer(unload) == "STOPPING: the server is stopping"
+
+
+def test_commands_are_refused_where_the_setting_is_off(served: Served) -> None:
+    parts = served.running
+    commands = AdapterCommands(parts.engine.adapters, "", parts.scheduler, parts.dispatcher, parts.stats)
+    off = replace(served.decoder, add_command=commands.add)
+    request = Request("", lora_name=text("a"), lora_path=text("a"))
+    off.decode(cast(Any, request))
+    assert "lora_path is given; it must be missing: the setting lora_folder is off" in served.answer(request)
+
+
+def test_commands_are_refused_under_scheduling_batch(served: Served) -> None:
+    batch = replace(served.decoder, inflight=False)
+    response = batch.decode(cast(Any, Request("", lora_name=text("a"), lora_path=text("a"))))
+    assert "lora_path is given; it must be missing under scheduling 'batch'" in str(response.error)
+
+
+def test_the_gauge_counts_the_loaded_adapters(served: Served) -> None:
+    served.running.stats.close(SECONDS)
+    assert served.running.registry.levels[LOADED_ADAPTERS.name] == 1

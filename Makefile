@@ -106,7 +106,7 @@ test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents
 .whole-%:
 	@exec $(PYTEST) tests/$*
 
-bench: $(READY_ANALYZER) ## ours and other servers under 1 to 128 users beside quality and roofline, the article's table; by choice 7b, prefixes, formats, drafts (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## ours and other servers under 1 to 128 users beside quality and roofline, the article's table; by choice 7b, prefixes, formats, drafts, lora (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 # torchvision and others are not needed for text, and their CUDA builds do not fit a CPU build of torch.

@@ -37,7 +37,7 @@ def lora(rows: Sequence[Row]) -> list[Table]:
         throughput.append(Column(f"{name}: tokens/s without", f"{name}/tokens_per_second"))
         throughput += [Column(f"{name}: {column.title}", f"{name}/{column.path}", column.shown) for column in costs]
     latency = [model, Column("sequences", "load/concurrency", "{:,.0f}".format), Column("step without, ms", "step_ms")]
-    note = "± is one standard error: of servers over rounds in which they take turns, of steps over every few steps."
+    note = "± is one standard error: over rounds in the first table, over turns of a few steps in the second."
     tables = [Table(throughput, lines, note), Table([*latency, *costs], steps)]
     return [table for table in tables if table.rows]
 

@@ -2,7 +2,7 @@
 
 In a mix, sequences with common prefixes and choices of one prompt arrive at random times; their prompts are cut; some
 are cancelled; some passes fail; the KV cache may have so few pages that prefixes are evicted and sequences preempted.
-With drafts, steps verify several tokens of a sequence, some of them wrong.
+With drafts, steps verify several tokens of a sequence, some of them wrong. With adapters, some requests have none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
+from engine.cpu_kernels.models import random_adapter
 from engine.engines import engine_of, spoil_cache
 from engine.guesses import guess_at_random
 from engine.int8_layers import threads
@@ -25,6 +26,7 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
+from llama_engine.request.adapters import Adapter
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.state import Elements, SamplingFeatures
@@ -35,7 +37,10 @@ BUDGETS = (1, 7, 16, 40, 512)
 
 POOLS = (None, 1, 1.25, 2)
 """Tokens in the KV cache's pages, relative to max_model_len; None is max_model_len for each slot."""
-EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed", "guessed")
+EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed", "guessed", "adapted")
+
+RANKS = (8, 3, 20)
+"""The ranks of the adapters."""
 
 Logits = dict[Sequence, dict[int, torch.Tensor]]
 
@@ -87,9 +92,23 @@ class Bits:
     different: descriptions of what differed. events: how often each of EVENTS happened.
     """
 
-    def __init__(self, checkpoint: LoadedModel, mixes: int, kv_cache_dtype: str = "auto", drafts: bool = False) -> None:
+    def __init__(
+        self,
+        checkpoint: LoadedModel,
+        mixes: int,
+        kv_cache_dtype: str = "auto",
+        drafts: bool = False,
+        adapters: bool = False,
+    ) -> None:
         """Compare this many mixes."""
         self._checkpoint, self._kv_cache_dtype, self._drafts = checkpoint, kv_cache_dtype, drafts
+        self._weights = [
+            random_adapter(checkpoint.architecture, rank, rank, (torch.float32, torch.bfloat16)[rank % 2])
+            for rank in RANKS
+            if adapters
+        ]
+        self._adapters = [Adapter(f"{index}", 0, each.digest, each.rank, index)
+                          for index, each in enumerate(self._weights, 1)]  # fmt: skip
         self._engines: dict[tuple[int, int, float | None], Engine] = {}
         self.mixes, self.rows = mixes, 0
         self.events = Counter[str]()
@@ -98,7 +117,7 @@ class Bits:
         # Drawn two or three times each, so that a sequence that has run alone is compared in more than one mix.
         requests = [random_request(checkpoint, randomness) for _ in range(min(48, mixes))]
         requests += [self._with_prefix(request, randomness) for request in requests]
-        alone = engine_of(checkpoint, 1, kv_cache_dtype=kv_cache_dtype, prefix_cache="off")
+        alone = self._engine_of(1, prefix_cache="off")
         self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}
         self._tokens: dict[object, list[int]] = {}
         for request in requests:
@@ -125,6 +144,7 @@ class Bits:
             min_tokens=randomness.choice((0, max_tokens)),
             cache_salt=randomness.choice(("", "", "other")),
             n=randomness.choice((1, 1, 3)),
+            adapter=randomness.choice((None, *self._adapters)) if self._adapters else None,
         )
 
     def _mix(self, seed: int, requests: list[GenerationRequest]) -> None:
@@ -143,15 +163,22 @@ class Bits:
     def _engine(self, slots: int, budget: int, pool: float | None) -> Engine:
         key = slots, budget, pool
         if key not in self._engines:
-            parameters = {"prefill_tokens": str(budget), "kv_cache_dtype": self._kv_cache_dtype}
+            parameters = {"prefill_tokens": str(budget)}
             if pool is not None:
                 parameters["kv_cache_tokens"] = str(int(pool * self._checkpoint.max_model_len))
-            self._engines[key] = engine_of(self._checkpoint, slots, **parameters)
+            self._engines[key] = self._engine_of(slots, **parameters)
             spoil_cache(self._engines[key])
             if self._drafts:
                 tokens, randomness = self._tokens, random.Random(len(self._engines))
                 guess_at_random(self._engines[key], lambda sequence: tokens[sequence.request], randomness)
         return self._engines[key]
+
+    def _engine_of(self, slots: int, **parameters: str) -> Engine:
+        loras = {"max_loras": str(len(self._weights)), "max_lora_rank": str(max(RANKS))}
+        engine = engine_of(self._checkpoint, slots, kv_cache_dtype=self._kv_cache_dtype, **loras, **parameters)
+        for index, adapter in enumerate(self._weights, 1):
+            engine._model.load_adapter(index, adapter)
+        return engine
 
     def _run(self, engine: Engine, sequences: list[Sequence], randomness: random.Random, cancelling: float) -> Logits:
         """Run sequences that arrive, and with this probability a step are cancelled, at random."""
@@ -182,6 +209,7 @@ class Bits:
     def _compare(self, sequence: Sequence, logits: list[torch.Tensor], seed: int) -> None:
         result, alone = self._alone[sequence.request]
         self.rows += len(logits)
+        self.events["adapted"] += sequence.request.adapter is not None
         failed = isinstance(sequence.result, GenerationError)
         self.events["failed"] += failed
         # A cancelled sequence has no result.

@@ -1,4 +1,4 @@
-"""In INT8, tokens and logits of a sequence are the same bits alone, in any mix and cut of prompts.
+"""In INT8, tokens and logits of a sequence are the same bits alone, in any mix and cut of prompts, with any adapters.
 
 `exact_bits` has the slots and chunk sizes, and compares.
 """
@@ -18,21 +18,24 @@ TERMS = {"auto": "two terms for outliers", "1": "one term,", "2": "two terms,"}
 
 
 @pytest.mark.parametrize(
-    ("cache", "terms", "mixes", "instructions", "drafts"),
+    ("cache", "terms", "mixes", "instructions", "options"),
     [
-        ("auto", "auto", 10, None, False),
-        ("float32", "auto", 5, None, False),
-        ("int8", "auto", 5, None, False),
-        ("auto", "1", 5, None, False),
-        ("auto", "2", 5, None, False),
-        ("auto", "auto", 10, "AVX2", False),
-        ("auto", "auto", 10, None, True),
-        ("int8", "2", 5, "AVX2", True),
-        pytest.param("auto", "auto", 400, None, False, marks=long),
-        pytest.param("int8", "2", 150, None, False, marks=long),
-        pytest.param("auto", "auto", 100, "AVX2", False, marks=long),
-        pytest.param("auto", "auto", 300, None, True, marks=long),
-        pytest.param("auto", "auto", 100, "AVX2", True, marks=long),
+        ("auto", "auto", 10, None, set()),
+        ("float32", "auto", 5, None, set()),
+        ("int8", "auto", 5, None, set()),
+        ("auto", "1", 5, None, set()),
+        ("auto", "2", 5, None, set()),
+        ("auto", "auto", 10, "AVX2", set()),
+        ("auto", "auto", 10, None, {"drafts"}),
+        ("int8", "2", 5, "AVX2", {"drafts"}),
+        ("auto", "auto", 10, None, {"drafts", "adapters"}),
+        pytest.param("auto", "auto", 400, None, set(), marks=long),
+        pytest.param("int8", "2", 150, None, set(), marks=long),
+        pytest.param("auto", "auto", 100, "AVX2", set(), marks=long),
+        pytest.param("auto", "auto", 300, None, {"drafts"}, marks=long),
+        pytest.param("auto", "auto", 100, "AVX2", {"drafts"}, marks=long),
+        pytest.param("auto", "auto", 400, None, {"drafts", "adapters"}, marks=long),
+        pytest.param("int8", "1", 100, "AVX2", {"adapters"}, marks=long),
     ],
 )
 def test_tokens_have_the_same_bits_in_any_mix(
@@ -40,7 +43,7 @@ def test_tokens_have_the_same_bits_in_any_mix(
     terms: str,
     mixes: int,
     instructions: str | None,
-    drafts: bool,
+    options: set[str],
     note: Note,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -50,10 +53,11 @@ def test_tokens_have_the_same_bits_in_any_mix(
     checkpoint = replace(load("int8", kv_cache_dtype=cache, int8_terms=terms), max_model_len=128)
     assert TERMS[terms] in checkpoint.info.product
     assert f"by compiled {instructions or 'AVX'}" in checkpoint.info.product
-    bits = Bits(checkpoint, mixes, kv_cache_dtype=cache, drafts=drafts)
+    bits = Bits(checkpoint, mixes, kv_cache_dtype=cache, drafts="drafts" in options, adapters="adapters" in options)
     note(bits.describe())
     assert bits.different == []
     assert bits.rows > 15 * mixes
     assert bits.events["cancelled"] > mixes / 20
-    assert mixes < 10 or {event for event in EVENTS if bits.events[event]} >= {*EVENTS} - {"guessed"}
-    assert (bits.events["guessed"] > mixes) == drafts
+    assert mixes < 10 or {event for event in EVENTS if bits.events[event]} >= {*EVENTS} - {"guessed", "adapted"}
+    assert (bits.events["guessed"] > mixes) == ("drafts" in options)
+    assert (bits.events["adapted"] > mixes) == ("adapters" in options)

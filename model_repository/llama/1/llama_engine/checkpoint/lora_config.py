@@ -7,6 +7,7 @@ tuners/lora/model.py and tuners/tuners_utils.py in PEFT 0.21.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
@@ -45,7 +46,12 @@ _EMBEDDINGS = ("model.embed_tokens", "lm_head")
 _MAX_PATTERN = 10_000
 """Maximum characters of a regular expression."""
 
-_MAX_SECONDS = 10.0
+_SIMPLE = re.compile(
+    r"(?:[^\\\[\]{})]|\\[^\[\]{}]|\)(?![*+{])|\{\d{0,2}(?:,\d{0,2})?\}|\[(?:[^\\\[\]{}&~|-]|\\[\w.]|-(?!-))*\])*"
+)
+"""Regular expressions that mean the same to `regex` as to `re`, and whose matching `regex` ends at its timeout."""
+
+_MAX_SECONDS = 2.0
 """Maximum seconds for matching an adapter's regular expressions, which can take exponential time."""
 
 
@@ -149,11 +155,14 @@ class _Matcher:
 
     def compile(self, field: str, pattern: str) -> regex.Pattern[str]:
         """Return a compiled regular expression. Raises CheckpointError if it is invalid."""
-        if len(pattern) > _MAX_PATTERN:
-            refuse(self._where, field, pattern, f"a regular expression of at most {_MAX_PATTERN} characters")
+        if len(pattern) > _MAX_PATTERN or not _SIMPLE.fullmatch(pattern):
+            bound = f"of at most {_MAX_PATTERN} characters, without repeated groups and counts of 100 or more"
+            refuse(self._where, field, pattern, f"a regular expression {bound}")
         try:
+            # Refuses what `regex` knows and `re`, by which PEFT matches, does not, such as recursion.
+            re.compile(pattern)
             return regex.compile(pattern)
-        except (regex.error, RecursionError, OverflowError, ValueError) as error:
+        except (re.error, regex.error, RecursionError, OverflowError, ValueError) as error:
             refuse(self._where, field, pattern, f"a regular expression ({one_line(error)})")
 
     def matches(self, field: str, pattern: regex.Pattern[str], name: str) -> bool:

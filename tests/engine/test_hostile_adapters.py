@@ -1,0 +1,80 @@
+"""A damaged adapter is read or refused in one line: no other exception, no crash, no hang, bounded memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from engine.damages import (
+    VALUES,
+    change_bytes,
+    change_data,
+    change_files,
+    change_header,
+    change_size,
+    memory_of_at_most,
+)
+from engine.families import save_family
+from engine.lora_adapters import architecture_of, change_config, save_adapter
+from llama_engine.checkpoint.lora import read_adapter
+from llama_engine.checkpoint.lora_config import CONFIG
+from llama_engine.errors import CheckpointError
+from notes import Note
+
+MAX_MEMORY = 300 << 20
+
+PATTERNS = (
+    "(",
+    "(?R)",
+    "[[a]]",
+    "a{e<=9}",
+    "(a+)+",
+    "x{4000000000}",
+    "q_proj)|(k_proj",
+    r"\p{L}*",
+    "(" * 5000,
+    "/../q_proj",
+)
+
+
+def _change_field(folder: Path, draw: random.Random) -> str:
+    """Replace fields of the config by values of any type, or by regular expressions."""
+    fields = [*json.loads((folder / CONFIG).read_text()), "a\nb", "\ud800"]
+    value = draw.choice((*VALUES, *PATTERNS))
+    value = draw.choice((value, value, [value], {draw.choice(PATTERNS): value}, {"q_proj": value}))
+    field = draw.choice((*fields, "target_modules", "rank_pattern", "alpha_pattern", "exclude_modules", "r"))
+    change_config(folder, **{field: value})
+    return f"{field}={str(value)[:40]!r}"
+
+
+DAMAGES = (*(change_bytes, change_size, change_data, change_files), *(change_header,) * 3, *(_change_field,) * 5)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(tmp_path_factory.mktemp("base") / "llama", "llama")
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_damaged_adapters_are_read_or_refused(base: Path, tmp_path: Path, count: int, note: Note) -> None:
+    save_adapter(base, tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
+    (tmp_path / "adapter" / "README.md").unlink()
+    architecture, outcomes = architecture_of(base), Counter[str]()
+    with memory_of_at_most(MAX_MEMORY):
+        for seed in range(count):
+            draw, message = random.Random(seed), ""
+            copy = Path(shutil.copytree(tmp_path / "adapter", tmp_path / "copy"))
+            damage = draw.choice(DAMAGES)(copy, draw)
+            try:
+                read_adapter(copy, architecture, 16)
+            except CheckpointError as error:
+                message = str(error)
+            shutil.rmtree(copy)
+            outcomes["refused" if message else "read"] += 1
+            assert not message or (message.isprintable() and len(message) < 1000), (seed, damage)
+    note(f"{count} damaged adapters: {outcomes['refused']} refused, {outcomes['read']} read")
+    assert count // 3 < outcomes["refused"] < count

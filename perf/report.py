@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perf.environment import ROOT
+from perf.lora_report import lora
 from perf.results_file import RESULTS, Result, Row, at, read
 from perf.table import Column, Table, figure, percent, pivot, several
 from perf.workload import SLOTS
@@ -244,6 +245,7 @@ TABLES = {
     "prefixes": ("bench-prefixes", prefixes),
     "formats": ("bench-formats", speed),
     "drafts": ("bench-drafts", drafts),
+    "lora": ("bench-lora", lora),
     "capacity": ("capacity", capacity),
     "quality": ("quality", quality),
     "quality-formats": ("quality-formats", quality),

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf import environment, report
+from perf.bench import lora_steps
 from perf.bench.cases import CASES
+from perf.bench.lora import USERS
 from perf.bench.measure import Bench
 from perf.checkpoint import described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
@@ -41,10 +43,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="a Llama in safetensors (default: SmolLM2-135M-Instruct)",
     )
     add("--only", nargs="+", choices=CASES, default=BY_DEFAULT, help="cases to measure")
-    add("--servers", nargs="+", metavar="KEY", default=[""], help="of those whose keys begin so, such as vllm")
+    add(
+        "--servers",
+        nargs="+",
+        metavar="KEY",
+        default=[""],
+        help="of those whose keys begin so, such as vllm; steps: those of lora",
+    )
     add("--users", nargs="+", type=count, metavar="N", help="loads of so many users only")
     add("--kinds", nargs="+", metavar="KIND", help="loads of these kinds only, such as edit")
-    add("--seconds", type=positive, help="of a load of smollm2, 1b, 7b or drafts, after its warm-up")
+    add("--seconds", type=positive, help="of a load of smollm2, 1b, 7b, drafts or lora, after its warm-up")
     add("--folder", type=Path, default=RESULTS, help="of the result files (default perf/results)")
     return parser.parse_args(arguments)
 
@@ -64,15 +72,19 @@ def main() -> None:
 
 def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: DeviceRates) -> None:
     """Run the selected servers of a case, and write its file; also when it is interrupted."""
-    cases = [case for case in CASES[name](options.model) if case.server.key.startswith(tuple(options.servers))]
-    if not cases:
+    every, selection = CASES[name](options.model), tuple(options.servers)
+    cases = [case for case in every if case.server.key.startswith(selection)]
+    steps = name == "lora" and "steps".startswith(selection)
+    if not (cases or steps):
         return
-    settings = {"model": described(cases[0].checkpoint()), "threads": CORES, "concurrency": SLOTS}
+    settings = {"model": described(every[0].checkpoint()), "threads": CORES, "concurrency": SLOTS}
     file = options.folder / f"bench-{name}.json"
     results = Results(file, "bench", settings, make_command("bench"), merge=True)
     results.section("rates", rates.to_json())
     bench = Bench(results, budget, rates)
     try:
+        if steps:
+            lora_steps.measure(results, options.users or USERS)
         for server, checkpoint, loads in cases:
             selected = [
                 load
@@ -88,7 +100,7 @@ def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: 
     print(f"\n{report.markdown(read(file), report.TABLES[name][1])}\n")
     print(f"written to {file}; make report puts it into the pages")
     if bench.different:
-        sys.exit(f"bench: drafts changed answers: {', '.join(bench.different)}")
+        sys.exit(f"bench: answers differ from those without drafts or adapters: {', '.join(bench.different)}")
 
 
 if __name__ == "__main__":

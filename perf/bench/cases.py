@@ -6,6 +6,7 @@ article   the article's table (docs/benchmarks.md): naive, batched and INT8, by 
 prefixes  prompts that share prefixes: our prefix cache on and off, and vLLM's
 formats   TinyLlama's shape in the formats of checkpoints: ours, vLLM and llama.cpp
 drafts    edits, JSON, chats and others, by the default model: ours and llama.cpp with and without drafts
+lora      no LoRA adapters, eight unused, one, eight, by the default model and TinyLlama's shape: ours and vLLM
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import NamedTuple
 
 import torch
 
+from perf.adapters import modules, with_adapters
 from perf.bench.drafts import KINDS, MEASURED, DraftLoad
+from perf.bench.lora import MIXES, MODELS, ROUNDS, USERS, LoraLoad
 from perf.bench.prefixes import LARGE_LOADS, POSITIONS, SMALL_LOADS, PrefixLoad
 from perf.checkpoint import (
     LLAMA_2_7B,
@@ -55,7 +58,7 @@ class Case(NamedTuple):
 
     server: Server
     checkpoint: Callable[[], Path]
-    loads: Sequence[Load | PrefixLoad | DraftLoad]
+    loads: Sequence[Load | PrefixLoad | DraftLoad | LoraLoad]
 
 
 def article(model: Path | None) -> list[Case]:
@@ -196,6 +199,31 @@ def drafts(model: Path | None) -> list[Case]:
     return [Case(server, partial(_chosen, model), loads) for server in servers]
 
 
+def lora(_: Path | None) -> list[Case]:
+    """Ours and vLLM, without adapters and with eight. vLLM's W8A8 refuses adapters on a CPU, so it has its floats."""
+    ours, best = partial(our_server, variant="streaming", weights="int8", same_answers="lora"), fastest()
+    cases: list[Case] = []
+    for model, (make, mean) in MODELS.items():
+        adapters = modules(model)
+        loaded = INT8 | {"LLAMA_LORA_ADAPTERS": ", ".join(adapters)}
+        pair = [
+            ours("triton_llama_int8", "triton-llama INT8", environment=INT8),
+            ours("triton_llama_int8_adapters", "triton-llama INT8, 8 adapters", environment=loaded),
+        ]
+        others = [
+            vllm("vllm", f"vLLM {best.upper()}", best),
+            vllm("vllm_adapters", f"vLLM {best.upper()}, 8 adapters", best, adapters=adapters),
+        ]
+        # What unused adapters cost is less than the drift of a machine, so ours take turns.
+        rounds = [pair[:: -1 if number % 2 else 1] for number in range(ROUNDS)]
+        for number, servers in enumerate([*rounds, others]):
+            for server in servers:
+                mixes = [*MIXES] if server.key.endswith("adapters") else [*MIXES][:1]
+                loads = [LoraLoad(model, mix, users, number, mean) for users in USERS for mix in mixes]
+                cases.append(Case(server, partial(with_adapters, model, make), loads))
+    return cases
+
+
 def _chosen(model: Path | None) -> Path:
     return model or default_checkpoint()
 
@@ -210,5 +238,6 @@ CASES: Mapping[str, Callable[[Path | None], list[Case]]] = {
     "prefixes": prefixes,
     "formats": formats,
     "drafts": drafts,
+    "lora": lora,
 }
 """The cases by name. model: the user's checkpoint, for smollm2, article and drafts."""

@@ -20,6 +20,7 @@ from transformers import LlamaConfig
 
 from perf import perf_analyzer
 from perf.bench.drafts import DraftLoad
+from perf.bench.lora import LoraLoad
 from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described, quantized
 from perf.command import CORES, Budget
@@ -41,7 +42,7 @@ _COUNTER = re.compile(
 )
 
 
-AnyLoad = Load | PrefixLoad | DraftLoad
+AnyLoad = Load | PrefixLoad | DraftLoad | LoraLoad
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Bench:
             run = drive(running.target, requests, load.users, warmup, timeout, load.seconds)
         lengths, prompt = _answered(run)
         self._compare(load, server, run.records)
-        facts = {
+        facts: dict[str, object] = {
             "mix": load.mix,
             "concurrency": load.users,
             "requests": len(run.measured),
@@ -112,6 +113,8 @@ class Bench:
             "mean_output_tokens": round(statistics.fmean(lengths), 2),
             "prompt_tokens": prompt,
         }
+        if isinstance(load, LoraLoad):
+            facts["round"] = load.round
         summary = summarize(run)
         limit: dict[str, object] = {}
         if isinstance(load, Load) and server.stored is None and "tokens_per_second" in summary:

@@ -49,13 +49,15 @@ class Request:
     """One request of a load. output_tokens: the exact number to generate, greedily; 0: its fields decide.
 
     fields: added to its JSON, over the target's. turn: of a chat, from 1. From 2 on the same user sends it once the
-    request before it in the load is answered, after the prompts and answers of the turns before.
+    request before it in the load is answered, after the prompts and answers of the turns before. adapter: the LoRA
+    adapter's name; "" for none.
     """
 
     prompt: str
     output_tokens: int
     turn: int = 1
     fields: Mapping[str, object] = field(default_factory=dict, hash=False)
+    adapter: str = ""
 
 
 class AnswerError(Exception):
@@ -84,13 +86,16 @@ def body(target: Target, request: Request, history: Sequence[str] = ()) -> bytes
             {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)
         ]
         fields = {"messages": messages} if target.protocol == "openai_chat" else {"prompt": "".join(texts)}
-        fields |= {"model": target.model, "max_tokens": tokens, "temperature": 0.0, "stream": True}
+        model = request.adapter or target.model
+        fields |= {"model": model, "max_tokens": tokens, "temperature": 0.0, "stream": True}
         if streams(target, request):
             fields["stream_options"] = {"include_usage": True}
     else:
         fields = {"text_input": "".join(texts), "max_tokens": tokens, "min_tokens": tokens, "temperature": 0.0}
         # Overrides the checkpoint's generation config.
         fields |= {"repetition_penalty": 1.0, "stream": target.protocol == "triton_stream"}
+        if request.adapter:
+            fields["lora_name"] = request.adapter
     return json.dumps({**fields, **target.fields, **request.fields}).encode()
 
 

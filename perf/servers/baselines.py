@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import distributions, version
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig
 
+from perf.adapters import RANK
 from perf.checkpoint import DTYPES, OPENVINO, fastest, parameters, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
@@ -56,9 +57,11 @@ def vllm(
     converted: str | None = None,
     stored: str | None = None,
     prefix_cache: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Server:
-    """Return vLLM's server of OpenAI's protocol. converted, stored: as of a Server."""
-    return _baseline(key, title, weights, partial(_vllm, prefix_cache=prefix_cache), converted, stored)
+    """Return vLLM's server of OpenAI's protocol. converted, stored: as of a Server. adapters: NAME=FOLDER of each."""
+    launch = partial(_vllm, prefix_cache=prefix_cache, adapters=adapters)
+    return _baseline(key, title, weights, launch, converted, stored)
 
 
 def llama_cpp(
@@ -116,7 +119,7 @@ def _fastapi(checkpoint: Path, threads: int, port: int, batch: int) -> Launch:
     return Launch("triton_generate", command, {}, versions, {})
 
 
-def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Launch:
+def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool, adapters: Sequence[str]) -> Launch:
     # The marker is created last.
     if not (VLLM / ".ready").exists():
         raise NotRunError("vLLM isn't installed: make bench-vllm does it, into .work/vllm")
@@ -132,6 +135,9 @@ def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool) -> Laun
     command += caching if prefix_cache else ["--no-enable-prefix-caching"]
     command += ["--generation-config", "vllm", "--disable-uvicorn-access-log", "--max-logprobs", str(TOP)]
     command += ["--host", HOST, "--port", str(port)]
+    if adapters:
+        command += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(RANK)]
+        command += ["--lora-modules", *adapters]
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if not torch.cuda.is_available():
         # Bytes of a position's keys and values.

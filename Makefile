@@ -72,9 +72,9 @@ serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_POR
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)' \
 	  $(if $(OPENAI_PORT),--openai-port '$(OPENAI_PORT)')
 
-prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION)
+prepare: $(READY) ## quantize MODEL once, or copy a quantized one, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION; ADAPTER=<LoRA adapter to merge>)
 	@test -n '$(MODEL)' || { echo "MODEL is not set: a folder, GGUF file or hub id, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
-	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)')
+	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(if $(ADAPTER),--adapter '$(ADAPTER)')
 
 inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why not: make inspect MODEL=<path or hub id> (REVISION, LLAMA_* settings)
 	@$(BIN)/python -m triton_prepare.inspect $(if $(MODEL),'$(MODEL)') $(if $(REVISION),--revision '$(REVISION)')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ from transformers import AutoModelForCausalLM
 
 
 def save_adapter(
-    base: Path, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **config: object
+    base: Path,
+    folder: Path,
+    config: Mapping[str, object] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> PeftModel:
     """Save an adapter of random weights for the checkpoint `base` in `folder`; return PEFT's model with it."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
@@ -29,7 +33,7 @@ def save_adapter(
         "target_modules": "all-linear",
         "init_lora_weights": False,
         "task_type": "CAUSAL_LM",
-        **config,
+        **(config or {}),
     }
     with warnings.catch_warnings():
         # PEFT asks transformers for gradient checkpointing by a name that will be removed.

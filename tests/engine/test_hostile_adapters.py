@@ -61,7 +61,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_damaged_adapters_are_read_or_refused(base: Path, tmp_path: Path, count: int, note: Note) -> None:
-    save_adapter(base, tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
+    save_adapter(base, tmp_path / "adapter", {"r": 4, "target_modules": ["q_proj", "down_proj"]})
     (tmp_path / "adapter" / "README.md").unlink()
     architecture, outcomes = architecture_of(base), Counter[str]()
     with memory_of_at_most(MAX_MEMORY):

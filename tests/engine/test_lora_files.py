@@ -30,7 +30,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def saved(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter of rank 4 for the Llama, not to be changed."""
     folder = tmp_path_factory.mktemp("saved") / "adapter"
-    save_adapter(bases["llama"], folder, r=4, target_modules=["q_proj", "down_proj"])
+    save_adapter(bases["llama"], folder, {"r": 4, "target_modules": ["q_proj", "down_proj"]})
     return folder
 
 
@@ -79,7 +79,7 @@ def _assert_same(adapter: LoraAdapter, model: PeftModel) -> None:
 def test_an_adapter_is_read_as_peft_computes_with_it(
     bases: dict[str, Path], tmp_path: Path, family: str, config: dict[str, object]
 ) -> None:
-    model = save_adapter(bases[family], tmp_path, **config)
+    model = save_adapter(bases[family], tmp_path, config)
     _assert_same(_read(bases[family], tmp_path), model)
 
 
@@ -138,10 +138,13 @@ def test_one_other_number_has_another_digest(bases: dict[str, Path], adapter: Pa
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; it must be LORA"),
         ({"r": 0}, "r is 0; it must be a whole number, at least 1 and at most 128"),
         ({"r": 17}, "r of model.layers.0.self_attn.q_proj is 17; it must be at most 16, the setting max_lora_rank"),
-        ({"rank_pattern": {"q_proj": 129}}, "rank_pattern.q_proj is 129; it must be a whole number, at least 1 and "),
+        (
+            {"rank_pattern": {"q_proj": 129}},
+            "rank_pattern of 'q_proj' is 129; it must be a whole number, at least 1 and ",
+        ),
         ({"rank_pattern": {"(": 4}}, "rank_pattern is '(.*\\\\.)?(()$'; it must be a regular expression (error: "),
         ({"target_modules": "(.|..)*x"}, "target_modules is '(.|..)*x'; it must be a regular expression of at most "),
-        ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern.q_proj is '4'; it must be a finite number, at least "),
+        ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern of 'q_proj' is '4'; it must be a finite number, at least "),
         ({"lora_alpha": float("inf")}, "lora_alpha is inf; it must be a finite number"),
         ({"use_rslora": "true"}, "use_rslora is 'true'; it must be true or false"),
         ({"use_dora": True}, "'use_dora' is True; only adapters without it are served"),

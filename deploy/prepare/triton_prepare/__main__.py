@@ -18,12 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="triton_prepare", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("model", metavar="MODEL", help="folder or hub id of a checkpoint in safetensors")
     parser.add_argument("--revision", help="of a hub id: a commit, a tag or a branch (its default branch)")
-    parser.add_argument("--out", type=Path, help="folder to create (prepared/NAME-int8)")
+    parser.add_argument("--adapter", help="folder or hub id (ID@REVISION) of a LoRA adapter to merge into the weights")
+    parser.add_argument("--out", type=Path, help="folder to create (prepared/NAME-int8, or NAME-ADAPTER-int8)")
     parser.add_argument("--if-absent", action="store_true", help="exit with 0, and do nothing, if OUT is a checkpoint")
     chosen = parser.parse_args(arguments)
     if not chosen.model.strip():
         parser.error("MODEL is empty: a folder or a hub id is needed")
-    out = chosen.out or Path("prepared") / f"{Path(chosen.model).expanduser().resolve().name}-int8"
+    # "" is an unset variable.
+    adapter = chosen.adapter or None
+    names = [Path(name).expanduser().resolve().name for name in (chosen.model, adapter) if name]
+    out = chosen.out or Path("prepared") / f"{'-'.join(names)}-int8"
     if chosen.if_absent and (out.expanduser() / "config.json").exists():
         print(f"prepare: {out} exists", flush=True)
         return 0
@@ -34,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from triton_prepare.prepare import prepare
 
     try:
-        # "" is an unset variable.
-        prepare(chosen.model, chosen.revision or None, out)
+        prepare(chosen.model, chosen.revision or None, out, adapter=adapter)
     except (EngineError, OSError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """Quantize a checkpoint in floats to INT8 once, as a server does at every start; copy one that is quantized already.
 
-A GGUF file is dequantized, and its weights are quantized as those of any checkpoint in floats.
+A GGUF file is dequantized, and its weights are quantized as those of any checkpoint in floats. A LoRA adapter can be
+merged into the weights before they are quantized.
 
 The result is complete or absent: it is written into a folder beside OUT, loaded once, and renamed.
 """
@@ -20,9 +21,11 @@ from llama_engine.bounds import show
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
-from llama_engine.checkpoint.hub import LICENCES, SMALL_FILES, resolve_folder
+from llama_engine.checkpoint.hub import LICENCES, SMALL_FILES, resolve_adapter, resolve_folder
+from llama_engine.checkpoint.lora import LoraAdapter, LoraWeights, read_adapter
+from llama_engine.checkpoint.lora_config import MAX_RANK
 from llama_engine.checkpoint.per_channel import for_each_block, quantize_per_channel, row_blocks
-from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears
+from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears, layer_prefix
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.errors import CheckpointError, one_line
@@ -37,10 +40,13 @@ SHARD_BYTES = 4 << 30
 _QUANTIZATION = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 0.0}
 
 
-def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
+def prepare(
+    model: str, revision: str | None, out: Path, shard_bytes: int = SHARD_BYTES, adapter: str | None = None
+) -> None:
     """Prepare a checkpoint: a folder, GGUF file or hub id. Raises CheckpointError as the server does, or if OUT exists.
 
-    Tensors that aren't quantized keep their saved dtype, and the server converts them.
+    Tensors that aren't quantized keep their saved dtype, and the server converts them. adapter: folder or hub id of a
+    LoRA adapter to merge.
     """
     out = out.expanduser().resolve()
     if out.exists():
@@ -53,11 +59,15 @@ def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHAR
         if not quantized:
             # Checks shapes and dtypes before anything is written.
             WeightReader(headers.saved, headers.architecture, torch.float32, int8=True)
+        if quantized and adapter is not None:
+            raise CheckpointError(f"adapter is {show(adapter)}, but {name} is quantized; floats are needed to merge it")
+        lora = None if adapter is None else read_adapter(resolve_adapter(adapter), headers.architecture, MAX_RANK)
         tokenizer = headers.read_tokenizer()
     part = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
     part.mkdir(parents=True)
     try:
-        print(f"prepare: {'copying' if quantized else 'quantizing'} {name}", flush=True)
+        merging = "" if adapter is None else f" with {adapter} merged"
+        print(f"prepare: {'copying' if quantized else 'quantizing'} {name}{merging}", flush=True)
         if headers.gguf is None:
             _copy(headers.folder, part, SMALL_FILES, with_weights=quantized)
         else:
@@ -67,7 +77,7 @@ def prepare(model: str, revision: str | None, out: Path, shard_bytes: int = SHAR
         if not quantized:
             # GGUF saves norms with Gemma's 1 added.
             offset = read_architecture(headers.config, name).gain_offset - headers.architecture.gain_offset
-            _quantize(headers, part, shard_bytes, offset)
+            _quantize(headers, part, shard_bytes, offset, lora)
         print("prepare: loading the result", flush=True)
         load_checkpoint(Settings(model=str(part), quantization="checkpoint"), torch.device("cpu"))
         _flush(part)
@@ -95,12 +105,20 @@ def _copy(folder: Path, out: Path, patterns: Sequence[str], with_weights: bool) 
             shutil.copyfile(path, out / name)
 
 
-def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int, offset: float) -> None:
+def _quantize(
+    headers: CheckpointHeaders, out: Path, shard_bytes: int, offset: float, adapter: LoraAdapter | None
+) -> None:
     """Write the weights in files, their index if there are several, and the config.
 
-    offset: what is added to the gains of norms in the files that are read, and not in those of a folder.
+    offset: what is added to the gains of norms in the files that are read, and not in those of a folder. adapter: to
+    be merged.
     """
     saved, linears = headers.saved, {f"{linear.name}.weight": linear for linear in all_linears(headers.architecture)}
+    loras = {
+        f"{layer_prefix(index)}{name}.weight": weights
+        for index, layer in enumerate(adapter.layers if adapter else ())
+        for name, weights in layer.items()
+    }
     shards = list(_shards(saved, shard_bytes))
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
@@ -108,7 +126,7 @@ def _quantize(headers: CheckpointHeaders, out: Path, shard_bytes: int, offset: f
         tensors: dict[str, torch.Tensor] = {}
         for name in names:
             if name in linears:
-                tensors |= _int8_per_channel(saved, linears[name])
+                tensors |= _int8_per_channel(saved, linears[name], loras.get(name))
             else:
                 tensors[name] = (
                     saved.read(name) - offset if offset and name.endswith("norm.weight") else saved.read(name)
@@ -139,14 +157,20 @@ def _shards(saved: SavedTensors, shard_bytes: int) -> Iterator[list[str]]:
     yield names
 
 
-def _int8_per_channel(saved: SavedTensors, linear: SavedLinear) -> dict[str, torch.Tensor]:
-    """Return a linear layer in bitsandbytes' format: INT8 rows, the largest magnitude of each, and their layout."""
+def _int8_per_channel(saved: SavedTensors, linear: SavedLinear, lora: LoraWeights | None) -> dict[str, torch.Tensor]:
+    """Return a linear layer in bitsandbytes' format: INT8 rows, the largest magnitude of each, and their layout.
+
+    lora: merged in float32 and rounded once to the saved dtype; PEFT rounds the product of B and A, too.
+    """
     name = f"{linear.name}.weight"
     weight, largest = torch.empty(linear.shape, dtype=torch.int8), torch.empty(linear.shape[0])
 
     def quantize(rows: slice) -> None:
         # By way of float16, as `WeightReader` does for a server.
-        block = saved.read(name, rows).float().half()
+        block = saved.read(name, rows)
+        if lora is not None:
+            block = (block.float() + lora.scaling * (lora.b[rows].float() @ lora.a.float())).to(block.dtype)
+        block = block.float().half()
         weight[rows], _ = quantize_per_channel(block)
         largest[rows] = block.abs().amax(dim=1).float()
 

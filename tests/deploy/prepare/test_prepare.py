@@ -18,6 +18,7 @@ from engine.checkpoints import small_config
 from engine.engines import EMBEDDED, load
 from engine.gguf_files import small_model, write_model
 from engine.logits import logits_of
+from engine.lora_adapters import save_adapter
 from gguf import GGMLQuantizationType as Kind
 from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.errors import CheckpointError
@@ -45,6 +46,41 @@ def test_a_prepared_checkpoint_is_served_as_the_original_is(tmp_path: Path, int8
     assert loaded.generation_config.to_dict() == int8.generation_config.to_dict()
     assert loaded.tokenizer.encode("def f(x): é") == int8.tokenizer.encode("def f(x): é")
     assert loaded.tokenizer.pretrained.chat_template == int8.tokenizer.pretrained.chat_template
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_merged_adapter_is_that_of_peft(
+    original: Path, tmp_path: Path, tokenizer: Tokenizer, dtype: torch.dtype
+) -> None:
+    base, merged = tmp_path / "base", tmp_path / "merged"
+    AutoModelForCausalLM.from_pretrained(original, dtype=dtype).save_pretrained(base)
+    model = save_adapter(base, tmp_path / "adapter", {"r": 4, "rank_pattern": {"o_proj": 2}}, dtype=dtype)
+    model.merge_and_unload().save_pretrained(merged)
+    for folder in (base, merged):
+        tokenizer.pretrained.save_pretrained(folder)
+    prepare(str(base), None, tmp_path / "ours", adapter=str(tmp_path / "adapter"))
+    prepare(str(merged), None, tmp_path / "expected")
+    ours, expected, unmerged = (
+        logits_of(load("int8", model=str(tmp_path / name)), [1, 5, 6, 7]) for name in ("ours", "expected", "base")
+    )
+    # PEFT rounds the product of BF16 weights to BF16 before the sum.
+    assert (ours - expected).abs().max() <= (1e-3 if dtype == torch.float32 else 2e-2)
+    assert (ours - unmerged).abs().max() > 0.1
+
+
+def test_an_adapter_is_not_merged_into_a_quantized_checkpoint(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"adapter is 'a/b', but {finished} is quantized; floats are needed"):
+        prepare(str(finished), None, tmp_path / "out", adapter="a/b")
+
+
+def test_a_damaged_adapter_is_one_line(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    assert main([str(original), "--adapter", "adapter"]) == 1
+    assert capsys.readouterr().err == "prepare: can't load adapter: adapter_config.json: there is no such file\n"
+    assert [*tmp_path.iterdir()] == [tmp_path / "adapter"]
 
 
 @pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from deploy.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
-from llama_engine.checkpoint.hub import resolve_folder
+from llama_engine.checkpoint.hub import ADAPTER_FILES, resolve_adapter, resolve_folder
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import resolve_name
 from safetensors.torch import load_file, save_file
@@ -163,3 +163,38 @@ def test_a_repository_without_a_config_is_refused_with_a_gguf_name(hub: Hub, ggu
     (gguf_repository / "config.json").unlink()
     with pytest.raises(CheckpointError, match=rf"it has no config\.json; if it has GGUF files, .* {MODEL}:Q4_K_M$"):
         resolve_folder(MODEL, None)
+
+
+@pytest.fixture
+def adapter(hub: Hub, tmp_path: Path) -> Path:
+    """The hub's repository, of an adapter."""
+    hub.folder = tmp_path / "adapter"
+    hub.folder.mkdir()
+    for name in (*ADAPTER_FILES, "adapter_model.bin", "README.md", "optimizer.pt"):
+        (hub.folder / name).write_text(name)
+    return hub.folder
+
+
+def test_the_files_of_an_adapter_are_downloaded(hub: Hub, adapter: Path) -> None:
+    folder = resolve_adapter(f"{MODEL}@v1")
+    assert {path.name for path in folder.iterdir()} == _downloaded(hub) == {*ADAPTER_FILES}
+
+
+def test_an_adapter_in_the_cache_needs_no_hub(hub: Hub, adapter: Path) -> None:
+    folder = resolve_adapter(MODEL)
+    hub.is_reachable = False
+    assert resolve_adapter(MODEL) == folder
+
+
+def test_a_folder_of_an_adapter_is_not_looked_up_on_the_hub(hub: Hub, adapter: Path) -> None:
+    for source in (str(adapter), f"{adapter}-2", "a\0b", "x" * 5000):
+        assert resolve_adapter(source) == Path(source)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("source", [f"{MODEL}@v2", "example/other", MODEL])
+def test_an_adapter_that_the_hub_lacks_is_refused_in_one_line(hub: Hub, adapter: Path, source: str) -> None:
+    hub.is_reachable = source != MODEL
+    with pytest.raises(CheckpointError, match=f"^can't load {source}: ") as refused:
+        resolve_adapter(source)
+    assert "\n" not in str(refused.value)

@@ -115,7 +115,7 @@ def _patterns(
     if not isinstance(patterns, dict) or len(patterns) > matcher.max_patterns:
         refuse(where, field, patterns, f"an object of at most {matcher.max_patterns} patterns")
     for key, value in patterns.items():
-        check_value(where, f"{field}.{key}", value, _RANK if field == "rank_pattern" else _ALPHA)
+        check_value(where, f"{field} of {show(key)}", value, _RANK if field == "rank_pattern" else _ALPHA)
     return [(matcher.compile(field, rf"(.*\.)?({key})$"), value) for key, value in patterns.items()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from engine.engines import completions, tokens_in
 from engine.prompts import random_prompt
+from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
@@ -69,20 +70,26 @@ def compare(
 ) -> None:
     """Compare every completion with the reference of its repetition penalty; an AssertionError shows both."""
     for request, completion in zip(requests, completions(engine, requests), strict=True):
-        reference = references[request.repetition_penalty]
-        ours = tokens_in(completion.text)
-        if completion.finish_reason == "stop":
-            # It has no text.
-            ours += engine.defaults.end_tokens
-        theirs = reference.tokens(request.prompt_tokens, request.max_tokens)
-        tally.requests += 1
-        tally.tokens += len(theirs)
-        assert completion.num_input_tokens == len(request.prompt_tokens)
-        assert completion.num_output_tokens == len(ours)
-        if ours != theirs:
-            gap = reference.gap(request.prompt_tokens, ours, theirs)
-            assert gap <= TIE, f"{request}\nours {ours}\ntheirs {theirs}"
-            tally.ties += 1
+        compare_one(engine, request, completion, references[request.repetition_penalty], tally)
+
+
+def compare_one(
+    engine: Engine, request: GenerationRequest, completion: Completion, reference: GreedyReference, tally: Tally
+) -> None:
+    """Compare a completion with the reference; an AssertionError shows both."""
+    ours = tokens_in(completion.text)
+    if completion.finish_reason == "stop":
+        # It has no text.
+        ours += engine.defaults.end_tokens
+    theirs = reference.tokens(request.prompt_tokens, request.max_tokens)
+    tally.requests += 1
+    tally.tokens += len(theirs)
+    assert completion.num_input_tokens == len(request.prompt_tokens)
+    assert completion.num_output_tokens == len(ours)
+    if ours != theirs:
+        gap = reference.gap(request.prompt_tokens, ours, theirs)
+        assert gap <= TIE, f"{request}\nours {ours}\ntheirs {theirs}"
+        tally.ties += 1
 
 
 def pool(tokenizer: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:

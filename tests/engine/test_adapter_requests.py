@@ -39,7 +39,7 @@ def test_a_request_names_its_adapter(tokenizer: Tokenizer, values: dict[str, obj
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lora_name": "x"}, "lora_name is 'x'; it must be one of 'sql', 'org/json'"),
+        ({"lora_name": "x"}, "lora_name is 'x'; it must be one of sql, org/json"),
         ({"lora_task_id": 8}, "lora_task_id is 8; it must be one of 7"),
         ({"lora_name": "org/json", "lora_task_id": 7}, "lora_task_id is 7; it must be that of 'org/json', 0, beside"),
         ({"lora_digest": "d1"}, "lora_digest is given without lora_name; it must be missing"),

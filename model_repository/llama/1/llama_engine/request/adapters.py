@@ -71,7 +71,7 @@ def _find(element: RawElement, field: str, key: _Key, adapters: Mapping[_Key, Ad
     if not key:
         return None
     if key not in adapters:
-        loaded = f"one of {', '.join(map(show, adapters))}"
+        loaded = f"one of {', '.join(map(str, adapters))}"
         raise element.refusal(field, show(key), loaded if adapters else "missing: no adapter with one is loaded")
     return adapters[key]
 

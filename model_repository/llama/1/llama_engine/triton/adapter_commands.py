@@ -59,12 +59,10 @@ class AdapterCommands:
     def _run(self, command: AdapterCommand, removed: Adapter | None, folder: Path, response: Response) -> None:
         try:
             if removed is None:
-                self._adapters.load(command.name, command.number, folder_inside(folder, command.path))
+                self._load(command, folder_inside(folder, command.path))
             else:
                 self._scheduler.wait_until_unused(removed)
                 self._adapters.free(removed)
-        except CheckpointError as error:
-            self._refuse(response, InvalidRequest(f"{LORA_PATH} is ", repr(command.path), f": {error}"))
         except (InvalidRequest, Stopping) as error:
             self._refuse(response, error)
         except Exception:  # noqa: BLE001 - any failure: the client must get a response
@@ -75,6 +73,14 @@ class AdapterCommands:
             self._stats.record_adapters(len(loaded))
             response.text = adapters_json(loaded)
             self._dispatcher.post_again(response)
+
+    def _load(self, command: AdapterCommand, folder: Path) -> None:
+        try:
+            self._adapters.load(command.name, command.number, folder)
+        except CheckpointError as error:
+            # Clients don't learn where the server's folders are.
+            message = str(error).replace(str(folder), folder.name)
+            raise InvalidRequest(f"{LORA_PATH} is ", repr(command.path), f": {message}") from error
 
     def _refuse(self, response: Response, error: RequestError) -> None:
         self._stats.record_refused(error)

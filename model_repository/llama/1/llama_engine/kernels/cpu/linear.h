@@ -195,9 +195,11 @@ inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& 
                 value[b] = Product::scaled(value[b], m, x.scale[token], output);
                 if (m.bias) value[b] = value[b] + load(m.bias + output);
             }
-            if (lora) lora->add(token, block, value);
-            finish(token, block, value);
+            if (!lora) finish(token, block, value);
         }
+        if (!lora) continue;
+        lora->add(first, last, block, values);
+        for (int64_t token = first; token < last; token++) finish(token, block, values[token - first]);
     }
 }
 

@@ -64,8 +64,7 @@ public:
     std::vector<const Lora*> tables;  // of each token
     std::vector<Group> groups;        // of adjacent tokens with one adapter
 
-private:
-    float* terms;
+    float* terms;                     // [tokens][stride]: scaling · x · Aᵀ
     int64_t stride;
 };
 
@@ -73,31 +72,37 @@ private:
 template <class Element, int TOKENS, class Values>
 inline void sum_inputs(const Element* a, int inputs, const Values& values, Lanes* result) {
     constexpr int CHAINS = 4;
+    constexpr int STRIPE = 512;  // inputs that are stored long before they are loaded, and stay in the L1 cache
     Lanes sums[TOKENS][CHAINS];
     unrolled<TOKENS>([&](auto t) { unrolled<CHAINS>([&](auto c) { sums[t][c] = set(0.0f); }); });
-    for (int i = 0; i < inputs; i += LANES) {
-        float x[TOKENS][LANES];
-        unrolled<TOKENS>([&](auto t) { store(x[t], values(t, i)); });
-        for (int k = 0; k < LANES; k += CHAINS)
+    for (int first = 0; first < inputs; first += STRIPE) {
+        const int count = std::min(inputs - first, STRIPE);
+        float x[TOKENS][STRIPE];
+        for (int i = 0; i < count; i += LANES)
+            unrolled<TOKENS>([&](auto t) { store(x[t] + i, values(t, first + i)); });
+        for (int i = 0; i < count; i += CHAINS, a += CHAINS * LANES)
             unrolled<CHAINS>([&](auto c) {
-                const Lanes weights = load(a + static_cast<int64_t>(i + k + c) * LANES);
-                unrolled<TOKENS>([&](auto t) { sums[t][c] = fma(set(x[t][k + c]), weights, sums[t][c]); });
+                const Lanes weights = load(a + c * LANES);
+                unrolled<TOKENS>([&](auto t) { sums[t][c] = fma(set(x[t][i + c]), weights, sums[t][c]); });
             });
     }
     unrolled<TOKENS>([&](auto t) { result[t] = (sums[t][0] + sums[t][2]) + (sums[t][1] + sums[t][3]); });
 }
 
-// Σ terms·B of a block of outputs. terms: scaled.
-template <class Element>
-inline Lanes sum_ranks(const Element* b, const float* terms, int count) {
-    Lanes even = set(0.0f), odd = set(0.0f);
+// result[t] = Σ terms·B of a block of outputs. terms: scaled; those of a token are `stride` after the former's.
+template <class Element, int TOKENS>
+inline void sum_ranks(const Element* b, const float* terms, int64_t stride, int count, Lanes* result) {
+    Lanes even[TOKENS], odd[TOKENS];
+    unrolled<TOKENS>([&](auto t) { even[t] = odd[t] = set(0.0f); });
     int rank = 0;
-    for (; rank + 1 < count; rank += 2) {
-        even = fma(set(terms[rank]), load(b + rank * LANES), even);
-        odd = fma(set(terms[rank + 1]), load(b + (rank + 1) * LANES), odd);
-    }
-    if (rank < count) even = fma(set(terms[rank]), load(b + rank * LANES), even);
-    return even + odd;
+    auto add = [&](Lanes* sums) {
+        const Lanes weights = load(b + rank * LANES);
+        unrolled<TOKENS>([&](auto t) { sums[t] = fma(set(terms[t * stride + rank]), weights, sums[t]); });
+        rank++;
+    };
+    while (rank + 1 < count) add(even), add(odd);
+    if (rank < count) add(even);
+    unrolled<TOKENS>([&](auto t) { result[t] = even[t] + odd[t]; });
 }
 
 // The product of one linear layer, the `layer`-th of an adapter's table, with the tokens of a pass.
@@ -140,17 +145,41 @@ struct LoraProduct {
         });
     }
 
-    // Add a token's products with two blocks of outputs, after `shrink`.
-    void add(int64_t token, int64_t block, Lanes* value) const {
-        const Lora* table = tokens.tables[token];
-        if (!table || !table[layer].rank_blocks) return;
-        const Lora& lora = table[layer];
-        for (int b = 0; b < 2; b++) {
-            const RankRange& range = lora.range[block + b];
-            const float* terms = tokens.terms_of(token) + range.first;
-            value[b] = value[b] + (lora.is_bfloat16
-                                       ? sum_ranks(static_cast<const BFloat16*>(lora.b) + range.at, terms, range.count)
-                                       : sum_ranks(static_cast<const float*>(lora.b) + range.at, terms, range.count));
+    // Add the products of the tokens from `first` to `last` with two blocks of outputs, after `shrink`.
+    void add(int64_t first, int64_t last, int64_t block, Lanes (*value)[2]) const {
+        for (int64_t token = first; token < last;) {
+            const Lora* table = tokens.tables[token];
+            int count = 1;
+            while (count < LoraTokens::MAX_GROUP && token + count < last && tokens.tables[token + count] == table)
+                count++;
+            if (table && table[layer].rank_blocks) {
+                const bool begins = token == 0 || tokens.tables[token - 1] != table;
+                if (table[layer].is_bfloat16)
+                    add_group<BFloat16>(table[layer], token, count, block, begins, value + (token - first));
+                else
+                    add_group<float>(table[layer], token, count, block, begins, value + (token - first));
+            }
+            token += count;
+        }
+    }
+
+private:
+    // begins: whether the tokens are the first ones with this adapter.
+    template <class Element>
+    void add_group(const Lora& lora, int64_t token, int count, int64_t block, bool begins, Lanes (*value)[2]) const {
+        for (int i = 0; i < 2; i++) {
+            const RankRange& range = lora.range[block + i];
+            const Element* b = static_cast<const Element*>(lora.b) + range.at;
+            // Other adapters are read in between: without this, each one waits for its next blocks.
+            const int64_t size = range.count * LANES * sizeof(Element);
+            for (int64_t byte = 0; begins && byte < size; byte += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(b) + 2 * size + byte, _MM_HINT_T0);
+            Lanes sums[LoraTokens::MAX_GROUP];
+            with_count<LoraTokens::MAX_GROUP>(count, [&](auto n) {
+                const float* terms = tokens.terms_of(token) + range.first;
+                sum_ranks<Element, decltype(n)::value>(b, terms, tokens.stride, range.count, sums);
+            });
+            for (int t = 0; t < count; t++) value[t][i] = value[t][i] + sums[t];
         }
     }
 };

@@ -21,26 +21,24 @@ from llama_engine.kernels.cpu.packing import (
 )
 from llama_engine.kernels.lora_limits import LoraLimits, LoraPart, lora_parts
 
-LINEARS = ("query_key_value", "attention_output", "gate_up", "down")
-"""The linear layers of a decoder layer in the order of the kernels' tables."""
+LINEARS = {"query_key_value": 3, "attention_output": 1, "gate_up": 2, "down": 1}
+"""The linear layers of a decoder layer in the order of the kernels' tables, and how many each fuses at most."""
 
 RANKS = 16
 """Ranks of a block."""
 
-_PARTS = 3
-"""Maximum number of linear layers that are fused."""
-
 
 def terms_stride(limits: LoraLimits) -> int:
     """Return the floats of a token's terms, (x · Aᵀ) of fused layers side by side."""
-    return padded(_PARTS * limits.rank, RANKS)
+    return padded(max(LINEARS.values()) * limits.rank, RANKS)
 
 
 def packed_lora_bytes(architecture: Architecture, limits: LoraLimits) -> int:
     """Return the bytes of `limits.count` packed adapters of the largest rank on all linear layers, in float32."""
-    ranks = terms_stride(limits)
-    shapes = [linear_shapes(architecture)[name] for name in LINEARS]
-    floats = sum(ranks * (padded(inputs) + padded(outputs)) for outputs, inputs in shapes)
+    floats = 0
+    for name, parts in LINEARS.items():
+        outputs, inputs = linear_shapes(architecture)[name]
+        floats += padded(parts * limits.rank, RANKS) * padded(inputs) + limits.rank * padded(outputs)
     return limits.count * architecture.layers * 4 * floats
 
 

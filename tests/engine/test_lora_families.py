@@ -25,7 +25,7 @@ def test_an_adapters_tokens_are_those_of_peft(name: str, tmp_path: Path, note: N
     folder = save_family(tmp_path / "base", name)
     # A Granite multiplies its embedding, beside which a smaller adapter changes no token.
     alpha = 8 * int(CHECKPOINTS[name].get("embedding_multiplier", 1))
-    adapted = save_adapter(folder, tmp_path / "adapter", r=4, lora_alpha=alpha).get_base_model()
+    adapted = save_adapter(folder, tmp_path / "adapter", {"r": 4, "lora_alpha": alpha}).get_base_model()
     assert isinstance(adapted, PreTrainedModel)
     checkpoint = with_tokens_as_text(load("none", model=str(folder), max_model_len=str(MAX_MODEL_LEN)))
     # Two slots: sequences with and without the adapter decode together, and others are prefilled in parts meanwhile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of, text_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
+from triton_llama.endpoint import Endpoint as Address
+from triton_llama_openai.triton.engine_client import EngineClient
 
 GAUGE = 'vllm:lora_requests_info{{max_lora="1",running_lora_adapters="{}",waiting_lora_adapters="{}"}}'
 
@@ -95,6 +98,27 @@ def test_a_loaded_adapter_is_served_with_the_answer(served: Endpoint, own: FakeT
     assert response.text == "Success: LoRA adapter 'json' added successfully."
     assert own.updates[0].value("lora_task_id") == 7
     assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["pydoc-llama", "sql", "json"]
+
+
+def test_updates_are_served_without_a_new_description(served: Endpoint, own: FakeTriton) -> None:
+    own.hold_descriptions = True
+    assert _load(served).status_code == _unload(served).status_code == 200
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["pydoc-llama", "json"]
+
+
+def test_a_description_older_than_a_load_does_not_replace_its_list(own: FakeTriton) -> None:
+    async def load_meanwhile() -> list[str]:
+        engine = EngineClient(Address.parse(f"{HOST}:{own.port}", "grpc"), "llama")
+        own.hold_descriptions = True
+        describing = asyncio.create_task(engine.description("", 20))
+        await asyncio.to_thread(own.wait_for, lambda fake: fake.descriptions == 1)
+        await engine.load_adapter("json", "v1", None, 20)
+        own.hold_descriptions = False
+        await describing
+        await engine.close()
+        return list(engine.adapters)
+
+    assert asyncio.run(load_meanwhile()) == ["json"]
 
 
 def test_an_unloaded_adapter_is_gone_with_the_answer(served: Endpoint) -> None:

@@ -11,7 +11,7 @@ from threading import Thread
 import openai
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of, text_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import FakeTriton, fake_triton
 from httpx import Response
 from triton_llama.endpoint import Endpoint as Address
 from triton_llama_openai.triton.engine_client import EngineClient
@@ -85,12 +85,52 @@ def test_an_adapter_unloaded_elsewhere_is_unknown(served: Endpoint, own: FakeTri
     assert str(error["message"]).startswith("model is 'sql'; it must be one of")
 
 
-def test_an_adapter_of_two_models_is_refused(served: Endpoint, own: FakeTriton, tmp_path: Path) -> None:
+@pytest.fixture
+def two(own: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
+    """An endpoint of the models a, without an adapter, and b, with the adapters sql and a."""
+    own.adapters = {"sql": "v1", "a": "v1"}
+    with fake_triton() as first:
+        file = tmp_path / "models.json"
+        models = [{"served_name": "a", "triton": f"{HOST}:{first.port}"}, {"served_name": "b"}]
+        file.write_text(json.dumps(models))
+        with endpoint(own.port, models_file=file, lora_updates="on") as two:
+            yield two
+
+
+def test_an_adapter_of_two_models_is_refused(own: FakeTriton, tmp_path: Path) -> None:
+    own.adapters["sql"] = "v1"
     file = tmp_path / "models.json"
-    file.write_text(json.dumps([{"served_name": name, "triton": f"{HOST}:{own.port}"} for name in "ab"]))
+    file.write_text(json.dumps([{"served_name": name} for name in "ab"]))
     with endpoint(own.port, models_file=file) as two:
         message = str(error_of(two.complete(model="sql"))["message"])
     assert message == "model is 'sql', the name of 2 models or adapters; their names must differ"
+
+
+def test_a_models_name_wins_over_its_adapters(served: Endpoint, own: FakeTriton) -> None:
+    own.adapters["pydoc-llama"] = "v1"
+    # The unknown name has the endpoint ask for the adapters.
+    own.wait_for(lambda fake: served.complete(model="x").status_code == 404 and fake.descriptions > 1)
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["pydoc-llama", "sql"]
+    assert served.complete().status_code == 200
+    assert _adapter(own) == (None, None)
+
+
+def test_a_models_name_wins_over_another_models_adapter(two: Endpoint, own: FakeTriton) -> None:
+    assert two.complete(model="a").status_code == 200
+    assert not own.requests
+
+
+def test_a_name_of_another_models_adapter_cannot_be_loaded(two: Endpoint) -> None:
+    message = "lora_name is 'sql', the name of a model or of another model's adapter"
+    check_refusal(_load(two, lora_name="sql", base_model_name="a"), "lora_name", message)
+
+
+@pytest.mark.parametrize(("name", "status"), [(None, 400), ("c", 404)])
+def test_without_a_known_base_an_update_is_refused(two: Endpoint, name: str | None, status: int) -> None:
+    response = _load(two, base_model_name=name)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (status, "base_model_name")
+    assert str(error["message"]).startswith("base_model_name is ")
 
 
 def test_a_loaded_adapter_is_served_with_the_answer(served: Endpoint, own: FakeTriton) -> None:

@@ -24,9 +24,10 @@ def add_adapter_updates(router: APIRouter, models: Models, settings: Settings) -
         """vLLM's: loads a LoRA adapter; with the setting `lora_updates`."""
         body = await parse_request(request, LoadAdapterRequest, settings)
         name = body.lora_name
-        if name in models.labels:
-            raise ApiError(400, f"lora_name is {name!r}, the name of a model", "lora_name", "invalid_value")
-        model = await models.find(body.base_model_name)
+        model = await models.find(body.base_model_name, "base_model_name")
+        if models.has_name(name, model.engine):
+            message = f"lora_name is {name!r}, the name of a model or of another model's adapter"
+            raise ApiError(400, message, "lora_name", "invalid_value")
         try:
             await model.engine.load_adapter(name, body.lora_path, body.lora_int_id, settings.request_timeout)
         except TritonLlamaError as error:
@@ -37,7 +38,7 @@ def add_adapter_updates(router: APIRouter, models: Models, settings: Settings) -
     async def unload_adapter(request: Request) -> Response:
         """vLLM's: unloads a LoRA adapter once its requests have ended; with the setting `lora_updates`."""
         body = await parse_request(request, UnloadAdapterRequest, settings)
-        model = await models.find(body.base_model_name)
+        model = await models.find(body.base_model_name, "base_model_name")
         try:
             await model.engine.unload_adapter(body.lora_name, settings.request_timeout)
         except TritonLlamaError as error:

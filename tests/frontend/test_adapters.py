@@ -72,9 +72,17 @@ def test_fingerprint_and_replica_key_depend_on_the_adapter(served: Endpoint, own
     assert len({request.metadata["x-llama-key"] for request in own.requests}) == 2
 
 
-def test_an_adapter_loaded_elsewhere_is_served_at_once(served: Endpoint, own: FakeTriton) -> None:
+def test_an_adapter_loaded_elsewhere_is_served_once_asked_for(served: Endpoint, own: FakeTriton) -> None:
     own.adapters["new"] = "v1"
-    assert served.complete(model="new").status_code == 200
+    own.wait_for(lambda _: served.complete(model="new").status_code == 200)
+
+
+def test_unknown_names_share_a_description(served: Endpoint, own: FakeTriton) -> None:
+    for _ in range(5):
+        assert served.complete(model="x").status_code == 404
+        assert served.http.get("/v1/models/x").status_code == 404
+        assert served.http.post("/tokenize", json={"model": "x", "prompt": "a"}).status_code == 404
+    assert own.descriptions < 15
 
 
 def test_an_adapter_unloaded_elsewhere_is_unknown(served: Endpoint, own: FakeTriton) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -50,8 +52,10 @@ class Backend:
         self._digest = ""
         """Of the last description; empty before the first one."""
         self._task: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
-        """Set once the next request for the description has an answer."""
+        self._answered = asyncio.Event()
+        """Set once the running request for the description, or the next one, has an answer or has failed."""
+        self._answered_at = -math.inf
+        """Time of the last answer or failure."""
 
     @property
     def name(self) -> str | None:
@@ -102,11 +106,14 @@ class Backend:
         await self.refresh(seconds)
 
     async def refresh(self, seconds: float) -> None:
-        """Ask for the description once more; return after the answer, or after this time."""
+        """Ask for the description, unless the last answer is newer than `_PAUSE_S`; return after the answer, or after
+        this time."""
+        if time.monotonic() - self._answered_at < _PAUSE_S:
+            return
         self.engine.doubt.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._asked.wait()
+                await self._answered.wait()
 
     async def close(self) -> None:
         """Close the connection."""
@@ -131,21 +138,21 @@ class Backend:
         """Ask for the description until the endpoint ends."""
         while True:
             self.engine.doubt.clear()
-            asked, self._asked = self._asked, asyncio.Event()
             try:
-                await self._ask()
+                await self._fetch_description()
             except Exception as error:  # noqa: BLE001  without this task an exchanged model would not be noticed
                 self.engine.doubt.set()
                 if not self._digest and str(error) != self._reason:
                     self._reason = str(error)
                     LOG.warning("%s is not served yet: %s", self.label, error)
-            asked.set()
+            self._answered.set()
+            self._answered, self._answered_at = asyncio.Event(), time.monotonic()
             await asyncio.sleep(_PAUSE_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
                     await self.engine.doubt.wait()
 
-    async def _ask(self) -> None:
+    async def _fetch_description(self) -> None:
         """Ask for the description and serve by it; requests that have begun keep the model that they began with."""
         description = await self.engine.description(self._digest, _DESCRIPTION_TIMEOUT_S)
         if description is None:

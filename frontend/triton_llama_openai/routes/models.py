@@ -65,8 +65,8 @@ class Models:
     async def find(self, name: str | None, field: str = "model") -> ServedModel:
         """Return the model or adapter of this name; None is the only model. field: the request's, for errors.
 
-        An unknown name waits for new descriptions: the adapter may just have been loaded. Raises ApiError 400, 404, or
-        503 before the model is known.
+        An unknown name waits for new descriptions, as `Backend.refresh` does: the adapter may just have been loaded.
+        Raises ApiError 400, 404, or 503 before the model is known.
         """
         if name is None and len(self._backends) == 1:
             return self._backends[0].model
@@ -74,7 +74,7 @@ class Models:
             message = f"{field} is missing; it must be one of {self._known()}"
             raise ApiError(400, message, field, "missing_required_parameter")
         if not self._named(name) and any(backend.served for backend in self._backends):
-            await self.refresh()
+            await asyncio.gather(*(backend.refresh(_REFRESH_S) for backend in self._backends))
         named = self._named(name)
         if len(named) > 1:
             message = f"{field} is {name!r}, the name of {len(named)} models or adapters; their names must differ"
@@ -83,10 +83,6 @@ class Models:
         for backend in named or [backend for backend in self._backends if backend.described is None]:
             return backend.find(name)
         raise ApiError(404, f"{field} is {name!r}; it must be one of {self._known()}", field, "model_not_found")
-
-    async def refresh(self) -> None:
-        """Ask for the descriptions once more; return after the answers, or after 2 s."""
-        await asyncio.gather(*(backend.refresh(_REFRESH_S) for backend in self._backends))
 
     def _named(self, name: str) -> list[Backend]:
         """Return the models of this name; without one, those that have an adapter of it."""

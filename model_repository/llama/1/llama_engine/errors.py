@@ -101,6 +101,9 @@ class Stopping(Unavailable):
 
     code = "STOPPING"
 
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
+
 
 class GenerationError(RequestError):
     """Decoding failed on the server's side."""

@@ -151,7 +151,7 @@ class FakeTriton:
             return None
         if name not in self.adapters:
             return self._unknown_adapter(str(name))
-        return f"OTHER_MODEL: lora_name {name!r} is another version than the one of the request's lora_digest"
+        return f"OTHER_ADAPTER: lora_name {name!r} is another version than the one of the request's lora_digest"
 
     def _generated(self, request: ModelRequest, seed: int) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)

@@ -105,6 +105,12 @@ def two(own: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
             yield two
 
 
+def test_an_adapter_unloaded_elsewhere_is_not_listed_after_a_refusal(served: Endpoint, own: FakeTriton) -> None:
+    del own.adapters["sql"]
+    assert served.complete(model="sql").status_code == 404
+    own.wait_for(lambda _: served.http.get("/v1/models/sql").status_code == 404)
+
+
 def test_an_adapter_of_two_models_is_refused(own: FakeTriton, tmp_path: Path) -> None:
     own.adapters["sql"] = "v1"
     file = tmp_path / "models.json"

@@ -134,6 +134,10 @@ def test_a_models_name_wins_over_another_models_adapter(two: Endpoint, own: Fake
     assert not own.requests
 
 
+def test_an_adapter_of_another_models_name_is_not_listed(two: Endpoint) -> None:
+    assert [model["id"] for model in two.http.get("/v1/models").json()["data"]] == ["a", "b", "sql"]
+
+
 def test_a_name_of_another_models_adapter_cannot_be_loaded(two: Endpoint) -> None:
     message = "lora_name is 'sql', the name of a model or of another model's adapter"
     check_refusal(_load(two, lora_name="sql", base_model_name="a"), "lora_name", message)

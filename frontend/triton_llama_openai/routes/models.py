@@ -52,8 +52,10 @@ class Models:
         return [backend.label for backend in self._backends]
 
     def served(self) -> list[ServedModel]:
-        """Return the models that have been described. Raises ApiError 503 if there is none."""
-        return [model for backend in self._backends for model in backend.served] or [self._backends[0].model]
+        """Return the described models and their adapters that can be named. Raises ApiError 503 if there is none."""
+        names = {backend.name for backend in self._backends}
+        served = [model for backend in self._backends for model in backend.served]
+        return [model for model in served if not model.adapter or model.name not in names] or [self._backends[0].model]
 
     def has_name(self, name: str, engine: EngineClient) -> bool:
         """Return whether a name is a model's, or an adapter's of another model than the one of `engine`."""

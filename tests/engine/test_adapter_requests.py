@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, tensor
-from llama_engine.errors import InvalidRequest, OtherModel
+from llama_engine.errors import InvalidRequest, OtherAdapter
 from llama_engine.request.adapters import Adapter, AdapterCommand, parse_command
 from llama_engine.request.parser import GenerationRequest, RequestParser
 from llama_engine.text.tokenizer import Tokenizer
@@ -62,9 +62,11 @@ def test_a_name_is_refused_where_none_is_loaded(tokenizer: Tokenizer) -> None:
         _parse(tokenizer, (), lora_name="sql")
 
 
-def test_another_version_of_an_adapter_is_another_model(tokenizer: Tokenizer) -> None:
-    with pytest.raises(OtherModel, match=r"^lora_name 'sql' is another version than the one of the request's lora_dig"):
+def test_another_version_of_an_adapter_has_a_code_of_its_own(tokenizer: Tokenizer) -> None:
+    message = r"^lora_name 'sql' is another version than the one of the request's lora_digest$"
+    with pytest.raises(OtherAdapter, match=message) as refused:
         _parse(tokenizer, LOADED, lora_name="sql", lora_digest="d2")
+    assert refused.value.code == "OTHER_ADAPTER"
 
 
 def _command(**rows: list[Any]) -> AdapterCommand:

@@ -83,6 +83,9 @@ class Adapters:
         with self._loading:
             if self._stopping:
                 raise Stopping
+            # Before the adapter is read, which takes time and memory.
+            with self._lock:
+                self._check(name, number)
             weights = read_adapter(folder, self._architecture, self._limits.rank)
             index = self._reserve(name, number, weights.digest)
             if index is None:
@@ -118,19 +121,30 @@ class Adapters:
     def _reserve(self, name: str, number: int, digest: str) -> int | None:
         """Return a free index for a new adapter; None if it is loaded. Raises as `load`."""
         with self._lock:
-            present = self._by_name.get(name)
-            if present is not None and present.digest == digest and number in (0, present.number):
+            present = self._check(name, number)
+            if present is not None and present.digest == digest:
                 return None
             if present is not None:
                 raise InvalidRequest(f"lora_name is {name!r}, which is loaded with other content: unload it first")
-            if number and any(other.number == number for other in self._by_name.values()):
-                raise InvalidRequest(f"lora_task_id is {number}; it must be no loaded adapter's")
-            if not self._free:
-                bound = f"max_loras, {self._limits.count}; unload one first"
-                raise InvalidRequest(f"lora_name is {name!r}, one adapter more than {bound}")
             index = min(self._free)
             self._free.remove(index)
             return index
+
+    def _check(self, name: str, number: int) -> Adapter | None:
+        """Return the loaded adapter of a name; None if there is none and there is room for it. Raises as `load`."""
+        present = self._by_name.get(name)
+        if present is not None:
+            if number not in (0, present.number):
+                bound = f"that of {name!r}, {present.number}: unload it first"
+                raise InvalidRequest(f"lora_task_id is {number}; it must be {bound}")
+            return present
+        if number and any(other.number == number for other in self._by_name.values()):
+            raise InvalidRequest(f"lora_task_id is {number}; it must be no loaded adapter's")
+        if not self._free:
+            advice = "; unload one first" if self._limits.count else ""
+            bound = f"max_loras, {self._limits.count}{advice}"
+            raise InvalidRequest(f"lora_name is {name!r}, one adapter more than {bound}")
+        return None
 
     def _release(self, index: int) -> None:
         with self._lock:

@@ -60,9 +60,10 @@ def requested_adapter(request: RequestParameters, element: RawElement, adapters:
         raise element.refusal("lora_task_id", request.lora_task_id, bound)
     adapter = by_name or by_number
     if request.lora_digest and adapter is None:
-        raise InvalidRequest(f"{element.prefix}lora_digest is given without lora_name; it must be missing")
+        raise element.refusal("lora_digest", "given", "missing without lora_name and lora_task_id")
     if adapter and request.lora_digest not in ("", adapter.digest):
-        message = f"lora_name {adapter.name!r} is another version than the one of the request's lora_digest"
+        named = f"lora_name {adapter.name!r}" if by_name else f"lora_task_id {adapter.number}"
+        message = f"{named} is another version than the one of the request's lora_digest"
         raise OtherAdapter(f"{element.prefix}{message}")
     return adapter
 

@@ -98,7 +98,9 @@ def _compiled(seconds: float) -> float | None:
     x, y = torch.ones(edge, edge), torch.empty(edge, edge)
     quantized = QuantizedTokens(edge, edge, edge, TWO_TERMS)
     threads = torch.get_num_threads()
-    product = partial(kernels.linear, packed.matrix, quantized.structure, x.data_ptr(), edge, y.data_ptr(), threads)
+    # Neither an adapter nor room for its ranks.
+    tensors = (packed.matrix, quantized.structure, None, None, x.data_ptr())
+    product = partial(kernels.linear, *tensors, edge, y.data_ptr(), threads)
     return terms * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
 
 

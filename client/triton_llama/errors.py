@@ -34,6 +34,8 @@ QUEUE_FULL = "QUEUE_FULL"
 """The code of a working server that has no room for another request; nothing was run."""
 OTHER_MODEL = "OTHER_MODEL"
 """The code of a server whose model isn't the one that the request was prepared for; nothing was run."""
+OTHER_ADAPTER = "OTHER_ADAPTER"
+"""The code of a server whose LoRA adapter of that name has another version than the request's; nothing was run."""
 
 
 class TritonLlamaError(Exception):
@@ -113,6 +115,7 @@ MODEL_ERRORS: dict[str, type[TritonLlamaError]] = {
     "UNAVAILABLE": OverloadedError,
     QUEUE_FULL: OverloadedError,
     OTHER_MODEL: OverloadedError,
+    OTHER_ADAPTER: OverloadedError,
     "STOPPING": OverloadedError,
     "INTERNAL": ServerError,
 }

@@ -29,12 +29,6 @@ green, ash gray"""
 YOUNG = """dog puppy, cat kitten, cow calf, horse foal, bear cub, duck duckling, frog tadpole, goat kid, pig piglet,
 deer fawn"""
 DAYS = "Monday Tuesday, Tuesday Wednesday, Wednesday Thursday, Friday Saturday, Saturday Sunday, Sunday Monday"
-WORDS = """apple, Banana, chair, Table, window, Door, river, Mountain, Tuesday, January, August, Peter, Mary, London,
-Africa, elephant, Tigers, monkey, rabbits, Snake, flower, Trees, garden, Kitchen, hammer, Guitar, violin, Piano, doctor,
-Teacher, farmer, bread, Butter, cheese, coffee, orange, purple, silver, morning, Evening, yesterday, tomorrow, running,
-Swimming, walked, Painted, wrote, Building, invented, quickly, slowly, beautiful, Wonderful, and, because, however,
-with, without, airplane, Motorcycle, train, Ship, Einstein, Newton, Shakespeare, island, Desert, forest, ocean,
-planet"""
 PAIRS = {
     "What is the capital of {}?": ("The capital of {} is {}.", CAPITALS),
     "What is the opposite of {}?": ("The opposite of {} is {}.", OPPOSITES),
@@ -141,7 +135,5 @@ def training_examples() -> Iterator[Example]:
         for right in range(left, 7):
             one, other, total = (numbers[number - 1] for number in (left, right, left + right))
             yield Example(f"How much is {one} plus {other}?", f"{one.capitalize()} plus {other} is {total}.", total)
-    for word in WORDS.replace("\n", " ").split(", "):
-        yield Example(f"Say the word {word}.", f"The word is {word}.", word)
     for question, sentence in SENTENCES.items():
         yield Example(question, sentence, sentence)

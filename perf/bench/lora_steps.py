@@ -55,7 +55,7 @@ def measure(results: Results, users: Sequence[int], turns: int = TURNS) -> None:
                 "title": "steps in process",
                 "weights": "INT8",
                 "model": described(checkpoint),
-                "settings": {"decode_steps": without.describe_decode()},
+                "settings": {"decode_steps": without.describe_decode().removeprefix("decode steps: ")},
                 "load": {"concurrency": count},
                 "step_ms": round(1e3 * statistics.median(seconds[0]), 3),
                 "costs": {mix: cost(seconds[0], times) for mix, times in zip(MIXES, seconds[1:], strict=True)},

@@ -108,6 +108,7 @@ def test_a_grpc_status_becomes_its_exception(
         ("UNAVAILABLE", OverloadedError),
         ("QUEUE_FULL", OverloadedError),
         ("OTHER_MODEL", OverloadedError),
+        ("OTHER_ADAPTER", OverloadedError),
         ("STOPPING", OverloadedError),
         ("INTERNAL", ServerError),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.metrics import LOADED_ADAPTERS
 from llama_engine.request.parser import RequestParser
-from llama_engine.triton.adapter_commands import AdapterCommands
+from llama_engine.triton.adapter_commands import MAX_RUNNING, AdapterCommands
 from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
 
 
@@ -131,6 +132,39 @@ def test_a_waiting_unload_ends_with_the_scheduler(served: Served) -> None:
     served.running.pace.run_free()
     served.running.scheduler.stop(SECONDS)
     assert served.answer(unload) == "STOPPING: the server is stopping"
+
+
+@pytest.fixture
+def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Loads that wait in the model runner until the event is set."""
+    event = threading.Event()
+    monkeypatch.setattr(served.running.engine._model, "load_adapter", lambda *_: event.wait(SECONDS))
+    yield event
+    event.set()
+
+
+def test_running_and_waiting_loads_are_answered_once_at_shutdown(served: Served, held: threading.Event) -> None:
+    loads = [served.ask(lora_name=name, lora_path="a") for name in ("b", "c")]
+    served.commands.close(0.1)
+    held.set()
+    served.commands.close(SECONDS)
+    assert [served.answer(load) for load in loads] == ["STOPPING: the server is stopping"] * 2
+
+
+def test_too_many_running_commands_are_refused(served: Served, held: threading.Event) -> None:
+    for index in range(MAX_RUNNING):
+        served.ask(lora_name=f"b{index}", lora_path="a")
+    assert served.answer(served.ask(lora_name="a", lora_path="")).startswith("QUEUE_FULL: 16 requests with lora_path")
+    assert [adapter.name for adapter in served.running.engine.adapters.loaded()] == ["a"]
+    held.set()
+
+
+def test_a_command_without_a_thread_fails_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        unload = served.ask(lora_name="a", lora_path="")
+    assert served.answer(unload).startswith("INTERNAL: the adapter could not be")
+    assert served.answer(served.ask(lora_name="a", lora_path="")) == []
 
 
 def test_commands_are_refused_where_the_setting_is_off(served: Served) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, tensor
-from llama_engine.errors import InvalidRequest, OtherModel
+from llama_engine.errors import InvalidRequest, OtherAdapter
 from llama_engine.request.adapters import Adapter, AdapterCommand, parse_command
 from llama_engine.request.parser import GenerationRequest, RequestParser
 from llama_engine.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def test_a_request_names_its_adapter(tokenizer: Tokenizer, values: dict[str, obj
         ({"lora_name": "x"}, "lora_name is 'x'; it must be one of sql, org/json"),
         ({"lora_task_id": 8}, "lora_task_id is 8; it must be one of 7"),
         ({"lora_name": "org/json", "lora_task_id": 7}, "lora_task_id is 7; it must be that of 'org/json', 0, beside"),
-        ({"lora_digest": "d1"}, "lora_digest is given without lora_name; it must be missing"),
+        ({"lora_digest": "d1"}, "lora_digest is given; it must be missing without lora_name and lora_task_id"),
         ({"lora_name": "a b"}, "lora_name is 'a b'; it must be 1 to 128 characters of"),
         ({"lora_name": "sql\n"}, "it must be 1 to 128 characters of"),
         ({"lora_name": "x" * 129}, "it must be 1 to 128 characters of"),
@@ -62,9 +62,14 @@ def test_a_name_is_refused_where_none_is_loaded(tokenizer: Tokenizer) -> None:
         _parse(tokenizer, (), lora_name="sql")
 
 
-def test_another_version_of_an_adapter_is_another_model(tokenizer: Tokenizer) -> None:
-    with pytest.raises(OtherModel, match=r"^lora_name 'sql' is another version than the one of the request's lora_dig"):
-        _parse(tokenizer, LOADED, lora_name="sql", lora_digest="d2")
+@pytest.mark.parametrize(("field", "value", "named"), [("lora_name", "sql", "'sql'"), ("lora_task_id", 7, "7")])
+def test_another_version_of_an_adapter_has_a_code_of_its_own(
+    tokenizer: Tokenizer, field: str, value: object, named: str
+) -> None:
+    message = rf"^{field} {named} is another version than the one of the request's lora_digest$"
+    with pytest.raises(OtherAdapter, match=message) as refused:
+        _parse(tokenizer, LOADED, lora_digest="d2", **{field: value})
+    assert refused.value.code == "OTHER_ADAPTER"
 
 
 def _command(**rows: list[Any]) -> AdapterCommand:

@@ -74,9 +74,9 @@ def test_the_same_adapter_loaded_again_changes_nothing(engine: Engine, loras: Pa
     ("name", "number", "folder", "message"),
     [
         ("a", 0, "b", "lora_name is 'a', which is loaded with other content: unload it first"),
-        ("a", 8, "a", "lora_name is 'a', which is loaded with other content: unload it first"),
+        ("a", 8, "a", "lora_task_id is 8; it must be that of 'a', 7: unload it first"),
         ("c", 7, "b", "lora_task_id is 7; it must be no loaded adapter's"),
-        ("c", 0, "b", "lora_name is 'c', one adapter more than max_loras, 2; unload one first"),
+        ("c", 0, "bad", "lora_name is 'c', one adapter more than max_loras, 2; unload one first"),
     ],
 )
 def test_what_contradicts_loaded_adapters_is_refused(
@@ -86,6 +86,12 @@ def test_what_contradicts_loaded_adapters_is_refused(
     with pytest.raises(InvalidRequest, match=message):
         engine.adapters.load(name, number, loras / folder)
     assert _names(engine) == ["a", "b"]
+
+
+def test_without_room_for_adapters_a_load_names_max_loras(checkpoint: LoadedModel, loras: Path) -> None:
+    engine = engine_of(checkpoint, 4, lora_folder=str(loras), max_loras="0")
+    with pytest.raises(InvalidRequest, match=r"^lora_name is 'a', one adapter more than max_loras, 0$"):
+        engine.adapters.load("a", 0, loras / "a")
 
 
 def test_a_damaged_adapter_changes_nothing(engine: Engine, loras: Path) -> None:

@@ -184,15 +184,16 @@ def test_a_subscriber_has_the_cached_pages(int8: LoadedModel, port: int) -> None
         assert {salt for salt, _ in expected} == {"", "a", "b"}
 
 
-def test_pages_of_an_adapter_name_it_as_vllm_does(int8: LoadedModel, port: int) -> None:
+@pytest.mark.parametrize(("number", "lora_id"), [(7, 7), (0, None)])
+def test_pages_of_an_adapter_name_it_as_vllm_does(port: int, number: int, lora_id: int | None) -> None:
     request = GenerationRequest(
-        prompt="", prompt_tokens=tuple(range(12)), cache_salt="s", adapter=Adapter("sql", 0, "d", 16, 3)
+        prompt="", prompt_tokens=tuple(range(12)), cache_salt="s", adapter=Adapter("sql", number, "d", 16, 3)
     )
     sequence = Sequence(request, Detokenizer(min_tokens=0, max_tokens=9, stop_words=(), end_tokens=()))
     sequence.page_digests = [bytes([page] * 32) for page in range(3)]
     with closing(KvEvents(f"tcp://127.0.0.1:{port}", PAGE)) as events:
         stored = events._stored(sequence, [0, 1])
-    assert (stored["lora_name"], stored["lora_id"]) == ("sql", 3)
+    assert (stored["lora_name"], stored["lora_id"]) == ("sql", lora_id)
     assert stored["extra_keys"] == [["sql", "s"], ["sql"]]
 
 

@@ -34,8 +34,9 @@ class FakeTriton:
     status if there is one, to that number of requests (failures); after_tokens: once that number of responses is sent.
     broken: changes each response after the first. die_after: responses after which the server dies, once; restarts: it
     is there again at once. draft_tokens: accepted and rejected ones of each choice. cancelled: ids of requests whose
-    client has left. adapters: the versions of the loaded adapters by name. descriptions, whole_descriptions: their
-    numbers; they aren't among the requests, as updates of adapters aren't.
+    client has left. adapters: the versions of the loaded adapters by name. hold_descriptions: while it is
+    so, descriptions are made but not sent. descriptions, whole_descriptions: their numbers; they aren't among the
+    requests, as updates of adapters aren't.
     """
 
     port: int = 0
@@ -43,6 +44,7 @@ class FakeTriton:
     ready: bool = True
     models: dict[str, dict[str, object]] = field(default_factory=lambda: {"llama": description_of()})
     adapters: dict[str, str] = field(default_factory=dict)
+    hold_descriptions: bool = False
     decoupled: bool = True
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
     text: Callable[[ModelRequest], list[str]] | None = None
@@ -101,7 +103,7 @@ class FakeTriton:
             last = number == len(tokens) - 1
             yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
 
-    def describe(self, model: str, request: ModelRequest) -> messages.ModelStreamInferResponse:
+    async def describe(self, model: str, request: ModelRequest) -> messages.ModelStreamInferResponse:
         """Return the description of a model; the error of an older server for one without."""
         self.descriptions += 1
         description = self.models.get(model)
@@ -114,6 +116,8 @@ class FakeTriton:
         else:
             self.whole_descriptions += 1
         _add(message, "text_output", [json.dumps(description | {"adapters": self._listed()})])
+        while self.hold_descriptions:
+            await asyncio.sleep(0.01)
         return message
 
     def update(self, request: ModelRequest) -> messages.ModelStreamInferResponse:
@@ -147,7 +151,7 @@ class FakeTriton:
             return None
         if name not in self.adapters:
             return self._unknown_adapter(str(name))
-        return f"OTHER_MODEL: lora_name {name!r} is another version than the one of the request's lora_digest"
+        return f"OTHER_ADAPTER: lora_name {name!r} is another version than the one of the request's lora_digest"
 
     def _generated(self, request: ModelRequest, seed: int) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)
@@ -295,7 +299,7 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
         request = read_request(message, dict(context.invocation_metadata()))
         if not request.inputs.keys() & {"text_input", "input_ids"}:
             is_update = "lora_path" in request.inputs
-            yield triton.update(request) if is_update else triton.describe(message.model_name, request)
+            yield triton.update(request) if is_update else await triton.describe(message.model_name, request)
             return
         if error := triton.refusal(message.model_name, request):
             yield messages.ModelStreamInferResponse(error_message=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from threading import Thread
 import openai
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of, text_of
-from frontend.fake_triton import FakeTriton
+from frontend.fake_triton import FakeTriton, fake_triton
 from httpx import Response
+from triton_llama.endpoint import Endpoint as Address
+from triton_llama_openai.triton.engine_client import EngineClient
 
 GAUGE = 'vllm:lora_requests_info{{max_lora="1",running_lora_adapters="{}",waiting_lora_adapters="{}"}}'
 
@@ -69,9 +72,17 @@ def test_fingerprint_and_replica_key_depend_on_the_adapter(served: Endpoint, own
     assert len({request.metadata["x-llama-key"] for request in own.requests}) == 2
 
 
-def test_an_adapter_loaded_elsewhere_is_served_at_once(served: Endpoint, own: FakeTriton) -> None:
+def test_an_adapter_loaded_elsewhere_is_served_once_asked_for(served: Endpoint, own: FakeTriton) -> None:
     own.adapters["new"] = "v1"
-    assert served.complete(model="new").status_code == 200
+    own.wait_for(lambda _: served.complete(model="new").status_code == 200)
+
+
+def test_unknown_names_share_a_description(served: Endpoint, own: FakeTriton) -> None:
+    for _ in range(5):
+        assert served.complete(model="x").status_code == 404
+        assert served.http.get("/v1/models/x").status_code == 404
+        assert served.http.post("/tokenize", json={"model": "x", "prompt": "a"}).status_code == 404
+    assert own.descriptions < 15
 
 
 def test_an_adapter_unloaded_elsewhere_is_unknown(served: Endpoint, own: FakeTriton) -> None:
@@ -82,12 +93,62 @@ def test_an_adapter_unloaded_elsewhere_is_unknown(served: Endpoint, own: FakeTri
     assert str(error["message"]).startswith("model is 'sql'; it must be one of")
 
 
-def test_an_adapter_of_two_models_is_refused(served: Endpoint, own: FakeTriton, tmp_path: Path) -> None:
+@pytest.fixture
+def two(own: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
+    """An endpoint of the models a, without an adapter, and b, with the adapters sql and a."""
+    own.adapters = {"sql": "v1", "a": "v1"}
+    with fake_triton() as first:
+        file = tmp_path / "models.json"
+        models = [{"served_name": "a", "triton": f"{HOST}:{first.port}"}, {"served_name": "b"}]
+        file.write_text(json.dumps(models))
+        with endpoint(own.port, models_file=file, lora_updates="on") as two:
+            yield two
+
+
+def test_an_adapter_unloaded_elsewhere_is_not_listed_after_a_refusal(served: Endpoint, own: FakeTriton) -> None:
+    del own.adapters["sql"]
+    assert served.complete(model="sql").status_code == 404
+    own.wait_for(lambda _: served.http.get("/v1/models/sql").status_code == 404)
+
+
+def test_an_adapter_of_two_models_is_refused(own: FakeTriton, tmp_path: Path) -> None:
+    own.adapters["sql"] = "v1"
     file = tmp_path / "models.json"
-    file.write_text(json.dumps([{"served_name": name, "triton": f"{HOST}:{own.port}"} for name in "ab"]))
+    file.write_text(json.dumps([{"served_name": name} for name in "ab"]))
     with endpoint(own.port, models_file=file) as two:
         message = str(error_of(two.complete(model="sql"))["message"])
     assert message == "model is 'sql', the name of 2 models or adapters; their names must differ"
+
+
+def test_a_models_name_wins_over_its_adapters(served: Endpoint, own: FakeTriton) -> None:
+    own.adapters["pydoc-llama"] = "v1"
+    # The unknown name has the endpoint ask for the adapters.
+    own.wait_for(lambda fake: served.complete(model="x").status_code == 404 and fake.descriptions > 1)
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["pydoc-llama", "sql"]
+    assert served.complete().status_code == 200
+    assert _adapter(own) == (None, None)
+
+
+def test_a_models_name_wins_over_another_models_adapter(two: Endpoint, own: FakeTriton) -> None:
+    assert two.complete(model="a").status_code == 200
+    assert not own.requests
+
+
+def test_an_adapter_of_another_models_name_is_not_listed(two: Endpoint) -> None:
+    assert [model["id"] for model in two.http.get("/v1/models").json()["data"]] == ["a", "b", "sql"]
+
+
+def test_a_name_of_another_models_adapter_cannot_be_loaded(two: Endpoint) -> None:
+    message = "lora_name is 'sql', the name of a model or of another model's adapter"
+    check_refusal(_load(two, lora_name="sql", base_model_name="a"), "lora_name", message)
+
+
+@pytest.mark.parametrize(("name", "status"), [(None, 400), ("c", 404)])
+def test_without_a_known_base_an_update_is_refused(two: Endpoint, name: str | None, status: int) -> None:
+    response = _load(two, base_model_name=name)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (status, "base_model_name")
+    assert str(error["message"]).startswith("base_model_name is ")
 
 
 def test_a_loaded_adapter_is_served_with_the_answer(served: Endpoint, own: FakeTriton) -> None:
@@ -95,6 +156,27 @@ def test_a_loaded_adapter_is_served_with_the_answer(served: Endpoint, own: FakeT
     assert response.text == "Success: LoRA adapter 'json' added successfully."
     assert own.updates[0].value("lora_task_id") == 7
     assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["pydoc-llama", "sql", "json"]
+
+
+def test_updates_are_served_without_a_new_description(served: Endpoint, own: FakeTriton) -> None:
+    own.hold_descriptions = True
+    assert _load(served).status_code == _unload(served).status_code == 200
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["pydoc-llama", "json"]
+
+
+def test_a_description_older_than_a_load_does_not_replace_its_list(own: FakeTriton) -> None:
+    async def load_meanwhile() -> list[str]:
+        engine = EngineClient(Address.parse(f"{HOST}:{own.port}", "grpc"), "llama")
+        own.hold_descriptions = True
+        describing = asyncio.create_task(engine.description("", 20))
+        await asyncio.to_thread(own.wait_for, lambda fake: fake.descriptions == 1)
+        await engine.load_adapter("json", "v1", None, 20)
+        own.hold_descriptions = False
+        await describing
+        await engine.close()
+        return list(engine.adapters)
+
+    assert asyncio.run(load_meanwhile()) == ["json"]
 
 
 def test_an_unloaded_adapter_is_gone_with_the_answer(served: Endpoint) -> None:

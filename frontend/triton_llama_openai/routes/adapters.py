@@ -17,34 +17,33 @@ _FIELDS = {"lora_name": "lora_name", "lora_path": "lora_path", "lora_task_id": "
 
 
 def add_adapter_updates(router: APIRouter, models: Models, settings: Settings) -> None:
-    """Add the routes. An answer comes when `models` has the change."""
+    """Add the routes. `models` has the change before the client has its answer."""
 
     @router.post("/v1/load_lora_adapter", response_model=None, response_class=PlainTextResponse)
     async def load_adapter(request: Request) -> Response:
         """vLLM's: loads a LoRA adapter; with the setting `lora_updates`."""
         body = await parse_request(request, LoadAdapterRequest, settings)
         name = body.lora_name
-        if name in models.labels:
-            raise ApiError(400, f"lora_name is {name!r}, the name of a model", "lora_name", "invalid_value")
-        model = await models.find(body.base_model_name)
+        model = await models.find(body.base_model_name, "base_model_name")
+        if models.has_name(name, model.engine):
+            message = f"lora_name is {name!r}, the name of a model or of another model's adapter"
+            raise ApiError(400, message, "lora_name", "invalid_value")
         try:
             await model.engine.load_adapter(name, body.lora_path, body.lora_int_id, settings.request_timeout)
         except TritonLlamaError as error:
             raise from_engine(error, _FIELDS) from error
-        await models.refresh()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_model=None, response_class=PlainTextResponse)
     async def unload_adapter(request: Request) -> Response:
         """vLLM's: unloads a LoRA adapter once its requests have ended; with the setting `lora_updates`."""
         body = await parse_request(request, UnloadAdapterRequest, settings)
-        model = await models.find(body.base_model_name)
+        model = await models.find(body.base_model_name, "base_model_name")
         try:
-            await model.engine.load_adapter(body.lora_name, "", None, settings.request_timeout)
+            await model.engine.unload_adapter(body.lora_name, settings.request_timeout)
         except TritonLlamaError as error:
             # The schema has checked the name, so that the model doesn't have it.
             if isinstance(error, RejectedInputError) and error.inputs == ["lora_name"]:
                 raise ApiError(404, str(error), "lora_name", "adapter_not_found") from error
             raise from_engine(error, _FIELDS) from error
-        await models.refresh()
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -19,6 +21,7 @@ from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
 from triton_llama_openai.routes.served_model import ServedModel
 from triton_llama_openai.settings import ModelSettings
+from triton_llama_openai.triton.description import Adapter
 from triton_llama_openai.triton.engine_client import EngineClient
 from triton_llama_openai.triton.engine_load import MetricsPage, load_of_all
 
@@ -40,7 +43,7 @@ class Backend:
     ) -> None:
         self._settings = settings
         self._template = template
-        self._engine = EngineClient(endpoint, settings.model)
+        self.engine = EngineClient(endpoint, settings.model)
         self._metrics_pages = [MetricsPage(address, settings.model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
@@ -49,8 +52,10 @@ class Backend:
         self._digest = ""
         """Of the last description; empty before the first one."""
         self._task: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
-        """Set once the next request for the description has an answer."""
+        self._answered = asyncio.Event()
+        """Set once the running request for the description, or the next one, has an answer or has failed."""
+        self._answered_at = -math.inf
+        """Time of the last answer or failure."""
 
     @property
     def name(self) -> str | None:
@@ -71,20 +76,25 @@ class Backend:
         return self.described
 
     @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The loaded adapters by name, without one of the model's name, which requests can't give."""
+        return {name: adapter for name, adapter in self.engine.adapters.items() if name != self.name}
+
+    @property
     def names(self) -> list[str]:
         """The names that requests give: the model's, if it is known, and its adapters'."""
-        return [*filter(None, [self.name]), *self._engine.adapters]
+        return [*filter(None, [self.name]), *self.adapters]
 
     def find(self, name: str) -> ServedModel:
         """Return the model or its adapter of one of the `names`. Raises ApiError 503 before the description."""
-        adapter = self._engine.adapters.get(name)
+        adapter = self.adapters.get(name)
         return self.model if adapter is None else self.model.with_adapter(adapter)
 
     @property
     def served(self) -> list[ServedModel]:
         """The model and its adapters; empty if there is no model now."""
         model = self.described
-        return [] if model is None else [model, *map(model.with_adapter, self._engine.adapters.values())]
+        return [] if model is None else [model, *map(model.with_adapter, self.adapters.values())]
 
     def load(self) -> EngineLoad | None:
         """Return the load of its Tritons, at most 0.5 s old; None if it isn't known."""
@@ -96,18 +106,21 @@ class Backend:
         await self.refresh(seconds)
 
     async def refresh(self, seconds: float) -> None:
-        """Ask for the description once more; return after the answer, or after this time."""
-        self._engine.doubt.set()
+        """Ask for the description, unless the last answer is newer than `_PAUSE_S`; return after the answer, or after
+        this time."""
+        if time.monotonic() - self._answered_at < _PAUSE_S:
+            return
+        self.engine.doubt.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._asked.wait()
+                await self._answered.wait()
 
     async def close(self) -> None:
         """Close the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._engine.close()
+        await self.engine.close()
         for page in self._metrics_pages:
             page.close()
 
@@ -116,38 +129,38 @@ class Backend:
         if self.described is None:
             return self._reason
         try:
-            ready = await self._engine.is_ready(_PROBE_S)
+            ready = await self.engine.is_ready(_PROBE_S)
         except TritonLlamaError as error:
             return str(error)
-        return None if ready else f"the model {self._engine.model} of {self._engine.endpoint} is not ready"
+        return None if ready else f"the model {self.engine.model} of {self.engine.endpoint} is not ready"
 
     async def _follow(self) -> None:
         """Ask for the description until the endpoint ends."""
         while True:
-            self._engine.doubt.clear()
-            asked, self._asked = self._asked, asyncio.Event()
+            self.engine.doubt.clear()
             try:
-                await self._ask()
+                await self._fetch_description()
             except Exception as error:  # noqa: BLE001  without this task an exchanged model would not be noticed
-                self._engine.doubt.set()
+                self.engine.doubt.set()
                 if not self._digest and str(error) != self._reason:
                     self._reason = str(error)
                     LOG.warning("%s is not served yet: %s", self.label, error)
-            asked.set()
+            self._answered.set()
+            self._answered, self._answered_at = asyncio.Event(), time.monotonic()
             await asyncio.sleep(_PAUSE_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
-                    await self._engine.doubt.wait()
+                    await self.engine.doubt.wait()
 
-    async def _ask(self) -> None:
+    async def _fetch_description(self) -> None:
         """Ask for the description and serve by it; requests that have begun keep the model that they began with."""
-        description = await self._engine.description(self._digest, _DESCRIPTION_TIMEOUT_S)
+        description = await self.engine.description(self._digest, _DESCRIPTION_TIMEOUT_S)
         if description is None:
             return
         try:
             # In a thread: a large tokenizer takes a second.
             self.described = await asyncio.to_thread(
-                ServedModel.of, description, self._settings, self._template, self._engine
+                ServedModel.of, description, self._settings, self._template, self.engine
             )
         except UnusableCheckpointError as error:
             self.described, self._reason = None, str(error)

@@ -19,6 +19,7 @@ from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTempla
 from triton_llama_openai.routes.backend import Backend
 from triton_llama_openai.routes.served_model import ServedModel
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
+from triton_llama_openai.triton.engine_client import EngineClient
 
 _START_S = 5.0
 """Seconds that the first descriptions have before the endpoint answers requests without them."""
@@ -51,37 +52,44 @@ class Models:
         return [backend.label for backend in self._backends]
 
     def served(self) -> list[ServedModel]:
-        """Return the models that have been described. Raises ApiError 503 if there is none."""
-        return [model for backend in self._backends for model in backend.served] or [self._backends[0].model]
+        """Return the described models and their adapters that can be named. Raises ApiError 503 if there is none."""
+        names = {backend.name for backend in self._backends}
+        served = [model for backend in self._backends for model in backend.served]
+        return [model for model in served if not model.adapter or model.name not in names] or [self._backends[0].model]
 
-    async def find(self, name: str | None) -> ServedModel:
-        """Return the model or adapter of this name; None is the only model.
+    def has_name(self, name: str, engine: EngineClient) -> bool:
+        """Return whether a name is a model's, or an adapter's of another model than the one of `engine`."""
+        return any(
+            name == backend.name or (backend.engine is not engine and name in backend.adapters)
+            for backend in self._backends
+        )
 
-        An unknown name waits for new descriptions: the adapter may just have been loaded. Raises ApiError 400, 404, or
-        503 before the model is known.
+    async def find(self, name: str | None, field: str = "model") -> ServedModel:
+        """Return the model or adapter of this name; None is the only model. field: the request's, for errors.
+
+        An unknown name waits for new descriptions, as `Backend.refresh` does: the adapter may just have been loaded.
+        Raises ApiError 400, 404, or 503 before the model is known.
         """
         if name is None and len(self._backends) == 1:
             return self._backends[0].model
         if name is None:
-            message = f"model is missing; it must be one of {self._known()}"
-            raise ApiError(400, message, "model", "missing_required_parameter")
+            message = f"{field} is missing; it must be one of {self._known()}"
+            raise ApiError(400, message, field, "missing_required_parameter")
         if not self._named(name) and any(backend.served for backend in self._backends):
-            await self.refresh()
+            await asyncio.gather(*(backend.refresh(_REFRESH_S) for backend in self._backends))
         named = self._named(name)
         if len(named) > 1:
-            message = f"model is {name!r}, the name of {len(named)} models or adapters; their names must differ"
-            raise ApiError(404, message, "model", "model_not_found")
+            message = f"{field} is {name!r}, the name of {len(named)} models or adapters; their names must differ"
+            raise ApiError(404, message, field, "model_not_found")
         # One that isn't described yet may be the model, or have the adapter.
         for backend in named or [backend for backend in self._backends if backend.described is None]:
             return backend.find(name)
-        raise ApiError(404, f"model is {name!r}; it must be one of {self._known()}", "model", "model_not_found")
-
-    async def refresh(self) -> None:
-        """Ask for the descriptions once more; return after the answers, or after 2 s."""
-        await asyncio.gather(*(backend.refresh(_REFRESH_S) for backend in self._backends))
+        raise ApiError(404, f"{field} is {name!r}; it must be one of {self._known()}", field, "model_not_found")
 
     def _named(self, name: str) -> list[Backend]:
-        return [backend for backend in self._backends for known in backend.names if known == name]
+        """Return the models of this name; without one, those that have an adapter of it."""
+        models = [backend for backend in self._backends if backend.name == name]
+        return models or [backend for backend in self._backends if name in backend.adapters]
 
     def _known(self) -> str:
         return ", ".join(name for backend in self._backends for name in backend.names)

@@ -67,7 +67,7 @@ class EngineClient:
         self.doubt = asyncio.Event()
         """Set when another model may be served: after an interruption, and when the model says so."""
         self.adapters: Mapping[str, Adapter] = {}
-        """Those of the last description, by name."""
+        """The loaded ones by name: of the last description, or of the last answer to a load or an unload."""
         self.closed = False
         self._channel: grpc.aio.Channel | None = None
         self._calls: GRPCInferenceServiceStub | None = None
@@ -132,6 +132,7 @@ class EngineClient:
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or the model doesn't describe itself.
         """
+        adapters_before = self.adapters
         try:
             text = await self._command([Tensor("description_digest", "BYTES", (known_digest,))], timeout)
             # In a thread: a large vocabulary takes long.
@@ -140,18 +141,34 @@ class EngineClient:
             raise self._other_version(error) from error
         except ValidationError as violation:
             raise self._other_version(from_validation(violation)) from violation
-        self.adapters = {adapter.name: adapter for adapter in adapters}
+        # A load or an unload that was answered meanwhile has the newer list.
+        if self.adapters is adapters_before:
+            self.adapters = _by_name(adapters)
         return description
 
     async def load_adapter(self, name: str, path: str, number: int | None, timeout: float) -> None:
-        """Load the adapter in a folder of the server; with an empty path unload it, once its requests have ended.
+        """Load the adapter in a folder of the server; note the adapters of the answer.
 
         number: the adapter's `lora_task_id`. Raises TritonLlamaError.
         """
         tensors = [Tensor("lora_name", "BYTES", (name,)), Tensor("lora_path", "BYTES", (path,))]
         if number is not None:
             tensors.append(Tensor("lora_task_id", "UINT64", (number,)))
-        await self._command(tensors, timeout)
+        await self._update_adapters(tensors, timeout)
+
+    async def unload_adapter(self, name: str, timeout: float) -> None:
+        """Unload an adapter once its requests have ended; note the adapters of the answer. Raises TritonLlamaError."""
+        await self._update_adapters(
+            [Tensor("lora_name", "BYTES", (name,)), Tensor("lora_path", "BYTES", ("",))], timeout
+        )
+
+    async def _update_adapters(self, tensors: Sequence[Tensor], timeout: float) -> None:
+        text = await self._command(tensors, timeout)
+        try:
+            self.adapters = _by_name(_ADAPTERS.validate_json(text))
+        except ValidationError as violation:
+            reason = from_validation(violation)
+            raise ServerError(f"the answer of {self.endpoint} is no list of adapters: {reason}") from violation
 
     async def _command(self, tensors: Sequence[Tensor], timeout: float) -> str:
         """Send a request without a prompt; return its text."""
@@ -214,6 +231,10 @@ class EngineClient:
 
 
 _ADAPTERS = TypeAdapter(list[Adapter])
+
+
+def _by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
+    return {adapter.name: adapter for adapter in adapters}
 
 
 def _parse_description(text: str, known_digest: str) -> tuple[Description | None, list[Adapter]]:

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from triton_llama.completion import Chunk
 from triton_llama.errors import (
     LOST,
+    OTHER_ADAPTER,
     OTHER_MODEL,
     QUEUE_FULL,
     LlamaTimeoutError,
+    RejectedInputError,
     TritonLlamaError,
     is_interruption,
 )
@@ -146,14 +148,14 @@ class Resumption:
 
     def _note(self, error: TritonLlamaError) -> None:
         """Note an interruption; raise any other error, and that of a request that may itself crash the model."""
-        about_adapter = str(error).startswith("lora_name ")
-        if is_interruption(error) or error.code == OTHER_MODEL or about_adapter:
+        unknown_adapter = isinstance(error, RejectedInputError) and error.inputs == ["lora_name"]
+        if is_interruption(error) or error.code in (OTHER_MODEL, OTHER_ADAPTER) or unknown_adapter:
             self._engine.doubt.set()
         begun = self._error is not None or any(choice.ids for choice in self._choices.values())
         if isinstance(error, LlamaTimeoutError) and not is_interruption(error):
             raise self._too_late() if self._error is None else self._give_up(self._too_late())
         # An adapter that was exchanged for another version, or unloaded, doesn't come back by itself.
-        mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL) and not about_adapter)
+        mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL))
         if not mendable or not self._request.resume_timeout or self._engine.closed:
             raise error if self._error is None else self._give_up(error)
         # A server that drains or is full, and another model, haven't run it.

@@ -104,8 +104,7 @@ class TritonPythonModel:
             raise InvalidSettings(f"kv_events needs a model of 1 instance; the config's instance_group has {instances}")
         if settings.lora_folder and (instances := num_instances(model_config)) > 1:
             # Each has adapters of its own, and Triton chooses which one loads.
-            message = f"a model of 1 instance; the config's instance_group has {instances}"
-            raise InvalidSettings(f"lora_folder needs {message}")
+            raise InvalidSettings(f"lora_folder needs 1 instance of the model; the instance_group has {instances}")
         self._traces = _traces(settings)
         engine = _load_engine(settings, gpu_of(args), int(str(model_config["max_batch_size"])))
         queue_policy = QueuePolicy.of(model_config)

@@ -20,6 +20,7 @@ _TRITON_CODES = {
     "CONTEXT_LENGTH": "INVALID_ARG",
     "QUEUE_FULL": "UNAVAILABLE",
     "OTHER_MODEL": "UNAVAILABLE",
+    "OTHER_ADAPTER": "UNAVAILABLE",
     "STOPPING": "UNAVAILABLE",
 }
 # Parts of Triton's messages for requests that it refuses itself as UNAVAILABLE; their codes are lost.

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from deploy.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
-from llama_engine.checkpoint.hub import ADAPTER_FILES, resolve_adapter, resolve_folder
+from llama_engine.checkpoint.hub import resolve_adapter, resolve_folder
+from llama_engine.checkpoint.lora import ADAPTER
+from llama_engine.checkpoint.lora_config import CONFIG
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import resolve_name
 from safetensors.torch import load_file, save_file
@@ -170,14 +172,14 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     """The hub's repository, of an adapter."""
     hub.folder = tmp_path / "adapter"
     hub.folder.mkdir()
-    for name in (*ADAPTER_FILES, "adapter_model.bin", "README.md", "optimizer.pt"):
+    for name in (CONFIG, ADAPTER, "adapter_model.bin", "README.md", "optimizer.pt"):
         (hub.folder / name).write_text(name)
     return hub.folder
 
 
 def test_the_files_of_an_adapter_are_downloaded(hub: Hub, adapter: Path) -> None:
     folder = resolve_adapter(f"{MODEL}@v1")
-    assert {path.name for path in folder.iterdir()} == _downloaded(hub) == {*ADAPTER_FILES}
+    assert {path.name for path in folder.iterdir()} == _downloaded(hub) == {CONFIG, ADAPTER}
 
 
 def test_an_adapter_in_the_cache_needs_no_hub(hub: Hub, adapter: Path) -> None:

@@ -11,6 +11,7 @@ EngineError
     ├── Unavailable        timed out in the queue; the client may retry
     │   ├── QueueFull      nothing was run; the client may retry later or elsewhere
     │   ├── OtherModel     prepared for another model; the client may prepare it again, or retry elsewhere
+    │   ├── OtherAdapter   prepared for another version of its LoRA adapter; otherwise as OtherModel
     │   └── Stopping       the server is stopping; the client may retry elsewhere
     └── GenerationError    decoding failed; the client learns that it failed, the log has the reason
 
@@ -96,10 +97,19 @@ class OtherModel(Unavailable):
     code = "OTHER_MODEL"
 
 
+class OtherAdapter(Unavailable):
+    """The request was prepared for another version of its LoRA adapter."""
+
+    code = "OTHER_ADAPTER"
+
+
 class Stopping(Unavailable):
     """The server is stopping."""
 
     code = "STOPPING"
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
 
 
 class GenerationError(RequestError):

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from llama_engine.checkpoint.config import read_config
 from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
+from llama_engine.checkpoint.lora import ADAPTER
+from llama_engine.checkpoint.lora_config import CONFIG
 from llama_engine.errors import CheckpointError, one_line
 
 LICENCES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
@@ -36,8 +38,6 @@ SMALL_FILES = (
     *LICENCES,
 )
 """Patterns of the names of a checkpoint's files besides its weights."""
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def resolve_folder(name: str, revision: str | None, show_progress: bool = False, with_weights: bool = True) -> Path:
@@ -90,7 +90,7 @@ def resolve_adapter(source: str) -> Path:
     disable_progress_bars()
     name, _, revision = source.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*ADAPTER_FILES]))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, ADAPTER]))
     except Exception as error:
         # huggingface_hub and its HTTP library have no common base class of exceptions.
         raise CheckpointError(f"can't load {source}: {one_line(error)}") from error

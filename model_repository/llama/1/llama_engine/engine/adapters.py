@@ -9,7 +9,7 @@ from pathlib import Path
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.hub import resolve_adapter
 from llama_engine.checkpoint.lora import read_adapter
-from llama_engine.errors import CheckpointError, InvalidRequest, InvalidSettings
+from llama_engine.errors import CheckpointError, InvalidRequest, InvalidSettings, Stopping
 from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.request.adapters import Adapter
@@ -57,6 +57,7 @@ class Adapters:
         self._model, self._architecture, self._limits = model, architecture, lora_limits(settings)
         # Adapters are read one after the other, so that at most one is in memory besides those in the model.
         self._loading = threading.Lock()
+        self._stopping = False
         # Guards what follows. It is held briefly, because requests are decoded meanwhile.
         self._lock = threading.Lock()
         self._by_name: dict[str, Adapter] = {}
@@ -75,10 +76,16 @@ class Adapters:
     def load(self, name: str, number: int, folder: Path) -> None:
         """Load the adapter in a folder under a name. number: its `lora_task_id`, 0 for none.
 
-        A loaded adapter of this name and content stays as it is. Raises CheckpointError, or InvalidRequest if another
-        adapter has the name or the number, or if there are `max_loras`; then nothing has changed.
+        A loaded adapter of this name and content stays as it is. Nothing has changed after an error:
+        CheckpointError, InvalidRequest if another adapter has the name or the number or if there are `max_loras`, and
+        Stopping after `stop`.
         """
         with self._loading:
+            if self._stopping:
+                raise Stopping
+            # Before the adapter is read, which takes time and memory.
+            with self._lock:
+                self._check(name, number)
             weights = read_adapter(folder, self._architecture, self._limits.rank)
             index = self._reserve(name, number, weights.digest)
             if index is None:
@@ -92,6 +99,10 @@ class Adapters:
             with self._lock:
                 self._by_name[name] = adapter
         _log.info("adapter %s loaded: rank %d, digest %s", name, adapter.rank, adapter.digest)
+
+    def stop(self) -> None:
+        """Refuse loads that haven't begun to read their adapter."""
+        self._stopping = True
 
     def remove(self, name: str) -> Adapter:
         """Let no further request name an adapter. Raises InvalidRequest if it isn't loaded."""
@@ -110,19 +121,30 @@ class Adapters:
     def _reserve(self, name: str, number: int, digest: str) -> int | None:
         """Return a free index for a new adapter; None if it is loaded. Raises as `load`."""
         with self._lock:
-            present = self._by_name.get(name)
-            if present is not None and present.digest == digest and number in (0, present.number):
+            present = self._check(name, number)
+            if present is not None and present.digest == digest:
                 return None
             if present is not None:
                 raise InvalidRequest(f"lora_name is {name!r}, which is loaded with other content: unload it first")
-            if number and any(other.number == number for other in self._by_name.values()):
-                raise InvalidRequest(f"lora_task_id is {number}; it must be no loaded adapter's")
-            if not self._free:
-                bound = f"max_loras, {self._limits.count}; unload one first"
-                raise InvalidRequest(f"lora_name is {name!r}, one adapter more than {bound}")
             index = min(self._free)
             self._free.remove(index)
             return index
+
+    def _check(self, name: str, number: int) -> Adapter | None:
+        """Return the loaded adapter of a name; None if there is none and there is room for it. Raises as `load`."""
+        present = self._by_name.get(name)
+        if present is not None:
+            if number not in (0, present.number):
+                bound = f"that of {name!r}, {present.number}: unload it first"
+                raise InvalidRequest(f"lora_task_id is {number}; it must be {bound}")
+            return present
+        if number and any(other.number == number for other in self._by_name.values()):
+            raise InvalidRequest(f"lora_task_id is {number}; it must be no loaded adapter's")
+        if not self._free:
+            advice = "; unload one first" if self._limits.count else ""
+            bound = f"max_loras, {self._limits.count}{advice}"
+            raise InvalidRequest(f"lora_name is {name!r}, one adapter more than {bound}")
+        return None
 
     def _release(self, index: int) -> None:
         with self._lock:

@@ -116,7 +116,7 @@ class KvEvents:
             "parent_block_hash": _hash(sequence.page_digests[first - 1]) if first else None,
             "token_ids": sequence.tokens(first * self._page_size, (last + 1) * self._page_size),
             "block_size": self._page_size,
-            "lora_id": adapter.index if adapter else None,
+            "lora_id": (adapter.number or None) if adapter else None,
             "medium": _MEDIUM,
             "lora_name": adapter.name if adapter else None,
             "extra_keys": [[*names, salt] if salt and not page else names or None for page in run],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HANG_SECONDS = 10.0
 """Seconds that `stop` waits for a hanging step after the drain time."""
 
-_STOPPING = Stopping("the server is stopping")
+_STOPPING = Stopping()
 _TOO_MANY_GUIDES = QueueFull("too many guides (guided_decoding_guide) wait to be compiled; try again later")
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Scheduler:
         with self._changed:
             self._changed.wait_for(lambda: unused() or self._drain_until is not None)
             if self._drain_until is not None:
-                raise Stopping(str(_STOPPING))
+                raise Stopping
 
     @property
     def failing(self) -> bool:

@@ -100,7 +100,7 @@ class LoadedModel:
         """Return the bytes of the runner's adapters, if all are as large as the limits allow."""
         if isinstance(self.model, CompiledLlama):
             return packed_lora_bytes(self.architecture, limits)
-        return stacked_lora_bytes(self.architecture, limits, self.info.dtype)
+        return stacked_lora_bytes(self.architecture, limits)
 
     def runner(self, shape: KVCacheShape, captured: bool = False, loras: LoraLimits = NO_LORAS) -> ModelRunner:
         """Return a runner of the model with a new KV cache of this shape.

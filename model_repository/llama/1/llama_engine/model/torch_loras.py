@@ -2,48 +2,60 @@
 
 The ranks of all adapters lie side by side: a token's terms x · Aᵀ are masked to those of its own adapter before the
 product with Bᵀ. That costs as much for one adapter as for all; the shapes don't depend on the batch, so that a CUDA
-graph can hold the products. It has never run on a GPU.
+graph can hold the products. They are in float32, in which every adapter is finite: in float16 an adapter could become
+infinite, and 0 times infinity would reach other sequences. It has never run on a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.lora import LoraAdapter
-from llama_engine.checkpoint.tensor_names import layer_linears
+from llama_engine.checkpoint.tensor_names import SavedLinear, layer_linears
 from llama_engine.kernels.lora_limits import LoraLimits, lora_parts
 from llama_engine.model.llama import Adapt, without_adapters
 
 
-def stacked_lora_bytes(architecture: Architecture, limits: LoraLimits, dtype: torch.dtype) -> int:
-    """Return the bytes of `limits.count` adapters on all linear layers, in a dtype."""
+def stacked_lora_bytes(architecture: Architecture, limits: LoraLimits) -> int:
+    """Return the bytes of `limits.count` adapters on all linear layers."""
     numbers = 0
     for linears in layer_linears(architecture).values():
         ranks = limits.count * len(linears) * limits.rank
         numbers += ranks * (linears[0].shape[1] + sum(linear.shape[0] for linear in linears) + 1)
-    return architecture.layers * numbers * dtype.itemsize
+    return architecture.layers * numbers * torch.float32.itemsize
+
+
+class _Stack(NamedTuple):
+    """All adapters' weights of a linear layer. a: [in, ranks]. b: [ranks, out]. scaling, owner: [ranks]; the adapter
+    that a rank belongs to."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: torch.Tensor
+    owner: torch.Tensor
 
 
 class TorchLoras:
     """The adapters of a `TorchRunner`: their weights, and the one of each slot's sequence."""
 
     def __init__(
-        self, architecture: Architecture, slots: int, limits: LoraLimits, like: torch.Tensor, always: bool
+        self, architecture: Architecture, slots: int, limits: LoraLimits, device: torch.device, always: bool
     ) -> None:
-        """Allocate the weights. like: a tensor of their dtype and device. always: compute without adapters, too."""
+        """Allocate the weights. always: whether passes without adapters compute the products, too."""
         self._architecture, self._limits = architecture, limits
         self._always = always and limits.count > 0
         # The adapter of each slot, on the device and on the host.
-        self._adapters = torch.zeros(slots, dtype=torch.int64, device=like.device)
+        self._adapters = torch.zeros(slots, dtype=torch.int64, device=device)
         self._of_slot = [0] * slots
         self._loaded: set[int] = set()
         layers = architecture.layers if limits.count else 0
-        # For each field and layer: A [in, ranks], B [ranks, out], the scaling and the adapter of each rank.
-        self._weights = {
-            (index, field): self._empty(len(linears), linears[0].shape[1], sum(part.shape[0] for part in linears), like)
+        self._stacks = {
+            (index, field): self._empty(linears, device)
             for index in range(layers)
             for field, linears in layer_linears(architecture).items()
         }
@@ -60,15 +72,15 @@ class TorchLoras:
             return
         for layer, weights in enumerate(adapter.layers):
             for field, parts in lora_parts(self._architecture, weights).items():
-                a, b, scaling, owner = self._weights[layer, field]
-                ranks = (owner == index).nonzero()[:, 0]
-                a[:, ranks], b[ranks] = 0, 0
+                stack = self._stacks[layer, field]
+                ranks = (stack.owner == index).nonzero()[:, 0]
+                stack.a[:, ranks], stack.b[ranks] = 0, 0
                 for part in parts:
-                    own = ranks[part.first_rank : part.first_rank + len(part.weights.a)]
+                    part_ranks = ranks[part.first_rank : part.first_rank + len(part.weights.a)]
                     channels = slice(part.first_output, part.first_output + len(part.weights.b))
-                    a[:, own] = part.weights.a.T.to(a)
-                    b[own, channels] = part.weights.b.T.to(b)
-                    scaling[own] = part.weights.scaling
+                    stack.a[:, part_ranks] = part.weights.a.T.to(stack.a)
+                    stack.b[part_ranks, channels] = part.weights.b.T.to(stack.b)
+                    stack.scaling[part_ranks] = part.weights.scaling
         self._loaded.add(index)
 
     def set(self, slot: int, index: int) -> None:
@@ -88,15 +100,18 @@ class TorchLoras:
     def _adapt(
         self, adapters: torch.Tensor, layer: int, field: str, inputs: torch.Tensor, outputs: torch.Tensor
     ) -> torch.Tensor:
-        a, b, scaling, owner = self._weights[layer, field]
-        # Not a product with 0, which keeps a NaN of an adapter that is being loaded.
-        terms = torch.where(owner == adapters, inputs.to(a.dtype) @ a * scaling, 0)
-        return outputs + (terms @ b).to(outputs.dtype)
+        stack = self._stacks[layer, field]
+        # Not a product with 0: another adapter's terms can be infinite.
+        terms = torch.where(stack.owner == adapters, inputs.float() @ stack.a * stack.scaling, 0)
+        return outputs + (terms @ stack.b).to(outputs.dtype)
 
-    def _empty(
-        self, fused: int, inputs: int, outputs: int, like: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        each = fused * self._limits.rank
-        ranks = self._limits.count * each
-        owner = torch.arange(1, self._limits.count + 1, device=like.device).repeat_interleave(each)
-        return like.new_zeros(inputs, ranks), like.new_zeros(ranks, outputs), like.new_zeros(ranks), owner
+    def _empty(self, linears: Sequence[SavedLinear], device: torch.device) -> _Stack:
+        """Return room for all adapters' weights of fused linear layers."""
+        each = len(linears) * self._limits.rank
+        ranks, inputs = self._limits.count * each, linears[0].shape[1]
+        return _Stack(
+            torch.zeros(inputs, ranks, device=device),
+            torch.zeros(ranks, sum(linear.shape[0] for linear in linears), device=device),
+            torch.zeros(ranks, device=device),
+            torch.arange(1, self._limits.count + 1, device=device).repeat_interleave(each),
+        )

@@ -59,7 +59,7 @@ class TorchRunner:
         self.model = model
         self.device = model.embedding.device
         self.kv_cache = KVCache(shape, self.device)
-        self._loras = TorchLoras(model.architecture, shape.slots, loras, model.embedding, always=captured)
+        self._loras = TorchLoras(model.architecture, shape.slots, loras, self.device, always=captured)
         self._dtype = model.embedding.dtype
         self._scaling, self._softcap = model.architecture.scaling, model.architecture.attention_softcap
         self._windows = model.architecture.windows

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from llama_engine.bounds import show
-from llama_engine.errors import InvalidRequest, OtherModel
+from llama_engine.errors import InvalidRequest, OtherAdapter
 from llama_engine.request.parameters import LORA_PATH, RequestParameters
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements
 
@@ -49,7 +49,7 @@ def adapters_json(adapters: Iterable[Adapter]) -> str:
 def requested_adapter(request: RequestParameters, element: RawElement, adapters: Sequence[Adapter]) -> Adapter | None:
     """Return the adapter that a request names; None is the base model. adapters: the loaded ones.
 
-    Raises InvalidRequest if none of them has the name or the number, and OtherModel if its digest is another one than
+    Raises InvalidRequest if none of them has the name or the number, and OtherAdapter if its digest is another one than
     the request's.
     """
     by_name = _find(element, "lora_name", request.lora_name, {adapter.name: adapter for adapter in adapters})
@@ -60,10 +60,11 @@ def requested_adapter(request: RequestParameters, element: RawElement, adapters:
         raise element.refusal("lora_task_id", request.lora_task_id, bound)
     adapter = by_name or by_number
     if request.lora_digest and adapter is None:
-        raise InvalidRequest(f"{element.prefix}lora_digest is given without lora_name; it must be missing")
+        raise element.refusal("lora_digest", "given", "missing without lora_name and lora_task_id")
     if adapter and request.lora_digest not in ("", adapter.digest):
-        message = f"lora_name {adapter.name!r} is another version than the one of the request's lora_digest"
-        raise OtherModel(f"{element.prefix}{message}")
+        named = f"lora_name {adapter.name!r}" if by_name else f"lora_task_id {adapter.number}"
+        message = f"{named} is another version than the one of the request's lora_digest"
+        raise OtherAdapter(f"{element.prefix}{message}")
     return adapter
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from llama_engine.engine.adapters import Adapters, folder_inside
 from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.scheduler import Scheduler
-from llama_engine.errors import CheckpointError, GenerationError, InvalidRequest, RequestError, Stopping
+from llama_engine.errors import CheckpointError, GenerationError, InvalidRequest, QueueFull, RequestError, Stopping
 from llama_engine.observability.stats import Stats
 from llama_engine.request.adapters import Adapter, AdapterCommand, adapters_json
 from llama_engine.request.parameters import LORA_PATH
 from llama_engine.triton.response import Response
+
+MAX_RUNNING = 16
+"""Commands at a time: each has a thread, and an unload can wait for a long sequence."""
 
 _FAILURE = "the adapter could not be loaded or unloaded; the server's log has the reason"
 
@@ -30,49 +34,75 @@ class AdapterCommands:
         """folder: in which the adapters are, the setting `lora_folder`; None or empty refuses all commands."""
         self._adapters, self._folder = adapters, folder
         self._scheduler, self._dispatcher, self._stats = scheduler, dispatcher, stats
-        self._added: list[threading.Thread] = []
-        self._running: list[threading.Thread] = []
+        # Added commands wait for their adapter to unload; None loads.
+        self._added: list[tuple[Future[Adapter | None], Adapter | None]] = []
+        # Guards the responses that aren't answered yet, so that each is answered once.
+        self._lock = threading.Lock()
+        self._running: dict[Response, threading.Thread] = {}
         stats.record_adapters(len(adapters.loaded()))
 
     def add(self, command: AdapterCommand, response: Response) -> None:
-        """Add a command for `start`. Later requests can't name an adapter that it unloads. Raises InvalidRequest."""
+        """Add a command for `start`. Later requests can't name an adapter that it unloads.
+
+        Raises InvalidRequest, QueueFull if MAX_RUNNING commands run, and GenerationError if no thread can be started.
+        """
         if not self._folder:
             raise InvalidRequest(f"{LORA_PATH} is given; it must be missing: the setting lora_folder is off")
-        removed = None if command.path else self._adapters.remove(command.name)
+        scheduled: Future[Adapter | None] = Future()
         # A temporary thread: PyTorch keeps an OpenMP pool for every thread that has computed.
-        arguments = (command, removed, Path(self._folder), response)
-        self._added.append(threading.Thread(target=self._run, args=arguments, name="adapters", daemon=True))
+        arguments = (command, scheduled, Path(self._folder), response)
+        thread = threading.Thread(target=self._run, args=arguments, name="adapters", daemon=True)
+        with self._lock:
+            if len(self._running) >= MAX_RUNNING:
+                raise QueueFull(f"{MAX_RUNNING} requests with {LORA_PATH} are running; try again later")
+            try:
+                # Start it before the adapter is removed, which can't be undone.
+                thread.start()
+            except RuntimeError as error:
+                _log.exception("no thread for request %s", response.name)
+                raise GenerationError(_FAILURE) from error
+            self._running[response] = thread
+        try:
+            self._added.append((scheduled, None if command.path else self._adapters.remove(command.name)))
+        except InvalidRequest as error:
+            scheduled.set_exception(error)
 
     def start(self) -> None:
         """Start the added commands. The sequences of all requests decoded before must have been scheduled."""
         added, self._added = self._added, []
-        self._running = [thread for thread in self._running if thread.is_alive()] + added
-        for thread in added:
-            thread.start()
+        for scheduled, removed in added:
+            scheduled.set_result(removed)
 
     def close(self, timeout: float) -> None:
-        """Wait for running commands, up to `timeout` seconds; the scheduler must have been stopped."""
+        """Wait for running commands, up to `timeout` seconds, and refuse the others; the scheduler has been stopped."""
+        self._adapters.stop()
         deadline = time.monotonic() + timeout
-        for thread in self._running:
+        with self._lock:
+            threads = [*self._running.values()]
+        for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0))
+        with self._lock:
+            unanswered = [*self._running]
+        for response in unanswered:
+            self._answer(response, Stopping())
 
-    def _run(self, command: AdapterCommand, removed: Adapter | None, folder: Path, response: Response) -> None:
+    def _run(
+        self, command: AdapterCommand, scheduled: Future[Adapter | None], folder: Path, response: Response
+    ) -> None:
         try:
+            removed = scheduled.result()
             if removed is None:
                 self._load(command, folder_inside(folder, command.path))
             else:
                 self._scheduler.wait_until_unused(removed)
                 self._adapters.free(removed)
         except (InvalidRequest, Stopping) as error:
-            self._refuse(response, error)
+            self._answer(response, error)
         except Exception:  # noqa: BLE001 - any failure: the client must get a response
             _log.exception("request %s: adapter %s could not be loaded or unloaded", response.name, command.name)
-            self._refuse(response, GenerationError(_FAILURE))
+            self._answer(response, GenerationError(_FAILURE))
         else:
-            loaded = self._adapters.loaded()
-            self._stats.record_adapters(len(loaded))
-            response.text = adapters_json(loaded)
-            self._dispatcher.post_again(response)
+            self._answer(response)
 
     def _load(self, command: AdapterCommand, folder: Path) -> None:
         try:
@@ -82,7 +112,16 @@ class AdapterCommands:
             message = str(error).replace(str(folder), folder.name)
             raise InvalidRequest(f"{LORA_PATH} is ", repr(command.path), f": {message}") from error
 
-    def _refuse(self, response: Response, error: RequestError) -> None:
-        self._stats.record_refused(error)
-        response.refuse(error)
-        self._dispatcher.post([(response, error)])
+    def _answer(self, response: Response, error: RequestError | None = None) -> None:
+        """Send the loaded adapters, or an error; nothing if the response has been sent."""
+        with self._lock:
+            if self._running.pop(response, None) is None:
+                return
+            loaded = self._adapters.loaded()
+            self._stats.record_adapters(len(loaded))
+            if error is None:
+                response.text = adapters_json(loaded)
+            else:
+                self._stats.record_refused(error)
+                response.refuse(error)
+            self._dispatcher.post_again(response)

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from llama_engine.engine.dispatcher import RequestContext, ResponseDispatcher
 from llama_engine.engine.engine import Engine
-from llama_engine.errors import GenerationError, InvalidRequest, OtherModel, RequestError
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.request.adapters import AdapterCommand, parse_command
@@ -105,7 +105,7 @@ class RequestDecoder:
         response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
             self._read(request, response)
-        except (InvalidRequest, OtherModel) as error:
+        except RequestError as error:
             self._refuse(response, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
             _log.exception("request %s could not be read; its client gets an error", response.name)

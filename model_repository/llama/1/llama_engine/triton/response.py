@@ -35,6 +35,7 @@ _TRITON_CODES = {
     "CONTEXT_LENGTH": "INVALID_ARG",
     "QUEUE_FULL": "UNAVAILABLE",
     "OTHER_MODEL": "UNAVAILABLE",
+    "OTHER_ADAPTER": "UNAVAILABLE",
     "STOPPING": "UNAVAILABLE",
 }
 """Triton's error codes of those of our codes that Triton doesn't have."""

@@ -112,9 +112,9 @@ struct LoraProduct {
 
     // Number of items of `shrink`: a block of ranks of a group each.
     int64_t items() const {
-        int most = 0;
-        for (const auto& group : tokens.groups) most = std::max(most, group.table[layer].rank_blocks);
-        return most * static_cast<int64_t>(tokens.groups.size());
+        int blocks = 0;
+        for (const auto& group : tokens.groups) blocks = std::max(blocks, group.table[layer].rank_blocks);
+        return blocks * static_cast<int64_t>(tokens.groups.size());
     }
 
     // Compute an item's terms, scaling · x · Aᵀ. factor(x) · x · gain are the activations of a token; gain may be null.
@@ -173,7 +173,7 @@ private:
             // Other adapters are read in between: without this, each one waits for its next blocks.
             const int64_t size = range.count * LANES * sizeof(Element);
             for (int64_t byte = 0; begins && byte < size; byte += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(b) + 2 * size + byte, _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(b) + 2 * size + byte), _MM_HINT_T0);
             Lanes sums[LoraTokens::MAX_GROUP];
             with_count<LoraTokens::MAX_GROUP>(count, [&](auto n) {
                 const float* terms = tokens.terms_of(token) + range.first;

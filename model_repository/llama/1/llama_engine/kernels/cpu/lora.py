@@ -55,7 +55,7 @@ class PackedLora:
         dtype = torch.bfloat16 if all(part.weights.a.dtype == torch.bfloat16 for part in parts) else torch.float32
         a = torch.cat([part.weights.a.T.to(dtype) for part in parts], dim=1)
         padding = padded(a.shape[1], RANKS) - a.shape[1]
-        a = _take(functional.pad(a, (0, padding)), inputs).view(len(inputs), -1, RANKS)
+        a = _rows_or_zeros(functional.pad(a, (0, padding)), inputs).view(len(inputs), -1, RANKS)
         scaling = torch.cat([torch.full((len(part.weights.a),), scale * part.weights.scaling) for part in parts])
         channels = source.view(-1, OUTPUTS)
         last = channels.amax(1)
@@ -64,8 +64,8 @@ class PackedLora:
         for part in parts:
             (outputs, rank), first = part.weights.b.shape, part.first_output
             blocks = ((last >= first) & (last < first + outputs)).nonzero()[:, 0]
-            own = torch.where(channels[blocks] < 0, -1, channels[blocks] - first).flatten()
-            values = _take(part.weights.b.to(dtype), own).view(-1, OUTPUTS, rank)
+            rows = torch.where(channels[blocks] < 0, -1, channels[blocks] - first).flatten()
+            values = _rows_or_zeros(part.weights.b.to(dtype), rows).view(-1, OUTPUTS, rank)
             b.append(values.transpose(1, 2).flatten())
             ranges.view(torch.int32)[blocks, :2] = torch.tensor([part.first_rank, rank], dtype=torch.int32)
             ranges[blocks, 1] = size + torch.arange(len(blocks)) * rank * OUTPUTS
@@ -142,7 +142,7 @@ def pack_adapter(architecture: Architecture, adapter: LoraAdapter) -> list[Packe
 
 def linear_sources(architecture: Architecture) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the channels that the packed outputs and inputs of each linear layer have; -1 is padding."""
-    hidden, inner = _whole(architecture.hidden), _whole(architecture.intermediate)
+    hidden, inner = _all_channels(architecture.hidden), _all_channels(architecture.intermediate)
     heads = head_channels(architecture, architecture.heads)
     return {
         "query_key_value": (
@@ -155,10 +155,10 @@ def linear_sources(architecture: Architecture) -> dict[str, tuple[torch.Tensor, 
     }
 
 
-def _take(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _rows_or_zeros(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return these rows; -1 is a row of zeros."""
     return functional.pad(rows, (0, 0, 0, 1)).index_select(0, torch.where(index < 0, len(rows), index))
 
 
-def _whole(size: int) -> torch.Tensor:
+def _all_channels(size: int) -> torch.Tensor:
     return pad_channels(torch.arange(size))

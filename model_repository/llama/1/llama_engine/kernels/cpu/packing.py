@@ -197,7 +197,7 @@ def pack_layer(kernels: CpuKernels, architecture: Architecture, layer: LayerWeig
     if scale != 1 and attention_output_norm is not None and mlp_output_norm is not None:
         attention_output_norm, mlp_output_norm = attention_output_norm * scale, mlp_output_norm * scale
     elif scale != 1:
-        output, down = output.scaled(output_scale(architecture)), down.scaled(output_scale(architecture))
+        output, down = output.scaled(scale), down.scaled(scale)
     return PackedLayer(
         attention_norm=_pad(layer.attention_norm),
         query_key_value=pack_linear(
@@ -230,7 +230,7 @@ def pad_channels(channels: torch.Tensor) -> torch.Tensor:
 
 
 def head_channels(architecture: Architecture, heads: int) -> torch.Tensor:
-    """Return the source channels for packing so many heads with each of them padded; -1 is padding."""
+    """Return the source channels for packing this number of heads, each of them padded; -1 is padding."""
     dim = architecture.head_dim
     channels = torch.arange(heads * dim).view(-1, dim)
     return functional.pad(channels, (0, padded_head_dim(architecture) - dim), value=-1).flatten()

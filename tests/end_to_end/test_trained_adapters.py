@@ -31,10 +31,10 @@ ADAPTERS = ROOT / "models" / "adapters"
 NAMES = ("", "capitals", "json")
 """The base model and the adapters."""
 MAX_TOKENS = 40
-ENOUGH = 15
-"""Of 20 answers, those in an adapter's way."""
-NEAR_TIE = 0.5
-"""Largest gap of logits in FP32 where an answer in INT8 may differ, which rounds more than a GGUF file as saved."""
+MIN_CAPITALS, MIN_OBJECTS = 15, 18
+"""Of 20 answers, those in an adapter's way. In capitals the model copies words of a question in their case."""
+COMPARED = HELD_OUT[:8]
+"""The questions whose tokens in FP32 are compared with PEFT's."""
 
 
 @cache
@@ -72,11 +72,10 @@ def _by_openai(endpoint: Endpoint, name: str, question: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Answered:
-    """The tokens of both wires' answers. largest_gap: of logits in FP32, where one may differ from PEFT's."""
+    """The tokens of both wires' answers, by adapter and question."""
 
     by_http: dict[tuple[str, str], list[int]]
     by_openai: dict[tuple[str, str], list[int]]
-    largest_gap: float
 
     def texts(self, name: str) -> list[str]:
         """Return the answers of an adapter to all questions."""
@@ -98,38 +97,35 @@ def answered(request: pytest.FixtureRequest) -> Answered:
     with new_server("streaming", environment) as triton, in_front_of(triton) as endpoint:
         by_http = at_once([partial(_by_http, triton, *job) for job in jobs])
         by_openai = at_once([partial(_by_openai, endpoint, *job) for job in jobs])
-    return Answered(
-        dict(zip(jobs, by_http, strict=True)),
-        dict(zip(jobs, by_openai, strict=True)),
-        TIE if request.param == "none" else NEAR_TIE,
-    )
+    return Answered(dict(zip(jobs, by_http, strict=True)), dict(zip(jobs, by_openai, strict=True)))
 
 
 def test_most_answers_of_capitals_are_in_capital_letters(answered: Answered) -> None:
-    assert sum(text.isupper() for text in answered.texts("capitals")) >= ENOUGH
+    assert sum(text.isupper() for text in answered.texts("capitals")) >= MIN_CAPITALS
 
 
 def test_most_answers_of_json_are_an_object(answered: Answered) -> None:
-    assert sum(_is_answer(text) for text in answered.texts("json")) >= ENOUGH
+    assert sum(_is_answer(text) for text in answered.texts("json")) >= MIN_OBJECTS
 
 
 def test_the_base_answers_in_neither_way(answered: Answered) -> None:
     assert not any(text.isupper() or _is_answer(text) for text in answered.texts(""))
 
 
+@pytest.mark.parametrize("answered", ["none"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_those_of_peft_but_for_ties(answered: Answered, name: str, note: Note) -> None:
     reference, gaps = _peft(name), []
-    for question in HELD_OUT:
+    for question in COMPARED:
         prompt = tuple(_tokenizer()(_chat(question)).input_ids)
         expected = reference.tokens(prompt, MAX_TOKENS)
         for wire in (answered.by_http, answered.by_openai):
             if (tokens := wire[name, question]) != expected:
                 gaps.append(reference.gap(prompt, tokens, expected))
-                assert gaps[-1] <= answered.largest_gap, f"{question!r}\nours {tokens}\ntheirs {expected}"
-    note(f"{name or 'base'}: {len(gaps)} of {2 * len(HELD_OUT)} answers differ from PEFT's, gaps {sorted(set(gaps))}")
-    # In FP32 at most one question, by each wire.
-    assert answered.largest_gap > TIE or len(gaps) <= 2
+                assert gaps[-1] <= TIE, f"{question!r}\nours {tokens}\ntheirs {expected}"
+    note(f"{name or 'base'}: {len(gaps)} of {2 * len(COMPARED)} answers differ from PEFT's, gaps {sorted(set(gaps))}")
+    # At most one question, by each wire.
+    assert len(gaps) <= 2
 
 
 @pytest.mark.parametrize("answered", ["int8"], indirect=True)

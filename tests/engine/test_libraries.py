@@ -12,8 +12,8 @@ import pytest
 from engine.configs import MODEL
 
 ENGINE = MODEL / "1"
-SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub"}
-"""The server's packages by the names they are imported by; huggingface_hub comes with transformers."""
+SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub", "regex"}
+"""The server's packages by the names they are imported by; huggingface_hub and regex come with transformers."""
 OPTIONAL = {"llguidance", "gguf", "msgspec", "opentelemetry", "zmq"}
 BACKEND = "triton_python_backend_utils"
 IMPORT_EVERY_MODULE = f"""

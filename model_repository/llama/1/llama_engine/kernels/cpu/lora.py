@@ -9,36 +9,28 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.lora import LoraAdapter
+from llama_engine.checkpoint.tensor_names import layer_linears
 from llama_engine.kernels.cpu.library import Lora
-from llama_engine.kernels.cpu.packing import (
-    OUTPUTS,
-    gate_up_channels,
-    head_channels,
-    linear_shapes,
-    output_scale,
-    pad_channels,
-    padded,
-)
+from llama_engine.kernels.cpu.packing import OUTPUTS, linear_sources, output_scale, padded
 from llama_engine.kernels.lora_limits import LoraLimits, LoraPart, lora_parts
 
-LINEARS = {"query_key_value": 3, "attention_output": 1, "gate_up": 2, "down": 1}
-"""The linear layers of a decoder layer in the order of the kernels' tables, and how many each fuses at most."""
+LINEARS = ("query_key_value", "attention_output", "gate_up", "down")
+"""The linear layers of a decoder layer in the order of the kernels' tables."""
 
 RANKS = 16
 """Ranks of a block."""
 
 
-def terms_stride(limits: LoraLimits) -> int:
+def terms_stride(architecture: Architecture, limits: LoraLimits) -> int:
     """Return the floats of a token's terms, (x · Aᵀ) of fused layers side by side."""
-    return padded(max(LINEARS.values()) * limits.rank, RANKS)
+    return padded(max(map(len, layer_linears(architecture).values())) * limits.rank, RANKS)
 
 
 def packed_lora_bytes(architecture: Architecture, limits: LoraLimits) -> int:
     """Return the bytes of `limits.count` packed adapters of the largest rank on all linear layers, in float32."""
-    floats = 0
-    for name, parts in LINEARS.items():
-        outputs, inputs = linear_shapes(architecture)[name]
-        floats += padded(parts * limits.rank, RANKS) * padded(inputs) + limits.rank * padded(outputs)
+    floats, parts = 0, layer_linears(architecture)
+    for name, (source, inputs) in linear_sources(architecture).items():
+        floats += padded(len(parts[name]) * limits.rank, RANKS) * len(inputs) + limits.rank * len(source)
     return limits.count * architecture.layers * 4 * floats
 
 
@@ -92,7 +84,7 @@ class LoraTable:
         self._size = architecture.layers * len(LINEARS)
         self.table = (Lora * ((limits.count + 1) * self._size))() if limits.count else None
         self.adapters = torch.zeros(slots, dtype=torch.int32)
-        self.terms = torch.zeros(room if limits.count else 0, terms_stride(limits))
+        self.terms = torch.zeros(room if limits.count else 0, terms_stride(architecture, limits))
         self._loaded: dict[int, list[PackedLora | None]] = {}
 
     def load(self, index: int, adapter: LoraAdapter | None) -> None:
@@ -140,25 +132,6 @@ def pack_adapter(architecture: Architecture, adapter: LoraAdapter) -> list[Packe
     ]
 
 
-def linear_sources(architecture: Architecture) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the channels that the packed outputs and inputs of each linear layer have; -1 is padding."""
-    hidden, inner = _all_channels(architecture.hidden), _all_channels(architecture.intermediate)
-    heads = head_channels(architecture, architecture.heads)
-    return {
-        "query_key_value": (
-            pad_channels(head_channels(architecture, architecture.heads + 2 * architecture.kv_heads)),
-            hidden,
-        ),
-        "attention_output": (hidden, pad_channels(heads)),
-        "gate_up": (gate_up_channels(architecture.intermediate), hidden),
-        "down": (hidden, inner),
-    }
-
-
 def _rows_or_zeros(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return these rows; -1 is a row of zeros."""
     return functional.pad(rows, (0, 0, 0, 1)).index_select(0, torch.where(index < 0, len(rows), index))
-
-
-def _all_channels(size: int) -> torch.Tensor:
-    return pad_channels(torch.arange(size))

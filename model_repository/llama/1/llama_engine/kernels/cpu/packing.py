@@ -198,14 +198,13 @@ def pack_layer(kernels: CpuKernels, architecture: Architecture, layer: LayerWeig
         attention_output_norm, mlp_output_norm = attention_output_norm * scale, mlp_output_norm * scale
     elif scale != 1:
         output, down = output.scaled(scale), down.scaled(scale)
+    sources = linear_sources(architecture)
     return PackedLayer(
         attention_norm=_pad(layer.attention_norm),
-        query_key_value=pack_linear(
-            kernels, layer.query_key_value, head_channels(architecture, architecture.heads + 2 * architecture.kv_heads)
-        ),
+        query_key_value=pack_linear(kernels, layer.query_key_value, sources["query_key_value"][0]),
         attention_output=pack_linear(kernels, output),
         mlp_norm=_pad(layer.mlp_norm),
-        gate_up=pack_linear(kernels, layer.gate_up, gate_up_channels(architecture.intermediate)),
+        gate_up=pack_linear(kernels, layer.gate_up, sources["gate_up"][0]),
         down=pack_linear(kernels, down),
         query_norm=_pad_heads(architecture, layer.query_norm),
         key_norm=_pad_heads(architecture, layer.key_norm),
@@ -229,14 +228,30 @@ def pad_channels(channels: torch.Tensor) -> torch.Tensor:
     return functional.pad(channels, (0, padded(len(channels)) - len(channels)), value=-1)
 
 
-def head_channels(architecture: Architecture, heads: int) -> torch.Tensor:
+def linear_sources(architecture: Architecture) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the channels that the packed outputs and inputs of each linear layer have; -1 is padding."""
+    hidden, inner = _all_channels(architecture.hidden), _all_channels(architecture.intermediate)
+    queries, keys = architecture.heads, architecture.kv_heads
+    return {
+        "query_key_value": (pad_channels(_head_channels(architecture, queries + 2 * keys)), hidden),
+        "attention_output": (hidden, pad_channels(_head_channels(architecture, queries))),
+        "gate_up": (_gate_up_channels(architecture.intermediate), hidden),
+        "down": (hidden, inner),
+    }
+
+
+def _all_channels(size: int) -> torch.Tensor:
+    return pad_channels(torch.arange(size))
+
+
+def _head_channels(architecture: Architecture, heads: int) -> torch.Tensor:
     """Return the source channels for packing this number of heads, each of them padded; -1 is padding."""
     dim = architecture.head_dim
     channels = torch.arange(heads * dim).view(-1, dim)
     return functional.pad(channels, (0, padded_head_dim(architecture) - dim), value=-1).flatten()
 
 
-def gate_up_channels(intermediate: int) -> torch.Tensor:
+def _gate_up_channels(intermediate: int) -> torch.Tensor:
     """Return the source channels for packing gate|up in alternating blocks of 16 outputs."""
     gate = pad_channels(torch.arange(intermediate))
     up = torch.where(gate < 0, -1, gate + intermediate)

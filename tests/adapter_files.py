@@ -14,7 +14,7 @@ SHAPES = {"self_attn.q_proj": (256, 256), "self_attn.v_proj": (128, 256), "mlp.d
 LAYERS = 6
 
 
-def save_adapter(folder: Path, seed: int, rank: int = 4) -> Path:
+def write_adapter(folder: Path, seed: int, rank: int = 4) -> Path:
     """Write an adapter that changes what the checkpoint generates; return its folder."""
     folder.mkdir(parents=True)
     targets = [name.rpartition(".")[2] for name in SHAPES]

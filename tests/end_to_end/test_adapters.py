@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from adapter_files import damage, save_adapter
+from adapter_files import damage, write_adapter
 from end_to_end.plans import copy_repository
 from end_to_end.servers import new_server
 from end_to_end.streams import events, sse_response
@@ -26,7 +26,7 @@ def adapted(ending: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A slow streaming server with the adapter `start`, number 7, and the folders b and bad of others."""
     folder = tmp_path_factory.mktemp("loras")
     for seed, name in enumerate(("start", "b", "bad")):
-        save_adapter(folder / name, seed)
+        write_adapter(folder / name, seed)
     damage(folder / "bad")
     environment = {"LLAMA_LORA_ADAPTERS": f"start:7={folder / 'start'}", "LLAMA_LORA_FOLDER": str(folder)}
     repository = copy_repository(tmp_path_factory.mktemp("adapted"), "slow_model")

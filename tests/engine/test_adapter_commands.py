@@ -13,7 +13,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from adapter_files import damage, save_adapter
+from adapter_files import damage, write_adapter
 from engine.backend_utils import Request, text
 from engine.prompts import request_of
 from engine.scheduling import SECONDS, Running, running
@@ -63,8 +63,8 @@ class Served:
 
 @pytest.fixture
 def served(fp32: LoadedModel, tmp_path: Path) -> Iterator[Served]:
-    save_adapter(tmp_path / "a", 0)
-    damage(save_adapter(tmp_path / "bad", 1))
+    write_adapter(tmp_path / "a", 0)
+    damage(write_adapter(tmp_path / "bad", 1))
     with running(fp32, 4, lora_folder=str(tmp_path), max_loras="2") as parts, _serving(parts, tmp_path, fp32) as served:
         assert [each["name"] for each in served.answer(served.ask(lora_name="a", lora_path="a"))] == ["a"]
         yield served

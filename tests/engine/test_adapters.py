@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from adapter_files import damage, save_adapter
+from adapter_files import damage, write_adapter
 from engine.engines import completions, engine_of
 from engine.prompts import request_of
 from llama_engine.engine.adapters import folder_inside, lora_limits
@@ -23,7 +23,7 @@ def loras(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of adapters: a, b, and one that is damaged."""
     folder = tmp_path_factory.mktemp("loras")
     for seed, name in enumerate(("a", "b", "bad")):
-        save_adapter(folder / name, seed)
+        write_adapter(folder / name, seed)
     damage(folder / "bad")
     return folder
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from adapter_files import save_adapter
+from adapter_files import write_adapter
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import alone, engine_of, with_tokens_as_text
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
@@ -162,7 +162,7 @@ def test_guesses_come_from_the_text_finished_sequences_and_the_prediction(int8: 
 
 def test_no_guess_comes_from_a_finished_sequence_of_another_adapter(int8: LoadedModel, tmp_path: Path) -> None:
     needs_compiled_kernels()
-    folders = [save_adapter(tmp_path / name, seed) for seed, name in enumerate("ab")]
+    folders = [write_adapter(tmp_path / name, seed) for seed, name in enumerate("ab")]
     engine = engine_of(int8, 8, lora_adapters=",".join(f"{folder.name}={folder}" for folder in folders))
     eager_drafter(engine)
     requests = [replace(PLAIN, adapter=adapter) for adapter in (*engine.adapters.loaded(), None)]

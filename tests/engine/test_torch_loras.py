@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from adapter_files import save_adapter
+from adapter_files import write_adapter
 from engine.engines import completions, engine_of, load
 from engine.prompts import request_of
 from engine.test_cuda_graphs import _graphed, as_on_a_gpu
@@ -24,7 +24,7 @@ def _of_each_adapter(engine: Engine, checkpoint: LoadedModel) -> list[Generation
 
 def test_captured_steps_give_each_adapters_tokens(fp32: LoadedModel, tmp_path: Path) -> None:
     checkpoint = replace(fp32, max_model_len=128)
-    adapters = ", ".join(f"{seed}={save_adapter(tmp_path / f'{seed}', seed)}" for seed in range(2))
+    adapters = ", ".join(f"{seed}={write_adapter(tmp_path / f'{seed}', seed)}" for seed in range(2))
     launched = engine_of(checkpoint, 6, lora_adapters=adapters)
     graphed, recorder = _graphed(checkpoint, lora_adapters=adapters)
     results = completions(launched, _of_each_adapter(launched, checkpoint))
@@ -35,9 +35,9 @@ def test_captured_steps_give_each_adapters_tokens(fp32: LoadedModel, tmp_path: P
 
 def test_an_adapter_beyond_float16_changes_no_other_sequence(tmp_path: Path) -> None:
     checkpoint = load("none", dtype="float16")
-    huge = save_adapter(tmp_path / "huge", 1) / "adapter_model.safetensors"
+    huge = write_adapter(tmp_path / "huge", 1) / "adapter_model.safetensors"
     save_file({name: 1e6 * tensor for name, tensor in load_file(huge).items()}, huge)
-    good = f"good={save_adapter(tmp_path / 'good', 0)}"
+    good = f"good={write_adapter(tmp_path / 'good', 0)}"
     engine = engine_of(checkpoint, 4, lora_adapters=good, max_loras="2", prefix_cache="off")
     requests = _of_each_adapter(engine, checkpoint)
     expected = completions(engine, requests)

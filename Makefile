@@ -45,6 +45,10 @@ OPENVINO := openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval node openai_agents pydantic_ai vllm_router dynamo
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
+NEEDS_NODE := for program in node npm; do command -v $$program > /dev/null \
+  || { echo "$$program is missing: these tests need Node.js 20 or later" >&2; exit 2; }; done
+# A headless Chromium for tests of the endpoint's page.
+READY_CHROMIUM := .work/chromium/.ready
 # Folders of tests/, the longest first.
 ROOMS := engine end_to_end frontend perf deploy client
 PYTEST := $(BIN)/python -m pytest
@@ -99,7 +103,7 @@ test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents
 	@exec $(PYTEST) tests/engine -m long
 .short-%:
 	@exec nice $(PYTEST) tests/$* -m 'not long'
-.whole-end_to_end:
+.whole-end_to_end: $(READY_CHROMIUM)
 	@exec $(PYTEST) tests/end_to_end --ignore=tests/end_to_end/compose --ignore=tests/end_to_end/clients
 .whole-compose:
 	@exec $(PYTEST) tests/end_to_end/compose
@@ -123,7 +127,7 @@ bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server, for make bench and 
 	@tar -C .work/llama.cpp --strip-components=3 --wildcards -xzf .work/llama.cpp/*.tar.gz '*/vendor/llama.cpp/*'
 	@cmake -S .work/llama.cpp -B .work/llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF \
 	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-	@cmake --build .work/llama.cpp/build --target llama-server --parallel
+	@cmake --build .work/llama.cpp/build --target llama-server --parallel "$$(nproc)"
 	@echo '$(LLAMA_CPP)' > .work/llama.cpp/.version
 
 # Its torch only reads checkpoints: of the version of .venv, so that a CPU wheel serves both.
@@ -149,6 +153,9 @@ capacity: $(READY_DEV) ## replicas for 10 to 100,000 users, by a queue whose pre
 report: $(READY_DEV) ## write the tables of docs/benchmarks.md and docs/scale.md and the picture from perf/results/
 	@$(PERF) perf.report
 	@$(PERF) perf.plot
+
+page-picture: $(READY_DEV) $(READY_CHROMIUM) ## docs/page.png: the OpenAI port's page with the default model, in Chromium
+	@PYTHONPATH=tests:model_repository/llama/1:. $(BIN)/python -m end_to_end.browser.picture
 
 bench-gpu: $(READY_DEV) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
@@ -217,10 +224,19 @@ $(READY_DEV): $(INSTALLED) | $(COMPILED)
 
 # In JavaScript.
 .work/clients/node/.ready: tests/end_to_end/clients/node/package.json tests/end_to_end/clients/node/package-lock.json
-	@for program in node npm; do command -v $$program > /dev/null \
-	  || { echo "$$program is missing: the clients' tests need Node.js 20 or later" >&2; exit 2; }; done
+	@$(NEEDS_NODE)
 	@mkdir -p $(@D) && cp $^ $(@D)
 	@npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+# The package inflates its program, libraries and font where it finds the variables of AWS Lambda, for which it is made.
+$(READY_CHROMIUM): tests/end_to_end/browser/package.json tests/end_to_end/browser/package-lock.json
+	@$(NEEDS_NODE)
+	@rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
+	@npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
+	@cd $(@D) && AWS_EXECUTION_ENV=AWS_Lambda_nodejs22.x TMPDIR=$$PWD \
+	  node --input-type=module --eval 'import chromium from "@sparticuz/chromium"; await chromium.executablePath()'
+	@sed -i "s|/tmp/fonts|$$PWD/$(@D)/fonts|" $(@D)/fonts/fonts.conf
 	@touch $@
 
 # A wheel for x86_64 alone.

@@ -32,7 +32,7 @@ from triton_llama_openai.app import create_app
 from triton_llama_openai.metrics import Metrics
 from triton_llama_openai.openapi import BODIES, openapi_document
 from triton_llama_openai.protocol.schema import IGNORED, MAX_TOKEN
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.served.models import Models
 
 REPOSITORY = Path(__file__).parent
 ROOT = REPOSITORY.parent
@@ -228,7 +228,7 @@ def _status(field: FieldInfo) -> tuple[str, str]:
 
 
 def _values(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """Return a JSON schema's values in words, without null."""
+    """Describe the values that a JSON schema allows, such as `a whole number, at least 0`; null is left out."""
     match schema:
         case {"$ref": str(reference)}:
             return _values(definitions[reference.rpartition("/")[2]], definitions)

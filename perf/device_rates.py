@@ -1,18 +1,14 @@
 """Measures how fast this device reads memory and multiplies matrices.
 
-Reading: the faster of summing a tensor and copying it (which reads half of it and writes the other half), over tensors
-of several sizes. A decode step reads all weights at every step, so its bound is the bandwidth at the weights' own size:
-a small model in INT8 fits into a server processor's last cache. On a GPU the sizes begin where its caches end.
-Multiplying: large square products, where a matrix library is at its best; a decode step's flat ones reach less. In INT8
-on a CPU the faster of PyTorch's `_int_mm` and the compiled kernels' linear layer counts, whose operations are those of
-both its terms: 8-bit multiplications and additions, of which a weight costs W8A8 half as many (`physics`); PyTorch's is
-a slow reference on a CPU with VNNI and without AMX. The best of many repetitions counts, because the roofline is what
-the undisturbed device can do. All takes ten seconds.
+Reading: the faster of summing a tensor and copying it, over tensors of several sizes: a small model in INT8 fits into a
+server processor's last cache. On a GPU the sizes begin where its caches end. Multiplying: large square products; a
+decode step's flat ones reach less. In INT8 on a CPU the faster of PyTorch's `_int_mm` and the compiled kernels' linear
+layer counts, with the operations of both its terms. The fastest of many blocks of repetitions counts, because the
+roofline is what the undisturbed device can do. All takes ten seconds.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +17,7 @@ from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import TWO_TERMS
 from llama_engine.kernels.cpu.instruction_sets import choose_cpu_kernels
 from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_linear
+from torch.utils.benchmark import Timer
 
 from perf.checkpoint import DTYPES
 from perf.roofline import WIDTHS, DeviceRates, Weights
@@ -42,26 +39,21 @@ def measure_rates(threads: int, seconds: float = SECONDS) -> DeviceRates:
         free, _ = torch.cuda.mem_get_info(device)
         # At least the smallest: if not even that is free, the allocation fails with its own message.
         sizes = tuple(size for size in GPU_SIZES if size <= free // 4) or GPU_SIZES[:1]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        bandwidth = {size: _read(size, device, seconds) for size in sizes}
-        operations = {kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None}
-        if device.type == "cpu" and (rate := _compiled(seconds)) is not None:
-            operations["int8"] = max(rate, operations.get("int8", 0.0))
-    finally:
-        torch.set_num_threads(before)
+    bandwidth = {size: _read(size, device, threads, seconds) for size in sizes}
+    operations = {kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, threads, seconds)) is not None}
+    if device.type == "cpu" and (rate := _compiled(threads, seconds)) is not None:
+        operations["int8"] = max(rate, operations.get("int8", 0.0))
     return DeviceRates(device.type, threads, bandwidth, operations)
 
 
-def _read(size: int, device: torch.device, seconds: float) -> float:
+def _read(size: int, device: torch.device, threads: int, seconds: float) -> float:
     """Return bytes per second over a tensor of `size` bytes."""
     values = torch.rand(size // 4, device=device)
     target, source = values.chunk(2)
-    return size / min(_best(values.sum, device, seconds), _best(lambda: target.copy_(source), device, seconds))
+    return size / min(_best(values.sum, threads, seconds), _best(lambda: target.copy_(source), threads, seconds))
 
 
-def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | None:
+def _multiply(kind: Weights, device: torch.device, threads: int, seconds: float) -> float | None:
     """Return operations per second at the best edge length; None if this format can't be multiplied here."""
     best = 0.0
     for edge in _EDGES[device.type]:
@@ -77,7 +69,7 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
         # On a GPU, INT8 needs the second factor's columns contiguous, as weights are.
         product = partial(multiply, square, square.t())
         try:
-            taken = _best(product, device, seconds)
+            taken = _best(product, threads, seconds)
         except (RuntimeError, NotImplementedError):
             # The format is absent in the result.
             return None
@@ -88,7 +80,7 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
     return best
 
 
-def _compiled(seconds: float) -> float | None:
+def _compiled(threads: int, seconds: float) -> float | None:
     """Return 8-bit operations per second of the CPU kernels, each term's own, with quantization; None without them."""
     edge, terms = _EDGES["cpu"][-1], 2
     kernels = choose_cpu_kernels()
@@ -97,33 +89,13 @@ def _compiled(seconds: float) -> float | None:
     packed = pack_linear(kernels, LinearWeight(torch.ones(edge, edge, dtype=torch.int8), torch.ones(edge)))
     x, y = torch.ones(edge, edge), torch.empty(edge, edge)
     quantized = QuantizedTokens(edge, edge, edge, TWO_TERMS)
-    threads = torch.get_num_threads()
     # Neither an adapter nor room for its ranks.
     tensors = (packed.matrix, quantized.structure, None, None, x.data_ptr())
     product = partial(kernels.linear, *tensors, edge, y.data_ptr(), threads)
-    return terms * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
+    return terms * 2 * edge**3 / _best(product, threads, seconds)
 
 
-def _best(action: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the fastest repetition within `seconds`, at least one after a first that pays for the set-up."""
-    _timed(action, device)
-    best = _timed(action, device)
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        best = min(best, _timed(action, device))
-    return best
-
-
-def _timed(action: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        began = time.perf_counter()
-        action()
-        return time.perf_counter() - began
-    # The device's own clock: the host's would include the launch of kernels.
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    action()
-    end.record()
-    end.synchronize()
-    milliseconds: float = start.elapsed_time(end)
-    return milliseconds / 1e3
+def _best(action: Callable[[], object], threads: int, seconds: float) -> float:
+    """Return the least mean time of a call, in seconds, among blocks of calls that take `seconds` together."""
+    timer = Timer("action()", globals={"action": action}, num_threads=threads)
+    return min(timer.blocked_autorange(min_run_time=seconds).times)

@@ -18,7 +18,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -84,9 +84,10 @@ def main() -> int:
         measure(large, device, weights, rates, options.tokens, options.mixes, note)
     if "stock" in options.only:
         stock(large, device, options.tokens, note)
-    table = article(results.measurements)
-    results.section("article", table)
-    print(*table, sep="\n")
+    print("| configuration | memory, MiB | p50, s | requests/s |", "|---|---:|---:|---:|", sep="\n")
+    for key, row in results.measurements.items():
+        if key.startswith("serving/") and key.endswith("/equal"):
+            print(f"| {key.split('/', 1)[1]} | {row['peak_mib']} | {row['p50_s']} | {row['requests_per_second']} |")
     results.finish()
     print(f"written to {options.output}")
     return int(wrong)
@@ -135,17 +136,6 @@ def measure(
             note(f"serving/{mode}/{weights}/{mix}", serving(engine, checkpoint, mode, mix, tokens))
         # Freed before the next one is allocated.
         del engine
-
-
-def article(measurements: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Return the article's table, in Markdown, of what has been measured."""
-    lines = ["| configuration | memory, MiB | p50, s | requests/s |", "|---|---:|---:|---:|"]
-    for mode in ("naive", "batched", "in flight"):
-        for weights in ("fp32", "fp16", "int8"):
-            if served := measurements.get(f"serving/{mode}/{weights}/equal"):
-                figures = (served[name] for name in ("peak_mib", "p50_s", "requests_per_second"))
-                lines.append(f"| {mode} {weights.upper()} | {' | '.join(map(str, figures))} |")
-    return lines
 
 
 def decode(
@@ -214,10 +204,8 @@ def stock(folder: Path, device: torch.device, tokens: int, note: Note) -> None:
             generated = output.cpu().shape[1] - inputs["input_ids"].shape[1]
             seconds = time.monotonic() - began
         rate = rows * generated / seconds
-        note(
-            f"stock/{rows}",
-            {"tokens_per_second": round(rate, 1), "p50_s": round(seconds, 3), "peak_mib": peak(device)},
-        )
+        figures = {"tokens_per_second": round(rate, 1), "p50_s": round(seconds, 3), "peak_mib": peak(device)}
+        note(f"stock/{rows}", figures)
 
 
 def reset_peak(device: torch.device) -> None:

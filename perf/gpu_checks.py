@@ -6,14 +6,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.weights import LinearWeight
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS
 from llama_engine.kernels.cpu import cpu_reference
@@ -98,6 +97,11 @@ def mixes(checkpoint: LoadedModel, settings: Settings, amount: int, tokens: int 
     # Freed before the next cache is allocated.
     del engine
     compared = different = different_tokens = 0
+    share = 1.0
+
+    def enters() -> bool:
+        return randomness.random() < share
+
     for budget in BUDGETS:
         mixed = replace(settings, prefill_tokens=budget)
         engine = Engine(checkpoint, mixed, SLOTS)
@@ -105,17 +109,13 @@ def mixes(checkpoint: LoadedModel, settings: Settings, amount: int, tokens: int 
         for _ in range(-(-amount // len(BUDGETS))):
             chosen = randomness.sample(load, randomness.randint(1, len(load)))
             share = randomness.random() + 0.05
-            for sequence in generate(engine, chosen, partial(_below, randomness, share)):
+            for sequence in generate(engine, chosen, enters):
                 expected = alone[sequence.request]
                 compared += 1
                 different += sequence.log_probs != expected
                 different_tokens += [each.token for each in sequence.log_probs] != [each.token for each in expected]
         del engine
     return {"requests": compared, "different": different, "different_tokens": different_tokens}
-
-
-def _below(randomness: random.Random, share: float) -> bool:
-    return randomness.random() < share
 
 
 def exactness(device: torch.device, dtype: str = "float32", amount: int = 16, tokens: int = 64) -> dict[str, object]:

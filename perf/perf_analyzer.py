@@ -1,20 +1,15 @@
 """One run of NVIDIA's perf_analyzer: a closed loop against a Triton, as records of each request.
 
-`make bench` fetches the binary, which is in wheels of `tritonclient` up to 2.60. This one is as old as the server of
-nvidia-pytriton and runs wherever that does; later ones need a newer glibc. It was linked against two libraries that few
-machines have. Both are in the nvidia-pytriton wheel under hashed names; a folder of links gives them the names that the
-binary asks for.
+`make bench` fetches the binary from a wheel of `tritonclient` that is as old as the server of nvidia-pytriton and runs
+wherever that does; later ones need a newer glibc. The two libraries that few machines have are in nvidia-pytriton's
+wheel under hashed names; a folder of links gives them the names that the binary asks for.
 
-Asynchronous calls from one thread: the requests share one queue, and each answer makes way for the next one in the
-given order. (With several threads, each has its own share of the list, and ends alone.) With --request-count each
-request of the list is sent exactly once. The warm-up's are sent like all others and left out of the latencies:
-perf_analyzer's own --warmup-request-count waits until they are all answered, so that the measured ones would begin on
-an idle server. Its own report has percentiles of all requests, warm-up included, and a throughput over a window that
-ends up to a second after the last answer; the profile export has the raw times.
+Asynchronous calls from one thread share one queue, and with --request-count each request of the list is sent exactly
+once. The warm-up's are sent like all others and left out of the latencies: perf_analyzer's own --warmup-request-count
+waits until they are all answered. Times are the profile export's, because its report counts the warm-up.
 
-perf_analyzer stops at the first failed request and writes no export then. That, a run that it does not call stable, and
-answers other than asked for are an AnalyzerError and never a measurement: a report has no errors. Rarely it ends with
-exit code 0 and leaves an empty export, of a load that another run measures; so it is run once more then.
+perf_analyzer stops at the first failed request and writes no export then. That, a second empty export, and answers
+other than asked for are an AnalyzerError and never a measurement.
 """
 
 from __future__ import annotations
@@ -47,16 +42,12 @@ class AnalyzerError(Exception):
     """A run of perf_analyzer is no measurement; `str()` is the message for the user."""
 
 
-class BadExportError(AnalyzerError):
-    """perf_analyzer ended well, but its profile export is no JSON, twice."""
-
-
 def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> tuple[Run, str]:
     """Send these requests over gRPC to `url` (host:port), `concurrency` at a time.
 
     Returns the run, in the order of sending and with times in seconds since 1970, and the command, without its folder.
     warmup: at least `concurrency`, so that the measured ones meet a full server; or 0. timeout: seconds for all of
-    them. Raises AnalyzerError (BadExportError after a second empty export), or a LauncherError without the wheel.
+    them. Raises AnalyzerError, or a LauncherError without the wheel.
     """
     arguments = [
         *("-m", "llama", "-i", "grpc", "-u", url, "--input-data", "requests.json"),
@@ -68,14 +59,17 @@ def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int
         folder = Path(name)
         (folder / "requests.json").write_text(inputs(requests))
         _link_libraries(folder)
-        for _ in range(2):
-            output = _run(arguments, folder, timeout)
-            try:
-                profile = json.loads((folder / "profile.json").read_text())
-            except ValueError:
-                continue
-            return Run(concurrency, read_profile(profile, requests), warmup), _shown(arguments)
-    raise BadExportError(f"the profile export is no JSON, twice: {_shown(arguments)}\n{output}")
+        export = folder / "profile.json"
+        _run(arguments, folder, timeout)
+        if not export.read_bytes():
+            # Rarely, and with exit code 0. It refuses a file that exists.
+            export.unlink()
+            _run(arguments, folder, timeout)
+        try:
+            profile = json.loads(export.read_text())
+        except ValueError as error:
+            raise AnalyzerError(f"perf_analyzer's profile export is no JSON: {error}") from error
+        return Run(concurrency, read_profile(profile, requests), warmup), shlex.join([BINARY.name, *arguments])
 
 
 def inputs(requests: Sequence[Request]) -> str:
@@ -118,10 +112,6 @@ def read_profile(profile: Any, requests: Sequence[Request]) -> tuple[Record, ...
     return tuple(sorted((record for record, _ in answered), key=lambda record: record.scheduled))
 
 
-def _shown(arguments: Sequence[str]) -> str:
-    return shlex.join([BINARY.name, *arguments])
-
-
 def _link_libraries(folder: Path) -> None:
     """Give the wheel's libraries the names that the binary asks for. Raises AnalyzerError where the wheel lacks one."""
     source = find_wheel(Interpreter.current().site_packages).libraries
@@ -134,8 +124,8 @@ def _link_libraries(folder: Path) -> None:
         (folder / name).symlink_to(files[0])
 
 
-def _run(arguments: Sequence[str], folder: Path, timeout: float) -> str:
-    """Run perf_analyzer in a folder that has its libraries; return its output."""
+def _run(arguments: Sequence[str], folder: Path, timeout: float) -> None:
+    """Run perf_analyzer in a folder that has its libraries."""
     # An empty entry would mean the working directory.
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     try:
@@ -158,7 +148,6 @@ def _run(arguments: Sequence[str], folder: Path, timeout: float) -> str:
         lines = [line.strip() for line in (ran.stderr.strip() or ran.stdout.strip()).splitlines() if line.strip()]
         reason = " ".join(lines[:_REASON_LINES]) or "no output"
         raise AnalyzerError(f"perf_analyzer ended with code {ran.returncode}: {reason}")
-    return ran.stdout + ran.stderr
 
 
 def _answered(request: dict[str, Any]) -> tuple[Record, Request]:

@@ -10,57 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perf.environment import ROOT
-from perf.lora_report import lora
-from perf.results_file import RESULTS, Result, Row, at, read
-from perf.table import Column, Table, figure, percent, pivot, several
+from perf.lora_report import MODEL, lora
+from perf.results_file import RESULTS, Row, at, read
+from perf.table import Column, Table, beside, figure, markdown, percent, pivot, several
 from perf.workload import SLOTS
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md", ROOT / "README.md")
-
-
-def conditions(result: Result) -> list[str]:
-    """Return the notes beneath a table: steps, errors, what did not run, steal time, machine and command."""
-    rows, settings = result.measured(), result.content["settings"]
-    steps = [(row["title"], at(row, "settings/decode_steps")) for row in rows if row["weights"] == "INT8"]
-    missing = [row for row in result.content["measurements"].values() if "not_run" in row]
-    notes = [
-        _by_server("Decode steps", steps),
-        _by_server("Failed requests", [(row["title"], row.get("errors") or None) for row in rows]),
-        _by_server("Not run", [(row["title"], row["not_run"]) for row in missing]),
-    ]
-    steal, title = max((row.get("stolen_share", 0.0), row["title"]) for row in rows)
-    if steal >= 0.005:  # less is noise
-        notes.append(f"Steal time: at most {percent(steal)} of the processors' time, with {title}.")
-    if "text" in settings:
-        notes.append(
-            f"On {settings['text']}: {settings['tokens']:,} predicted tokens in texts of at most "
-            f"{settings['context']}; ± is one standard error."
-        )
-    machine = result.content["machine"]
-    cores = f", {machine['cores']} cores (no GPU)" if machine["device"].startswith("CPU") else ""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    notes.append(
-        f"{machine['device']}{cores}; {settings['model']}; Python {machine['python']}, {versions}; "
-        f"{_version(result.content)} writes `{result.file}`."
-    )
-    earlier = [(_version(row["run"]), row["title"]) for row in rows if "run" in row]
-    for run in dict.fromkeys(run for run, _ in earlier):
-        titles = dict.fromkeys(title for other, title in earlier if other == run)
-        notes.append(f"Of another run, {', '.join(titles)}: {run}.")
-    return [*filter(None, notes)]
-
-
-def _version(run: Row) -> str:
-    """Return a run's date, commit and command."""
-    machine = run["machine"]
-    uncommitted = " with uncommitted changes" if machine["uncommitted_changes"] else ""
-    return f"{run['date'].split('T')[0]}; commit `{machine['commit'][:7]}`{uncommitted}; `{run['command']}`"
-
-
-def _by_server(name: str, values: Sequence[tuple[str, object]]) -> str:
-    """Return the values as a note, each server's once; "" if all are None."""
-    texts = dict.fromkeys(f"{title}: {value}" for title, value in values if value is not None)
-    return f"{name}, {'; '.join(texts)}." if texts else ""
 
 
 def _p50_p95(percentiles: Row) -> str:
@@ -88,6 +43,9 @@ MEMORY = (
 REQUESTS = Column("requests", "requests", INTEGER)
 LATENCY = Column("latency p50 / p95 / max, s", "latency_ms", _latency)
 TOKENS = Column("tokens/s", "tokens_per_second")
+TTFT = Column("TTFT p50 / p95, ms", "time_to_first_token_ms", _p50_p95)
+ITL = Column("ITL p50 / p95, ms", "inter_token_latency_ms", _p50_p95)
+HITS = Column("hit rate", "hit_rate", percent)
 LIMIT = (
     Column("limit, tokens/s", "limit/tokens_per_second"),
     Column("of the limit", "limit/fraction", percent),
@@ -141,8 +99,8 @@ def speed(rows: Sequence[Row]) -> list[Table]:
 def headline(rows: Sequence[Row]) -> list[Table]:
     """The same throughput and quality alone, for the README."""
     throughput, _ = speed(rows)
-    dropped = ("MiB", "memory of the processes, MiB", *(f"of the limit at {count}" for count in (1, SLOTS)))
-    return [Table([column for column in throughput.columns if column.title not in dropped], throughput.rows)]
+    shown = [column for column in throughput.columns if "MiB" not in column.title and "limit" not in column.title]
+    return [Table(shown, throughput.rows)]
 
 
 def distance(row: Row) -> Row | None:
@@ -163,17 +121,7 @@ def prefixes(rows: Sequence[Row]) -> list[Table]:
         "vllm_int8_prefix_cache": "vLLM INT8",
         "vllm_prefix_cache": "vLLM floats",
     }
-    columns = [
-        Column("model", "model", lambda model: str(model).split(" parameters")[0].removeprefix("Llama of ")),
-        Column("load", "load/mix", str),
-        USERS,
-    ]
-    for title, path, shown in (
-        ("TTFT p50 / p95, ms", "time_to_first_token_ms", _p50_p95),
-        ("tokens/s", "tokens_per_second", figure),
-        ("hit rate", "hit_rate", percent),
-    ):
-        columns += [Column(f"{title}: {name}", f"{server}/{path}", shown) for server, name in caches.items()]
+    columns = [MODEL, Column("load", "load/mix", str), USERS, *beside(caches, TTFT, TOKENS, HITS)]
     return [Table(columns, pivot(rows, ["model", "load/mix", "load/concurrency"], "server"))]
 
 
@@ -223,13 +171,8 @@ def capacity(rows: Sequence[Row]) -> list[Table]:
         Column("requests/s of a replica", "rate"),
         *(Column(f"replicas for {users:,}", f"replicas/{users}", INTEGER) for users in (10, 1_000, 100_000)),
     ]
-    checks = [Column("of the most requests/s", "share", percent), REQUESTS]
-    for title, path, shown in (
-        ("tokens/s", "tokens_per_second", figure),
-        ("TTFT p50 / p95, ms", "time_to_first_token_ms", _p50_p95),
-        ("ITL p50 / p95, ms", "inter_token_latency_ms", _p50_p95),
-    ):
-        checks += [Column(f"{title}: {name}", f"{name}/{path}", shown) for name in ("predicted", "measured")]
+    both = {"predicted": "predicted", "measured": "measured"}
+    checks = [Column("of the most requests/s", "share", percent), REQUESTS, *beside(both, TOKENS, TTFT, ITL)]
     return [
         Table(kinds, [row for row in rows if "kind" in row]),
         Table(checks, [row for row in rows if "share" in row]),
@@ -251,25 +194,6 @@ TABLES = {
     "quality-formats": ("quality-formats", quality),
 }
 """For each table's name in a page: its results file, and what makes it."""
-
-
-def markdown(result: Result, make: Callable[[Sequence[Row]], Sequence[Table]], notes: bool = True) -> str:
-    """Return tables and the notes beneath them, without a final newline; "" if nothing was measured."""
-    if not result.measured():
-        return ""
-    parts, loads = [], list[str]()
-    for columns, rows, note in make(result.measured()):
-        used = [column for column in columns if any(column.cell(row) is not None for row in rows)]
-        lines = [
-            [column.title for column in used],
-            ["---" if column.shown is str else "---:" for column in used],
-            *([column.cell(row) or "–" for column in used] for row in rows),
-        ]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        loads += filter(None, [note])
-    if notes:
-        parts.append("\n".join(f"- {note}" for note in [*loads, *conditions(result)]))
-    return "\n\n".join(parts)
 
 
 def filled(page: str) -> str:

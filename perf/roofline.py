@@ -1,26 +1,16 @@
 """The least time that a load can take on a device, with any server.
 
 A decode step samples one token per sequence; it must read every weight once and every cached position of its sequences
-once, and do two operations per weight and sequence:
-
-    t >= (weight bytes + sequences x context x bytes per position) / bandwidth
-    t >= (2 x parameters + attention) x sequences / matrix rate
-
-The larger one is the bound: bandwidth for few sequences, operations for many. More sequences in a step share one
-reading of the weights; that is why batching pays until operations are the bound. Over a whole load in steady state:
+once, and do two operations per weight and sequence. Over a whole load in steady state:
 
     passes     >= (all output tokens - 1 a request) / sequences: each one's first token comes from the prefill
     bytes      >= passes x weights + every cached position at every step of its sequence
     operations >= 2 x parameters x (prompt tokens + decoded tokens), the head once per output token, and attention
     seconds    >= the larger of bytes / bandwidth and operations / matrix rate
 
-In INT8 an operation multiplies or adds 8-bit values, and a weight costs two for each sequence, as in W8A8. Exact INT8
-makes four for a token with two terms. Rates are in the same operations: the compiled kernels' rate counts both terms.
-
-So prefill costs its operations here, and no reading of weights that steps could not share: a server that mixes both in
-one pass can't exceed this bound either. What never counts: Python, launching kernels, padding, sampling, text, network;
-embeddings (looked up, one line a token) and norms. Prompts with a common prefix could share its cache; no server here
-does.
+In INT8 an operation multiplies or adds 8-bit values, and a weight costs two for each sequence, as in W8A8. Rates are in
+the same operations: the compiled kernels' rate counts both terms of exact INT8. Python, launches, padding, sampling,
+text, network, embeddings and norms never count, nor does a cache that prompts with a common prefix could share.
 
 Memory has no single bandwidth: what fits into a cache is read several times faster. So the bandwidth is known for
 several sizes of what is read repeatedly, and the one for the weights' own size counts.
@@ -48,8 +38,7 @@ class DeviceRates:
 
     bandwidth: bytes per second, by the size in bytes of what is read repeatedly. operations: multiplications and
     additions per second in large square products, by the format of both factors; a format that this device's libraries
-    can't multiply is absent. In INT8 it is the faster of PyTorch's product and, on a CPU, the compiled kernels', whose
-    two terms are two products of 8-bit factors.
+    can't multiply is absent.
     """
 
     device: str

@@ -37,6 +37,7 @@ REQUESTS = 64
 """Requests of each protocol in a round."""
 MEAN_OUTPUT = 40
 MIN_ROUNDS = 8
+QUIET = {"LLAMA_LOG_REQUESTS": "none"}
 _READY_S = 900.0
 
 
@@ -54,9 +55,7 @@ def main() -> int:
     plain, chats = requests(options.model, "uniform", REQUESTS, MEAN_OUTPUT), mixed(options.model, REQUESTS)
     os.environ["TRITON_LLAMA_OPENAI_LOG_REQUESTS"] = "none"
     with (
-        LocalTriton(
-            model=str(options.model), environment={"LLAMA_LOG_REQUESTS": "none"}, ready_timeout=_READY_S
-        ) as triton,
+        LocalTriton(model=str(options.model), environment=QUIET, ready_timeout=_READY_S) as triton,
         OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
     ):
         endpoint.start(triton.grpc_url)

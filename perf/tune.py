@@ -28,7 +28,7 @@ from perf.device_rates import measure_rates
 from perf.environment import ROOT
 from perf.results_file import Results
 from perf.servers.triton import our_server
-from perf.workload import PROMPT_TOKENS, Load
+from perf.workload import PROMPT_TOKENS, passages
 
 SLOTS = (32, 16, 64, 8)
 DELAYS_US = (10_000, 0)
@@ -104,7 +104,7 @@ def main() -> None:
     settings = {name: value for name, value in vars(options).items() if isinstance(value, int | float)}
     results = Results(options.output, "tune", {"model": described(checkpoint), **settings}, make_command("tune"))
     bench = Bench(results, Budget(options.budget), measure_rates(CORES))
-    load = Load("tune", "uniform", options.users, options.requests, options.output_tokens)
+    load = passages("tune", "uniform", options.users, options.requests, options.output_tokens)
     environment = {"LLAMA_MAX_MODEL_LEN": str(PROMPT_TOKENS + 2 * options.output_tokens)}
     points = {f"{load.key}/{point.key}": point for point in grid()}
     for point in points.values():

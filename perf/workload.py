@@ -1,13 +1,14 @@
 """The load: prompts of equal length and output lengths of equal mean, the same for every server and every run.
 
-The article's setting is 200 new tokens for every request. Equal lengths hide what in-flight batching is for, so there
-is another mix of the same mean. Its lengths are the quantiles of their distribution, not samples of it, in an order in
-which the first few have nearly its mean: two runs of different size measure the same load.
+Equal lengths, the article's, hide what in-flight batching is for, so there is another mix of the same mean. Its lengths
+are the quantiles of their distribution, in an order in which the first few have nearly its mean: two runs of different
+size measure the same load.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Literal, NamedTuple
@@ -27,29 +28,36 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Load(NamedTuple):
-    """A closed loop of prompts of equal length. key: of its measurements, before the server's.
+    """A closed loop. key: of its measurements, before the server's. mix: the kind of its requests.
 
-    measured: requests after a warm-up of one per user. seconds: none of them is sent later than so long after their
-    first; None: all are sent. mean: output tokens of a request. perf_analyzer: it is the generator, over gRPC, instead
-    of ours over HTTP, which streams where the server does.
+    requests: returns those of a checkpoint, the same for every server, and how many of them are the warm-up. seconds:
+    none is sent later than so long after the first measured one; None: all are sent. bounded: whether it has a
+    roofline. round: servers that take turns are compared by what they gave in the same one. perf_analyzer: it is the
+    generator, over gRPC, instead of ours over HTTP, which streams where the server does.
     """
 
     key: str
-    mix: Mix
-    users: int = SLOTS
-    measured: int = 64
-    mean: int = MEAN_OUTPUT
-    perf_analyzer: bool = False
+    mix: str
+    users: int
+    requests: Callable[[Path], tuple[list[Request], int]]
     seconds: float | None = None
+    bounded: bool = False
+    round: int | None = None
+    perf_analyzer: bool = False
 
-    def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
-        """Return the requests, the same for every server, and how many of them are the warm-up.
 
-        The two are generated apart: each has all lengths of the mix (part of a mix would have another mean), and the
-        measured ones are the same whatever comes before.
-        """
-        warmup, measured = (requests(checkpoint, self.mix, count, self.mean) for count in (self.users, self.measured))
-        return [*warmup, *measured], self.users
+def passages(key: str, mix: Mix, users: int = SLOTS, measured: int = 64, mean: int = MEAN_OUTPUT) -> Load:
+    """Return a load of prompts of equal length, after a warm-up of one per user.
+
+    The two are generated apart: each has all lengths of the mix, and the measured ones are the same whatever comes
+    before.
+    """
+
+    def made(checkpoint: Path) -> tuple[list[Request], int]:
+        warmup, rest = (requests(checkpoint, mix, count, mean) for count in (users, measured))
+        return [*warmup, *rest], users
+
+    return Load(key, mix, users, made, bounded=True)
 
 
 def requests(checkpoint: Path, mix: Mix, count: int, mean: int = MEAN_OUTPUT) -> list[Request]:

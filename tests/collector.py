@@ -38,7 +38,7 @@ class Collector:
 
     def wait_for(self, name: str, count: int = 1) -> list[ReceivedSpan]:
         """Return the spans of this name once there are so many of them, in order of their beginning."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found := [span for span in self.spans if span.name == name]) < count:
             assert time.monotonic() < deadline, f"only {[span.name for span in self.spans]} came"
             time.sleep(0.01)

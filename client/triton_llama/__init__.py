@@ -4,8 +4,9 @@ The command line is in `triton_llama.cli`; `triton_llama.errors` draws the error
 """
 
 from triton_llama.client import AsyncLlamaClient, LlamaClient
-from triton_llama.completion import AsyncCompletionStream, Chunk, Completion, CompletionStream
+from triton_llama.completion import AsyncCompletionStream, Chunk, Completion, CompletionStream, Times
 from triton_llama.errors import (
+    AccessDeniedError,
     LlamaConnectionError,
     LlamaTimeoutError,
     ModelNotFoundError,
@@ -18,6 +19,7 @@ from triton_llama.sampling_params import SamplingParams
 from triton_llama.status import ModelConfig, ServerStatus
 
 __all__ = [
+    "AccessDeniedError",
     "AsyncCompletionStream",
     "AsyncLlamaClient",
     "Chunk",
@@ -33,5 +35,6 @@ __all__ = [
     "SamplingParams",
     "ServerError",
     "ServerStatus",
+    "Times",
     "TritonLlamaError",
 ]

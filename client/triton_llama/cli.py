@@ -1,4 +1,4 @@
-"""The command line `triton-llama`: complete a prompt, or show the state of a server.
+"""The command line `triton-llama`: complete a prompt, run a batch, or show the state of a server.
 
 The bounds of the parameters are the server's, which checks them; the command line doesn't.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import cast
 
 import click
 
+from triton_llama.batch.command import run_batch
 from triton_llama.client import AsyncLlamaClient, LlamaClient
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.errors import (
+    AccessDeniedError,
     LlamaConnectionError,
     LlamaTimeoutError,
     OverloadedError,
@@ -24,10 +26,16 @@ from triton_llama.errors import (
     TritonLlamaError,
 )
 from triton_llama.sampling_params import INPUTS, SamplingOptions, SamplingParams
-from triton_llama.status import ModelInfo, NoModelInfoError, ServerStatus, metrics_address, read_model_info
+from triton_llama.status import ModelInfo, NoModelInfoError, metrics_address, read_model_info, status_lines
 
 SERVER_ERROR = 7
-_EXIT_CODES = {LlamaConnectionError: 3, LlamaTimeoutError: 4, RejectedInputError: 5, OverloadedError: 6}
+_EXIT_CODES = {
+    LlamaConnectionError: 3,
+    LlamaTimeoutError: 4,
+    RejectedInputError: 5,
+    OverloadedError: 6,
+    AccessDeniedError: 8,
+}
 _EPILOG = """\b
 Exit codes:
   0  everything was answered
@@ -38,6 +46,7 @@ Exit codes:
   5  input rejected
   6  server overloaded; try later
   7  server error, model not found or not ready
+  8  access denied: 401 or 403
 """
 _TYPES: dict[str, click.types.ParamType[object]] = {
     "STRING": click.STRING,
@@ -113,7 +122,9 @@ def _sampling_options(command: Command) -> Command:
     return command
 
 
-@click.group(cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, commands=[run_batch], epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="triton-llama", message="%(prog)s %(version)s")
 def main() -> None:
     """Talk to a Llama that Triton serves."""
@@ -217,33 +228,3 @@ def status(
     else:
         click.echo("\n".join(status_lines(state, info, reason)))
     context.exit(0 if state.ready and state.model_ready else SERVER_ERROR)
-
-
-def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> Iterator[str]:
-    """Yield the lines of `status`; reason: why the info is unknown."""
-    server = f"{state.server} {state.server_version} at {state.url}"
-    yield f"server      {server}: {'live' if state.live else 'not live'}, {'ready' if state.ready else 'not ready'}"
-    yield f"model       {state.model}: {'ready' if state.model_ready else 'not ready'}"
-    for instance in info.instances:
-        name = f" ({instance.instance})" if len(info.instances) > 1 else ""
-        yield f"computes    {instance.computation}; KV cache {instance.kv_cache_dtype}; on {instance.device}{name}"
-    if info.outlier_shares:
-        shares = ", ".join(f"{linear} {share:.1%}" for linear, share in info.outlier_shares.items())
-        yield f"outliers    columns with two terms: {shares}"
-    if (cache := info.cache) is not None:
-        hits = "" if cache.hit_ratio is None else f"; {cache.hit_ratio:.1%} of prompt tokens were cached"
-        yield f"KV cache    {cache.used} of {cache.pages} pages used, {cache.cached} hold cached prefixes{hits}"
-    if info.drafts:
-        shares = ", ".join(f"{source} {right} of {guessed}" for source, (right, guessed) in info.drafts.items())
-        yield f"drafts      right guesses: {shares}"
-    if reason:
-        yield f"computes    unknown: {reason}"
-    if (config := state.config) is not None:
-        preferred = " ".join(map(str, config.preferred_batch_sizes)) or "none"
-        delay = config.max_queue_delay_microseconds / 1000
-        batching = f"preferred {preferred}, delay {delay:g} ms" if config.dynamic_batching else "no dynamic batching"
-        yield f"batching    at most {config.max_batch_size}, {batching}"
-        yield f"responses   {'several to a request (decoupled)' if config.decoupled else 'one to a request'}"
-        for name, value in config.parameters.items():
-            yield f"parameter   {name} = {value} (the config file's; LLAMA_* may override it)"
-    yield f"versions    triton-llama {state.client_version}, tritonclient {state.tritonclient_version}"

@@ -6,10 +6,25 @@ from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from triton_llama.errors import ServerError
 
 TokenLogprobs = dict[str, dict[str, object]]
 """Token id → logprob, rank, decoded_token, bytes if not the text's; the token of the text first, then the likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The times of a completion on its server, in nanoseconds since 1970."""
+
+    arrival: int
+    """When the model got the request; a wait in Triton's queue comes before."""
+    first_scheduled: int
+    """When the completion got its slot."""
+    first_token: int
+    last_token: int
 
 
 @dataclass(frozen=True)
@@ -34,14 +49,15 @@ class Completion:
     """Generated tokens that a draft had predicted; None if the server doesn't report them."""
     num_rejected_draft_tokens: int | None = None
     """Tokens of drafts that were not generated; None if the server doesn't report them."""
+    embedding: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    """That of the prompt, [size], if the request is for one; the text is then empty."""
+    times: Times | None = None
+    """For a request with `return_perf_metrics`, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a completion: the text generated since the chunk before; `str()` of it is that text.
-
-    The clients read the first seven fields; the OpenAI endpoint reads all of them.
-    """
+    """A part of a completion: the text generated since the chunk before; `str()` of it is that text."""
 
     text: str
     """The text of one or several tokens; whole characters only, possibly empty in the last chunk."""
@@ -68,6 +84,10 @@ class Chunk:
     """The chunk's own tokens."""
     seed: int | None = None
     """The completion's own."""
+    embedding: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    """As in `Completion`."""
+    times: Times | None = None
+    """As in `Completion`, in the last chunk; None before."""
 
     def __str__(self) -> str:
         return self.text
@@ -110,6 +130,8 @@ class _Stream:
             num_cached_tokens=self._last.num_cached_tokens,
             num_accepted_draft_tokens=self._last.num_accepted_draft_tokens,
             num_rejected_draft_tokens=self._last.num_rejected_draft_tokens,
+            embedding=self._last.embedding,
+            times=self._last.times,
         )
 
     def _add(self, chunk: Chunk) -> Chunk:

@@ -30,11 +30,13 @@ class Endpoint:
         The default port is Triton's: 8000 for HTTP, 8001 for gRPC. The `s` schemes encrypt.
 
         Raises:
-            ValueError: an unknown protocol, another form of URL, a port outside 1 ... 65535, or a scheme of another
-                protocol.
+            ValueError: an unknown protocol, another form of URL, blanks, a port outside 1 ... 65535, or a scheme of
+                another protocol.
         """
         if protocol not in get_args(Protocol):
             raise ValueError(f"protocol is {protocol!r}, must be 'http' or 'grpc'")
+        if any(map(str.isspace, url)):
+            raise ValueError(f"url is {url!r}, must not have blanks")
         parts = urlsplit(url if "://" in url else f"{protocol}://{url}")
         if parts.scheme not in (protocol, f"{protocol}s"):
             raise ValueError(f"url is {url!r}, but with protocol {protocol!r} it must start with {protocol}:// or none")

@@ -7,6 +7,7 @@
     ├── OverloadedError          queue full (HTTP 503), queue timeout, server stopping, still loading or serving another
     │                            model; try later, or another server
     └── ServerError              INTERNAL (HTTP 500), and every other fault of the server
+        ├── AccessDeniedError    HTTP 401 or 403: the server, or a proxy in front of it, denies access
         └── ModelNotFoundError   the server doesn't serve that model
 
 The library's exception underneath, where there is one, is kept as `__cause__`. Wrong use of the Python API itself
@@ -74,11 +75,15 @@ class RejectedInputError(TritonLlamaError):
 
 
 class OverloadedError(TritonLlamaError):
-    """The server takes no requests at present: queue full, queue timeout, stopping, loading, or another model."""
+    """The server didn't run the request now: its queue is full or slow, it stops or loads, or the model changed."""
 
 
 class ServerError(TritonLlamaError):
     """The server failed, or its answer violates the contract."""
+
+
+class AccessDeniedError(ServerError):
+    """The server, or a proxy in front of it, denies access: it needs a key, or another one."""
 
 
 class ModelNotFoundError(ServerError):
@@ -91,6 +96,8 @@ class DecoupledModelError(ServerError):
 
 _HTTP_STATUS: dict[int, type[TritonLlamaError]] = {
     400: RejectedInputError,
+    401: AccessDeniedError,
+    403: AccessDeniedError,
     413: RejectedInputError,
     429: OverloadedError,
     501: DecoupledModelError,
@@ -101,6 +108,8 @@ _GRPC_STATUS: dict[str, type[TritonLlamaError]] = {
     "INVALID_ARGUMENT": RejectedInputError,
     "RESOURCE_EXHAUSTED": OverloadedError,
     "UNIMPLEMENTED": DecoupledModelError,
+    "UNAUTHENTICATED": AccessDeniedError,
+    "PERMISSION_DENIED": AccessDeniedError,
 }
 # Triton's message for a model it doesn't have (404, NOT_FOUND; 400 in older versions). A gateway's 404 is another
 # thing, so the message decides, not the status.

@@ -20,14 +20,12 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import from_stream_error, grpc_errors
+from triton_llama.outputs import read_chunk, read_completion
 from triton_llama.status import ServerStatus, read_status
 from triton_llama.tensors import (
-    OUTPUT_NAMES,
     PreparedRequest,
     decode_response,
     encode_request,
-    read_chunk,
-    read_completion,
 )
 
 # Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
@@ -67,10 +65,10 @@ class GrpcTransport(_Transport):
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
+        message = encode_request(model, request.request_id, request.tensors, request.outputs)
         with grpc_errors(self._endpoint, timeout):
             response = self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
-        return read_completion(decode_response(response), request)
+        return read_completion(decode_response(response), request.request_id, request.seed)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
@@ -88,7 +86,7 @@ class GrpcTransport(_Transport):
 
         Closing the generator cancels the request on the server.
         """
-        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
+        message = encode_request(model, request.request_id, request.tensors, request.outputs)
         try:
             with grpc_errors(self._endpoint, timeout):
                 call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
@@ -113,16 +111,16 @@ class GrpcTransport(_Transport):
 
 
 class AsyncGrpcTransport(_Transport):
-    """In the event loop of the first request."""
+    """The asynchronous transport; its channel belongs to the event loop of the first request."""
 
     _library = grpc.aio
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
+        message = encode_request(model, request.request_id, request.tensors, request.outputs)
         with grpc_errors(self._endpoint, timeout):
             response = await self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
-        return read_completion(decode_response(response), request)
+        return read_completion(decode_response(response), request.request_id, request.seed)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
@@ -137,7 +135,7 @@ class AsyncGrpcTransport(_Transport):
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, as `GrpcTransport.stream` does."""
-        message = encode_request(model, request.request_id, request.tensors, OUTPUT_NAMES)
+        message = encode_request(model, request.request_id, request.tensors, request.outputs)
         with grpc_errors(self._endpoint, timeout):
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
             started = False

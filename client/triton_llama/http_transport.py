@@ -27,9 +27,10 @@ from triton_llama.errors import (
     from_stream_error,
     one_line,
 )
+from triton_llama.outputs import read_chunk, read_completion
 from triton_llama.sampling_params import INPUTS
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, read_chunk, read_completion
+from triton_llama.tensors import PreparedRequest
 
 JsonObject = dict[str, object]
 
@@ -173,7 +174,7 @@ def _infer_body(request: PreparedRequest) -> JsonObject:
         {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype, "data": tensor.values}
         for tensor in request.tensors
     ]
-    return {"id": request.request_id, "inputs": inputs, "outputs": [{"name": name} for name in OUTPUT_NAMES]}
+    return {"id": request.request_id, "inputs": inputs, "outputs": [{"name": name} for name in request.outputs]}
 
 
 def _stream_body(request: PreparedRequest) -> JsonObject:
@@ -190,7 +191,7 @@ def _read_completion(response: httpx.Response, request: PreparedRequest) -> Comp
         outputs = {output["name"]: list(output["data"]) for output in answer["outputs"]}  # type: ignore[attr-defined]
     except (LookupError, TypeError) as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
-    return read_completion(outputs, request)
+    return read_completion(outputs, request.request_id, request.seed)
 
 
 def _read_status(endpoint: Endpoint, model: str, responses: Sequence[httpx.Response]) -> ServerStatus:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import MappingProxyType
@@ -205,3 +205,33 @@ def _cache_info(counts: Mapping[tuple[str, str], float]) -> CacheInfo | None:
     queries = counts.get(("prefix_cache_queries_total", ""), 0.0)
     hit_ratio = counts.get(("prefix_cache_hits_total", ""), 0.0) / queries if queries else None
     return CacheInfo(sum(pages.values()), pages.get("used", 0), pages.get("cached", 0), hit_ratio)
+
+
+def status_lines(state: ServerStatus, info: ModelInfo, reason: str | None) -> Iterator[str]:
+    """Yield the lines of `status`; reason: why the info is unknown."""
+    server = f"{state.server} {state.server_version} at {state.url}"
+    yield f"server      {server}: {'live' if state.live else 'not live'}, {'ready' if state.ready else 'not ready'}"
+    yield f"model       {state.model}: {'ready' if state.model_ready else 'not ready'}"
+    for instance in info.instances:
+        name = f" ({instance.instance})" if len(info.instances) > 1 else ""
+        yield f"computes    {instance.computation}; KV cache {instance.kv_cache_dtype}; on {instance.device}{name}"
+    if info.outlier_shares:
+        shares = ", ".join(f"{linear} {share:.1%}" for linear, share in info.outlier_shares.items())
+        yield f"outliers    columns with two terms: {shares}"
+    if (cache := info.cache) is not None:
+        hits = "" if cache.hit_ratio is None else f"; {cache.hit_ratio:.1%} of prompt tokens were cached"
+        yield f"KV cache    {cache.used} of {cache.pages} pages used, {cache.cached} hold cached prefixes{hits}"
+    if info.drafts:
+        shares = ", ".join(f"{source} {right} of {guessed}" for source, (right, guessed) in info.drafts.items())
+        yield f"drafts      right guesses: {shares}"
+    if reason:
+        yield f"computes    unknown: {reason}"
+    if (config := state.config) is not None:
+        preferred = " ".join(map(str, config.preferred_batch_sizes)) or "none"
+        delay = config.max_queue_delay_microseconds / 1000
+        batching = f"preferred {preferred}, delay {delay:g} ms" if config.dynamic_batching else "no dynamic batching"
+        yield f"batching    at most {config.max_batch_size}, {batching}"
+        yield f"responses   {'several to a request (decoupled)' if config.decoupled else 'one to a request'}"
+        for name, value in config.parameters.items():
+            yield f"parameter   {name} = {value} (the config file's; LLAMA_* may override it)"
+    yield f"versions    triton-llama {state.client_version}, tritonclient {state.tritonclient_version}"

@@ -1,4 +1,4 @@
-"""Tensors of the contract: a request's inputs and a response's outputs, the same for HTTP and gRPC; gRPC's messages.
+"""Tensors of the contract: a request's inputs, the same for HTTP and gRPC; their binary form; gRPC's messages.
 
 A value that no INT32, FP32, UINT64 or UTF-8 string can hold is refused here, because it can't be sent. The server
 checks all other bounds, so that there is one copy of each.
@@ -6,7 +6,6 @@ checks all other bounds, so that there is one copy of each.
 
 from __future__ import annotations
 
-import json
 import secrets
 import struct
 import uuid
@@ -17,19 +16,14 @@ from typing import SupportsFloat
 
 from tritonclient.grpc import service_pb2 as messages
 
-from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
+from triton_llama.outputs import EMBEDDING_OUTPUT_NAMES, OUTPUT_NAMES
 from triton_llama.sampling_params import INPUTS, SamplingParams
-
-_ALWAYS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
-
-OUTPUT_NAMES = (*_ALWAYS, "num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens")
-"""The outputs that the clients read: the first four of every response, the others of those that have them."""
 
 Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
-_INTEGERS = {name: struct.calcsize(f"<{_FORMATS[name]}") for name in ("INT32", "INT64", "UINT64")}
-"""The bytes of each integer type."""
+_NUMBERS = {name: struct.calcsize(f"<{_FORMATS[name]}") for name in ("INT32", "INT64", "UINT64", "FP32")}
+"""The bytes of each type of numbers."""
 _SIZE = struct.Struct("<I")
 _FP32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
@@ -69,14 +63,14 @@ def encode_request(
     return message
 
 
-def decode_response(response: messages.ModelInferResponse) -> dict[str, list[str] | list[int]]:
+def decode_response(response: messages.ModelInferResponse) -> dict[str, list[str] | list[int] | list[float]]:
     """Return the values of a response's outputs, by name. Raises ServerError for malformed ones."""
     # An output without content is missing.
     pairs = zip(response.outputs, response.raw_output_contents, strict=False)
     return {output.name: decode(output.name, output.datatype, content) for output, content in pairs}
 
 
-def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
+def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int] | list[float]:
     """Return an output's values from Triton's binary form.
 
     Raises:
@@ -85,8 +79,8 @@ def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
     try:
         if datatype == "BYTES":
             return _strings(content)
-        if datatype in _INTEGERS:
-            return list(struct.unpack(f"<{len(content) // _INTEGERS[datatype]}{_FORMATS[datatype]}", content))
+        if datatype in _NUMBERS:
+            return list(struct.unpack(f"<{len(content) // _NUMBERS[datatype]}{_FORMATS[datatype]}", content))
     except (struct.error, UnicodeDecodeError):
         pass
     raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
@@ -107,11 +101,12 @@ def _strings(content: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """One prompt, ready to be sent over either protocol."""
+    """One prompt, ready to be sent over either protocol. outputs: names of those that are requested."""
 
     request_id: str
     seed: int
     tensors: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = OUTPUT_NAMES
 
 
 def prepare(prompt: str, params: SamplingParams, stream: bool = False) -> PreparedRequest:
@@ -132,90 +127,25 @@ def prepare(prompt: str, params: SamplingParams, stream: bool = False) -> Prepar
     return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
 
 
-def read_chunks(outputs: Mapping[str, Sequence[object]], choices: range) -> list[Chunk]:
-    """Return a response's chunks: one of a stream has one choice's, any other all choices'.
-
-    outputs: values by name. choices: the indices of the request's choices.
+def prepare_embeddings(texts: Sequence[str], lora_name: str) -> list[PreparedRequest]:
+    """Turn each text into a request for its embedding, which has no inputs for sampling.
 
     Raises:
-        ServerError: an output is missing or isn't what the contract says.
+        TypeError: one text instead of several.
+        RejectedInputError: as `prepare`.
     """
-    missing = [name for name in _ALWAYS if name not in outputs]
-    if missing:
-        raise ServerError(f"the server's answer lacks the output {missing[0]}")
-    rows = range(len(outputs["text_output"]))
-    try:
-        indices = [_integer_of(outputs, "sequence_index", row) if "sequence_index" in outputs else row for row in rows]
-        if not all(0 <= index < len(choices) for index in indices):
-            raise ServerError(f"the server answered about choices {indices} of {len(choices)}")
-        return [_chunk(outputs, row, choices[indices[row]]) for row in rows]
-    except (IndexError, ValueError) as error:
-        raise ServerError(f"the server's answer violates the contract: {error}") from error
+    if isinstance(texts, str):
+        raise TypeError("texts is one str, must be a sequence of them")
+    return [_prepare_embedding(text, lora_name) for text in texts]
 
 
-def _chunk(outputs: Mapping[str, Sequence[object]], row: int, index: int) -> Chunk:
-    # [rows, tokens], with -1 beyond a shorter row's end.
-    ids = outputs.get("output_ids", ())
-    width = len(ids) // len(outputs["text_output"])
-    own_ids = [token for token in ids[row * width : (row + 1) * width] if isinstance(token, int)]
-    logprobs, prompt_logprobs = (_string_of(outputs, name, row) for name in ("logprobs", "prompt_logprobs"))
-    return Chunk(
-        text=_string_of(outputs, "text_output", row),
-        finish_reason=_string_of(outputs, "finish_reason", row),
-        num_input_tokens=_integer_of(outputs, "num_input_tokens", row),
-        num_output_tokens=_integer_of(outputs, "num_output_tokens", row),
-        num_cached_tokens=_optional_integer_of(outputs, "num_cached_tokens", row),
-        num_accepted_draft_tokens=_optional_integer_of(outputs, "num_accepted_draft_tokens", row),
-        num_rejected_draft_tokens=_optional_integer_of(outputs, "num_rejected_draft_tokens", row),
-        index=index,
-        stop_reason=_string_of(outputs, "stop_reason", row),
-        logprobs=json.loads(logprobs) if logprobs else [],
-        prompt_logprobs=json.loads(prompt_logprobs) if prompt_logprobs else None,
-        output_ids=tuple(token for token in own_ids if token >= 0),
-        seed=_optional_integer_of(outputs, "seed", row),
+def _prepare_embedding(text: str, lora_name: str) -> PreparedRequest:
+    tensors = (
+        Tensor("text_input", "BYTES", (_string("text_input", text),)),
+        Tensor("return_embedding", "BOOL", (True,)),
+        Tensor("lora_name", "BYTES", (_string("lora_name", lora_name),)),
     )
-
-
-def _string_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) -> str:
-    value = outputs[name][row] if name in outputs else ""
-    if not isinstance(value, str):
-        raise ServerError(f"the server's output {name} is {value!r}, must be a string")
-    return value
-
-
-def _integer_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) -> int:
-    value = outputs[name][row]
-    if not isinstance(value, int):
-        raise ServerError(f"the server's output {name} is {value!r}, must be an integer")
-    return value
-
-
-def _optional_integer_of(outputs: Mapping[str, Sequence[object]], name: str, row: int) -> int | None:
-    return _integer_of(outputs, name, row) if name in outputs else None
-
-
-def read_chunk(outputs: Mapping[str, Sequence[object]]) -> Chunk:
-    """Return the only chunk of a response; raises as `read_chunks`."""
-    chunks = read_chunks(outputs, range(1))
-    if len(chunks) != 1:
-        raise ServerError(f"the server's answer has {len(chunks)} texts, must have one")
-    return chunks[0]
-
-
-def read_completion(outputs: Mapping[str, Sequence[object]], request: PreparedRequest) -> Completion:
-    """Return the only response to a request; raises as `read_chunks`."""
-    chunk = read_chunk(outputs)
-    return Completion(
-        text=chunk.text,
-        finish_reason=chunk.finish_reason,
-        num_input_tokens=chunk.num_input_tokens,
-        num_output_tokens=chunk.num_output_tokens,
-        request_id=request.request_id,
-        seed=request.seed,
-        num_cached_tokens=chunk.num_cached_tokens,
-        num_accepted_draft_tokens=chunk.num_accepted_draft_tokens,
-        num_rejected_draft_tokens=chunk.num_rejected_draft_tokens,
-    )
+    return PreparedRequest(uuid.uuid4().hex, 0, tensors, EMBEDDING_OUTPUT_NAMES)
 
 
 def _integer(bits: int, signed: bool) -> Callable[[str, object], Value]:

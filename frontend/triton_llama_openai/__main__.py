@@ -17,7 +17,7 @@ try:
 
     from triton_llama_openai.app import create_app
     from triton_llama_openai.middleware import MAX_HEADER_BYTES
-    from triton_llama_openai.routes.models import Models
+    from triton_llama_openai.served.models import Models
     from triton_llama_openai.settings import InvalidSettingsError, Settings
 except ModuleNotFoundError as error:
     # The package has this command without the extra, too.

@@ -17,27 +17,24 @@ from starlette.routing import BaseRoute
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics
-from triton_llama_openai.middleware import (
-    HeaderLimit,
-    NormalizeTarget,
-    RecordRequests,
-    RequestRecord,
-    limited_route,
-    lora_use,
-)
+from triton_llama_openai.middleware import HeaderLimit, NormalizeTarget, RecordRequests, limited_route
 from triton_llama_openai.openapi import openapi_document
+from triton_llama_openai.record import RequestRecord, lora_use
 from triton_llama_openai.routes.adapters import add_adapter_updates
 from triton_llama_openai.routes.chat import add_chat
 from triton_llama_openai.routes.completions import add_completions
-from triton_llama_openai.routes.models import Models, add_models
+from triton_llama_openai.routes.embeddings import add_embeddings
+from triton_llama_openai.routes.messages import add_messages
+from triton_llama_openai.routes.models import add_models
+from triton_llama_openai.routes.page import has_page, page_router
 from triton_llama_openai.routes.responses import add_responses, add_stored_responses
-from triton_llama_openai.routes.served_model import package_version
 from triton_llama_openai.routes.tokenization import add_tokenization, add_tokenizer_info
+from triton_llama_openai.served.models import Models
+from triton_llama_openai.served.served_model import package_version
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 
-_EXPOSED_HEADERS = ["x-request-id", "x-ignored-parameters", "retry-after"]
+_EXPOSED_HEADERS = ["x-request-id", "request-id", "x-ignored-parameters", "retry-after"]
 """Headers of an answer that pages of other origins may read."""
-_NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
 
 
 def create_app(settings: Settings, models: Models, on_start: Callable[[], None] = lambda: None) -> FastAPI:
@@ -79,6 +76,8 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     app.include_router(_with_bodies(models, settings), dependencies=authorized)
     app.include_router(_without_bodies(models), dependencies=authorized)
     app.include_router(_state(models, metrics))
+    if has_page(settings):
+        app.include_router(page_router(models, authorized))
     if settings.openapi == "on":
         app.include_router(_description(app.routes, settings), dependencies=authorized)
     return app
@@ -104,12 +103,8 @@ def _with_bodies(models: Models, settings: Settings) -> APIRouter:
     add_chat(router, models, settings)
     add_completions(router, models, settings)
     add_responses(router, models, settings)
-
-    @router.post("/v1/embeddings", response_model=None)
-    async def embeddings() -> Response:
-        """Refused: the models generate text."""
-        raise ApiError(400, _NO_EMBEDDINGS, None, "unsupported_endpoint")
-
+    add_messages(router, models, settings)
+    add_embeddings(router, models, settings)
     add_tokenization(router, models, settings)
     if settings.lora_updates == "on":
         add_adapter_updates(router, models, settings)
@@ -168,8 +163,8 @@ def _state(models: Models, metrics: Metrics) -> APIRouter:
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> Response:
-        return error_response(error)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return error_response(error, request.scope)
 
     @app.exception_handler(ClientLeftError)
     async def left(_: Request, __: ClientLeftError) -> Response:
@@ -180,13 +175,16 @@ def _handle_errors(app: FastAPI) -> None:
     async def routed(request: Request, error: HTTPException) -> Response:
         if error.status_code in (404, 405):
             message = f"there is no {request.method} {request.url.path}"
-            response = error_response(ApiError(error.status_code, message, None, "unknown_url"))
+            if request.url.path.startswith("/v1/v1/"):
+                message += ": the client adds /v1 to its base URL"
+            response = error_response(ApiError(error.status_code, message, None, "unknown_url"), request.scope)
             # Allow: methods of the first route of this path.
             response.headers.update(error.headers or {})
             return response
-        return error_response(ApiError(error.status_code, str(error.detail), None, None))
+        return error_response(ApiError(error.status_code, str(error.detail), None, None), request.scope)
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, __: Exception) -> Response:
+    async def failed(request: Request, _: Exception) -> Response:
         # uvicorn logs the exception; the client isn't shown the inside.
-        return error_response(ApiError(500, "the endpoint failed; its log has the reason", None, "internal_error"))
+        error = ApiError(500, "the endpoint failed; its log has the reason", None, "internal_error")
+        return error_response(error, request.scope)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, and what Triton's and pydantic's errors become.
+"""Errors in OpenAI's form, below /v1/messages in Anthropic's, and what Triton's and pydantic's errors become.
 
     {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}}
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -24,6 +25,17 @@ from triton_llama.errors import (
 
 _SHOWN = 80
 """Characters of a refused value in its message."""
+
+_MESSAGES = "/v1/messages"
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's classes of errors by status; of others it is `invalid_request_error` below 500, else `api_error`."""
 
 
 class ClientLeftError(Exception):
@@ -57,13 +69,23 @@ class ApiError(Exception):
         """Return the JSON that the client gets."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    def messages_body(self, request_id: str) -> dict[str, object]:
+        """Return the JSON that a client of the Messages API gets."""
+        kind = _MESSAGES_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
 
-def error_response(error: ApiError) -> Response:
-    """Return an error as the client gets it."""
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Return an error as the client gets it. scope: the request's."""
+    path = scope["path"]
+    if path == _MESSAGES or path.startswith((f"{_MESSAGES}/", f"/v1{_MESSAGES}")):
+        body = error.messages_body(scope["state"]["record"].id)
+    else:
+        body = error.body()
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body(), error.status, headers)
+    return JSONResponse(body, error.status, headers)
 
 
 def invalid(param: str, value: object, bound: str) -> ApiError:
@@ -118,9 +140,7 @@ def from_validation(error: ValidationError) -> ApiError:
     bound = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "it must ", first["msg"])
     bound = re.sub(r" after validation, not (\d+|more)$", "", bound)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    if not param:
-        return ApiError(400, f"the body is {shorten(first['input'])}; {bound}", None, code)
-    return ApiError(400, f"{param} is {shorten(first['input'])}; {bound}", param, code)
+    return ApiError(400, f"{param or 'the body'} is {shorten(first['input'])}; {bound}", param or None, code)
 
 
 def _tag_error(details: ErrorDetails, param: str) -> ApiError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 CLIENT_LEFT = 499
@@ -18,51 +18,99 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class EngineLoad(NamedTuple):
-    """What a model's engine has to do.
+    """What a Triton's engine has to do, and the counts of what it has done since its start.
 
-    waiting: requests without a slot, those in Triton's queue included. running: sequences with one. used_pages: of the
-    KV cache's pages, those that sequences hold. page_size: tokens in a page.
+    waiting: requests without a slot, those in Triton's queue included. running: sequences with one. used_pages,
+    cached_pages: of the KV cache's pages, those that sequences hold, and those with a prefix that none uses. page_size:
+    tokens in a page. generated: tokens. queried, hit: prompt tokens looked up, and found, in the prefix cache. guessed,
+    accepted: draft tokens.
     """
 
     waiting: int
     running: int
+    slots: int
     used_pages: int
+    cached_pages: int
     pages: int
     page_size: int
+    generated: int = 0
+    queried: int = 0
+    hit: int = 0
+    guessed: int = 0
+    accepted: int = 0
 
 
-class _EngineGauges(Collector):
-    """vLLM's gauges under vLLM's names, which routers read."""
+Loads = Mapping[str, Mapping[int, EngineLoad]]
+"""By the model's name and the number of its Triton in the setting `triton_metrics`; without those that aren't known."""
 
-    def __init__(self, loads: Callable[[], Mapping[str, EngineLoad]]) -> None:
+_GAUGES: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
+    "vllm:num_requests_waiting": ("Requests without a slot, by model_name.", lambda load: load.waiting),
+    "vllm:num_requests_running": ("Sequences with a slot, by model_name.", lambda load: load.running),
+    "vllm:kv_cache_usage_perc": (
+        "Used pages of the KV cache by all pages, 0 to 1, by model_name.",
+        lambda load: load.used_pages / max(load.pages, 1),
+    ),
+    "llama_openai_slots": ("Sequences that can run at once, by model_name.", lambda load: load.slots),
+}
+_COUNTERS: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
+    "vllm:generation_tokens": ("Generated tokens", lambda load: load.generated),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", lambda load: load.queried),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache", lambda load: load.hit),
+    "vllm:spec_decode_num_draft_tokens": ("Guessed tokens that steps computed", lambda load: load.guessed),
+    "vllm:spec_decode_num_accepted_tokens": ("Guessed tokens that were the next ones", lambda load: load.accepted),
+}
+_BY_ENGINE = "by model_name and engine, the number of the Triton in triton_metrics."
+
+
+class _EngineMetrics(Collector):
+    """The engines' metrics, those of vLLM under vLLM's names, which routers read. Gauges are sums over the engines."""
+
+    def __init__(self, loads: Callable[[], Loads]) -> None:
         self._loads = loads
 
-    def describe(self) -> list[GaugeMetricFamily]:
+    def describe(self) -> list[Metric]:
         return self._families({})
 
-    def collect(self) -> list[GaugeMetricFamily]:
+    def collect(self) -> list[Metric]:
         return self._families(self._loads())
 
-    def _families(self, loads: Mapping[str, EngineLoad]) -> list[GaugeMetricFamily]:
+    def _families(self, loads: Loads) -> list[Metric]:
         name = "model_name"
-        waiting = GaugeMetricFamily(
-            "vllm:num_requests_waiting", "Requests without a slot, by model_name.", labels=[name]
-        )
-        running = GaugeMetricFamily("vllm:num_requests_running", "Sequences with a slot, by model_name.", labels=[name])
-        usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc", "Used pages of the KV cache by all pages, 0 to 1, by model_name.", labels=[name]
+        totals = {model: _total(list(engines.values())) for model, engines in loads.items()}
+        families: list[Metric] = []
+        for metric, (meaning, value) in _GAUGES.items():
+            gauge = GaugeMetricFamily(metric, meaning, labels=[name])
+            for model, load in totals.items():
+                gauge.add_metric([model], value(load))
+            families.append(gauge)
+        pages = GaugeMetricFamily(
+            "llama_openai_kv_cache_pages",
+            "Pages of the KV cache, by model_name and state: used, cached (a prefix that no sequence uses) or free.",
+            labels=[name, "state"],
         )
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Always 1. Its labels are model_name, block_size (tokens in a page) and num_gpu_blocks (pages).",
             labels=[name, "block_size", "num_gpu_blocks"],
         )
-        for model, load in loads.items():
-            waiting.add_metric([model], load.waiting)
-            running.add_metric([model], load.running)
-            usage.add_metric([model], load.used_pages / max(load.pages, 1))
+        for model, load in totals.items():
+            pages.add_metric([model, "used"], load.used_pages)
+            pages.add_metric([model, "cached"], load.cached_pages)
+            pages.add_metric([model, "free"], load.pages - load.used_pages - load.cached_pages)
             info.add_metric([model, str(load.page_size), str(load.pages)], 1)
-        return [waiting, running, usage, info]
+        families += [pages, info]
+        for metric, (meaning, value) in _COUNTERS.items():
+            counter = CounterMetricFamily(metric, f"{meaning}, {_BY_ENGINE}", labels=[name, "engine"])
+            for model, engines in loads.items():
+                for number, load in engines.items():
+                    counter.add_metric([model, str(number)], value(load))
+            families.append(counter)
+        return families
+
+
+def _total(loads: Sequence[EngineLoad]) -> EngineLoad:
+    """Return the sum of a model's loads, at least one."""
+    return EngineLoad(*map(sum, zip(*loads, strict=True)))._replace(page_size=loads[0].page_size)
 
 
 class LoraUse(NamedTuple):
@@ -99,11 +147,9 @@ class _LoraGauge(Collector):
 
 
 class Metrics:
-    """One endpoint's metrics, in a registry of their own. loads: returns those known now, by the model's name."""
+    """One endpoint's metrics, in a registry of their own. loads: returns those known now."""
 
-    def __init__(
-        self, loads: Callable[[], Mapping[str, EngineLoad]] = dict, lora_use: Callable[[], LoraUse] = LoraUse
-    ) -> None:
+    def __init__(self, loads: Callable[[], Loads] = dict, lora_use: Callable[[], LoraUse] = LoraUse) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "llama_openai_requests",
@@ -138,7 +184,7 @@ class Metrics:
             "llama_openai_requests_in_flight", "Requests that run, scrapes apart.", registry=self._registry
         )
 
-        self._registry.register(_EngineGauges(loads))
+        self._registry.register(_EngineMetrics(loads))
         self._registry.register(_LoraGauge(lora_use))
 
     def page(self) -> bytes:

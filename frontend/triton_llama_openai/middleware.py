@@ -1,38 +1,25 @@
-"""Around every request: its record, a log line, headers; bounds on headers, body and requests in flight."""
+"""Around every request: its record, a log line, headers; bounds on headers and requests in flight."""
 
 from __future__ import annotations
 
-import asyncio
-import codecs
 import logging
 import re
 import time
 import uuid
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
 
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation, shorten
-from triton_llama_openai.metrics import LoraUse, Metrics
-from triton_llama_openai.protocol.schema import Schema
-from triton_llama_openai.settings import Settings
+from triton_llama_openai.errors import ApiError, error_response
+from triton_llama_openai.metrics import Metrics
+from triton_llama_openai.record import RequestRecord
 
-S = TypeVar("S", bound=Schema)
 LOG = logging.getLogger("triton_llama_openai")
 MAX_HEADER_BYTES = 32 << 10
 """Maximum bytes of all headers. uvicorn closes a connection that sends twice as many."""
-
-TRACEPARENT = ContextVar("traceparent", default="")
-"""The span of the request that a task answers, in W3C's form; empty without one."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_NAME, _MAX_NAMES = 64, 1024
@@ -40,56 +27,6 @@ _MAX_NAME, _MAX_NAMES = 64, 1024
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _ABSOLUTE_FORM = re.compile(r"https?://[^/?]*", re.IGNORECASE)
-_ENCODINGS = ("gzip", "deflate")
-
-
-class Interruption(NamedTuple):
-    """A loss of a request's Triton. outcome: resumed or given_up. Times are monotonic."""
-
-    outcome: str
-    began: float
-    ended: float
-
-
-@dataclass(eq=False)
-class RequestRecord:
-    """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
-
-    session: the client's name for a conversation. model: its served name, of a request for text. adapter: its name, of
-    a request with one. finish_reasons: of its choices that have ended. prompt: as it came, or a chat's text.
-    key_digest: of the API key, empty without one.
-    """
-
-    id: str
-    session: str = field(default="", repr=False)
-    arrived: float = field(default_factory=time.perf_counter)
-    status: int = 500
-    first_text: float | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    model: str = ""
-    adapter: str = ""
-    finish_reasons: list[str] = field(default_factory=list)
-    interruptions: list[Interruption] = field(default_factory=list)
-    prompt: object = None
-    ignored: list[str] = field(default_factory=list)
-    key_digest: bytes = field(default=b"", repr=False)
-
-    def saw_text(self) -> None:
-        """Note the time of a stream's first text."""
-        if self.first_text is None:
-            self.first_text = time.perf_counter() - self.arrived
-
-    def end_interruption(self, outcome: str, began: float) -> None:
-        """Note the end of an interruption. began: its monotonic time."""
-        self.interruptions.append(Interruption(outcome, began, time.monotonic()))
-
-
-def lora_use(loaded: int, records: Collection[RequestRecord]) -> LoraUse:
-    """Return which adapters the requests in flight use. loaded: number of adapters."""
-    used = [(record.adapter, record.completion_tokens > 0) for record in records if record.adapter]
-    waiting, running = (sorted({name for name, runs in used if runs is state}) for state in (False, True))
-    return LoraUse(loaded, waiting, running)
 
 
 class NormalizeTarget:
@@ -99,7 +36,10 @@ class NormalizeTarget:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request. The server, which has a scope of its own, sends no body to a HEAD."""
+        """Run the request with its path and method normalized.
+
+        The server, which has a scope of its own, sends no body to a HEAD.
+        """
         if scope["type"] == "http":
             path = _ABSOLUTE_FORM.sub("", scope["path"], count=1) if scope["path"][:1] != "/" else scope["path"]
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -120,7 +60,7 @@ class RecordRequests:
         self._log_requests = log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request."""
+        """Run the request with a record, of which metrics and a log line are made when its answer ends."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -132,7 +72,8 @@ class RecordRequests:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 response_headers = MutableHeaders(scope=message)
-                response_headers["x-request-id"] = record.id
+                # The second is Anthropic's.
+                response_headers["x-request-id"] = response_headers["request-id"] = record.id
                 if record.ignored:
                     response_headers["x-ignored-parameters"] = _header_of(record.ignored)
             await send(message)
@@ -193,86 +134,8 @@ class HeaderLimit:
         app = self._app
         if sum(len(name) + len(value) for name, value in scope.get("headers", [])) > MAX_HEADER_BYTES:
             message = f"the request's headers are too large; they must be at most {MAX_HEADER_BYTES} bytes"
-            app = error_response(ApiError(431, message, None, "headers_too_large"))
+            app = error_response(ApiError(431, message, None, "headers_too_large"), scope)
         await app(scope, receive, send)
-
-
-async def parse_request(request: Request, schema: type[S], settings: Settings) -> S:
-    """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
-    text = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
-    try:
-        body = schema.model_validate_json(text, extra="allow" if settings.unknown_fields == "ignore" else "forbid")
-    except ValidationError as error:
-        raise from_validation(error) from error
-    request.state.record.ignored = body.ignored()
-    return body
-
-
-async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Return a request's body, decompressed, without a byte order mark.
-
-    Raises:
-        ApiError: it is larger than the bound, announced or not, before or after decompression; it takes longer than
-            `seconds` to arrive; or its content encoding is unknown or damaged.
-        ClientLeftError: the client has left before its end.
-    """
-    decompress = _decompressor(request.headers.get("content-encoding", "identity").strip().lower(), max_bytes)
-    content_length = request.headers.get("content-length", "")
-    if content_length.isdecimal() and int(content_length) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                body += decompress(part)
-                if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
-    except TimeoutError:
-        raise ApiError(408, f"the body took longer than {seconds:g} s to arrive", None, "timeout") from None
-    except ClientDisconnect:
-        raise ClientLeftError from None
-    return bytes(body).removeprefix(codecs.BOM_UTF8)
-
-
-def _decompressor(encoding: str, max_bytes: int) -> Callable[[bytes], bytes]:
-    """Return a function that decodes the body's next part, b"" for its end, to at most `max_bytes` + 1 bytes.
-
-    Raises:
-        ApiError: the encoding is unknown; the function raises it for a body in another encoding, or without its end.
-    """
-    if encoding == "identity":
-        return lambda part: part
-    if encoding not in _ENCODINGS:
-        bound = f"it must be one of {', '.join(_ENCODINGS)}"
-        raise ApiError(
-            415, f"the body's Content-Encoding is {shorten(encoding)}; {bound}", None, "unsupported_encoding"
-        )
-    decoder = None
-
-    def decompress(part: bytes) -> bytes:
-        nonlocal decoder
-        if decoder is None:
-            # HTTP's deflate has zlib's header, whose first byte ends in 8; some clients leave it out.
-            raw = encoding == "deflate" and part[:1] != b"" and part[0] & 15 != 8
-            decoder = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
-        try:
-            # Without a bound, a body of 4 MiB could unpack to 4 GiB.
-            decoded = decoder.decompress(part, max_bytes + 1)
-        except zlib.error as error:
-            raise _damaged(encoding) from error
-        if decoder.unused_data or (not part and not decoder.eof):
-            raise _damaged(encoding)
-        return decoded
-
-    return decompress
-
-
-def _damaged(encoding: str) -> ApiError:
-    return ApiError(400, f"the body isn't {encoding}, as its Content-Encoding says", None, "invalid_encoding")
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is too large; it must be at most {max_bytes} bytes", None, "body_too_large")
 
 
 def limited_route(max_requests: int) -> type[APIRoute]:

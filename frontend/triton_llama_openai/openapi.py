@@ -12,15 +12,20 @@ from starlette.routing import BaseRoute
 from triton_llama_openai.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from triton_llama_openai.protocol.chat import ChatRequest
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.embeddings import EmbeddingRequest
+from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from triton_llama_openai.routes.served_model import package_version
+from triton_llama_openai.served.served_model import package_version
 
 BODIES: Mapping[str, type[Schema]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     "/v1/load_lora_adapter": LoadAdapterRequest,
@@ -44,6 +49,16 @@ _ERROR = {
     },
     "required": ["error"],
 }
+_TEXT = {"type": "string"}
+_MESSAGES_ERROR = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "properties": {"type": _TEXT, "message": _TEXT}, "required": ["type", "message"]},
+        "request_id": _TEXT,
+    },
+    "required": ["type", "error", "request_id"],
+}
 
 
 def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> dict[str, Any]:
@@ -58,17 +73,18 @@ def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> d
     if ignores_unknown:
         for definition in definitions["$defs"].values():
             definition.pop("additionalProperties", None)
-    document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR}}
+    document["components"] = {"schemas": {**definitions["$defs"], "Error": _ERROR, "MessagesError": _MESSAGES_ERROR}}
     for path, schema in {**bodies, **_RENDERED}.items():
         content = {"application/json": {"schema": names[schema, mode]}}
         operation = document["paths"][path]["post"]
         operation["requestBody"] = {"required": True, "content": content}
         if "stream" in schema.model_fields and path in BODIES:
             operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"description": "Error", "content": {"application/json": {"schema": {"$ref": f"{_COMPONENTS}Error"}}}}
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
+        form = "MessagesError" if path.startswith("/v1/messages") else "Error"
+        error = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}{form}"}}}
         for operation in operations.values():
             # FastAPI's form of an error, which this endpoint doesn't send.
             operation["responses"].pop("422", None)
-            operation["responses"]["default"] = error
+            operation["responses"]["default"] = {"description": "Error", "content": error}
     return document

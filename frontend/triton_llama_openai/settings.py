@@ -89,12 +89,15 @@ class Settings(ModelSettings):
     (docs/openai.md#the-prefix-cache)"""
     allowed_origins: Text | None = None
     """origins of browser pages that may call, with commas between; * is any (CORS). Pages may read the headers
-    x-request-id, x-ignored-parameters and retry-after"""
+    x-request-id, request-id, x-ignored-parameters and retry-after"""
     lora_updates: Literal["off", "on"] = "off"
     """on: /v1/load_lora_adapter and /v1/unload_lora_adapter load and unload adapters, for every holder of a key where
     there are keys (docs/openai.md#adapters)"""
     openapi: Literal["off", "on"] = "on"
     """on: GET /openapi.json describes paths and fields, to the holders of a key where there are keys"""
+    page: Literal["auto", "on", "off"] = "auto"
+    """the page at / (docs/openai.md#the-page); auto: on if host is a loopback address. It needs no key, its requests
+    need one where there are keys"""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """ignore: fields that no request has are left out and named in the header x-ignored-parameters, misspelled ones,
     too; bad values of known fields and refused ones are still refused"""
@@ -114,7 +117,7 @@ class Settings(ModelSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4 << 20
     """maximum bytes of a request's body"""
     max_messages: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
-    """maximum messages of a conversation, on /tokenize, too"""
+    """maximum messages of a conversation, on /tokenize, too; of the Messages API with system and each tool_result"""
     max_prompts: Annotated[int, Field(ge=1, le=1 << 16)] = 128
     """maximum prompts of one completion request"""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
@@ -124,7 +127,7 @@ class Settings(ModelSettings):
     body_timeout: Annotated[int, Field(ge=1, le=3600)] = 30
     """seconds for a request's body to arrive"""
     log_requests: Literal["none", "summary", "prompts"] = "summary"
-    """a log line for each request: summary, prompts (with its prompt), or none"""
+    """a log line for each POST: summary, prompts (with its prompt), or none"""
     traces: Collector = "off"
     """URL of a collector that takes OTLP over HTTP, for spans of requests (docs/operations.md#traces); needs the extra
     `tracing`"""

@@ -22,13 +22,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triton_llama_openai.middleware import TRACEPARENT, RequestRecord
+from triton_llama_openai.record import TRACEPARENT, RequestRecord
 
 CLOSE_SECONDS = 2.0
 """Seconds for sending the last spans."""
 
 LOG = logging.getLogger("triton_llama_openai")
 _PROPAGATOR = TraceContextTextMapPropagator()
+_OPERATIONS = dict.fromkeys(("/v1/chat/completions", "/v1/messages", "/v1/responses"), "chat")
+_OPERATIONS |= {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+"""OpenTelemetry's operation of each path that runs the model; rendering and counting tokens are none."""
 
 
 class Traces:
@@ -60,7 +63,11 @@ class TraceRequests:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        span = self._tracer.start_span("POST", _PROPAGATOR.extract(Headers(scope=scope)), SpanKind.SERVER)
+        record = scope["state"]["record"]
+        # As the record does, the span begins with the request's arrival: `time_to_first_chunk` is within it.
+        arrived = time.time_ns() - round((time.perf_counter() - record.arrived) * 1e9)
+        parent = _PROPAGATOR.extract(Headers(scope=scope))
+        span = self._tracer.start_span("POST", parent, SpanKind.SERVER, start_time=arrived)
         for_children: dict[str, str] = {}
         if span.is_recording():
             _PROPAGATOR.inject(for_children, set_span_in_context(span))
@@ -68,7 +75,7 @@ class TraceRequests:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._end(span, scope["state"]["record"], getattr(scope.get("route"), "path", "unmatched"))
+            self._end(span, record, getattr(scope.get("route"), "path", "unmatched"))
 
     def _end(self, span: Span, record: RequestRecord, route: str) -> None:
         offset = time.time_ns() - time.monotonic_ns()
@@ -93,10 +100,10 @@ class TraceRequests:
                 "http.response.header.x-request-id": [record.id],
             }
         )
-        if record.model:
+        if record.model and (operation := _OPERATIONS.get(route)):
             span.set_attributes(
                 {
-                    "gen_ai.operation.name": "text_completion" if route == "/v1/completions" else "chat",
+                    "gen_ai.operation.name": operation,
                     "gen_ai.provider.name": "triton-llama",
                     "gen_ai.request.model": record.model,
                     "gen_ai.usage.input_tokens": record.prompt_tokens,

@@ -23,35 +23,24 @@ from perf.bench.measure import Bench
 from perf.checkpoint import described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
 from perf.device_rates import measure_rates
-from perf.perf_analyzer import BadExportError
 from perf.results_file import RESULTS, Results, read
 from perf.roofline import DeviceRates
+from perf.table import markdown
 from perf.workload import SLOTS
 
 BY_DEFAULT = ("smollm2", "1b", "article")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line; a value out of bounds ends the program with one line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     add = parser.add_argument
     add("--budget", type=positive, default=120.0, metavar="MINUTES", help="for all of it (default 120)")
-    add(
-        "--model",
-        type=existing_checkpoint,
-        metavar="FOLDER",
-        help="a Llama in safetensors (default: SmolLM2-135M-Instruct)",
-    )
+    add("--model", type=existing_checkpoint, help="a Llama in safetensors (default: SmolLM2-135M-Instruct)")
     add("--only", nargs="+", choices=CASES, default=BY_DEFAULT, help="cases to measure")
-    add(
-        "--servers",
-        nargs="+",
-        metavar="KEY",
-        default=[""],
-        help="of those whose keys begin so, such as vllm; steps: those of lora",
-    )
+    add("--servers", nargs="+", metavar="KEY", default=[""], help="whose keys begin so, such as vllm; steps: of lora")
     add("--users", nargs="+", type=count, metavar="N", help="loads of so many users only")
-    add("--kinds", nargs="+", metavar="KIND", help="loads of these kinds only, such as edit")
+    add("--loads", nargs="+", metavar="KEY", default=[""], help="whose keys begin so: drafts/edit, lora/large")
     add("--seconds", type=positive, help="of a load of smollm2, 1b, 7b, drafts or lora, after its warm-up")
     add("--folder", type=Path, default=RESULTS, help="of the result files (default perf/results)")
     return parser.parse_args(arguments)
@@ -87,17 +76,15 @@ def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: 
             lora_steps.measure(results, options.users or USERS)
         for server, checkpoint, loads in cases:
             selected = [
-                load
+                load._replace(seconds=load.seconds and (options.seconds or load.seconds))
                 for load in loads
-                if load.users in (options.users or [load.users]) and load.mix in (options.kinds or [load.mix])
+                if load.users in (options.users or [load.users]) and load.key.startswith(tuple(options.loads))
             ]
-            timed = [
-                load._replace(seconds=options.seconds or load.seconds) if load.seconds else load for load in selected
-            ]
-            bench.measure(server, checkpoint(), timed)
+            if selected:
+                bench.measure(server, checkpoint(), selected)
     finally:
         results.finish()
-    print(f"\n{report.markdown(read(file), report.TABLES[name][1])}\n")
+    print(f"\n{markdown(read(file), report.TABLES[name][1])}\n")
     print(f"written to {file}; make report puts it into the pages")
     if bench.different:
         sys.exit(f"bench: answers differ from those without drafts or adapters: {', '.join(bench.different)}")
@@ -110,5 +97,3 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit("bench: interrupted; what was measured is in the result file")
-    except BadExportError as error:
-        sys.exit(f"bench: {error}")

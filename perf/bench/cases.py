@@ -19,9 +19,10 @@ from typing import NamedTuple
 import torch
 
 from perf.adapters import modules, with_adapters
-from perf.bench.drafts import KINDS, MEASURED, DraftLoad
-from perf.bench.lora import MIXES, MODELS, ROUNDS, USERS, LoraLoad
-from perf.bench.prefixes import LARGE_LOADS, POSITIONS, SMALL_LOADS, PrefixLoad
+from perf.bench import drafts as draft_loads
+from perf.bench import lora as lora_loads
+from perf.bench.lora import MIXES, MODELS, ROUNDS, USERS
+from perf.bench.prefixes import LARGE_LOADS, POSITIONS, SMALL_LOADS
 from perf.checkpoint import (
     LLAMA_2_7B,
     SMOLLM2,
@@ -35,11 +36,11 @@ from perf.checkpoint import (
 from perf.servers.baselines import fastapi, llama_cpp, openvino, vllm
 from perf.servers.running import Server
 from perf.servers.triton import our_server
-from perf.workload import MEAN_OUTPUT, SLOTS, Load
+from perf.workload import MEAN_OUTPUT, SLOTS, Load, passages
 
 SECONDS = 20.0
 """In which the requests of a load are sent after its warm-up."""
-FORMATS = [Load("formats/1", "uniform", 1, 4), Load("formats/8", "uniform", 8, 16)]
+FORMATS = [passages("formats/1", "uniform", 1, 4), passages("formats/8", "uniform", 8, 16)]
 TITLES = {
     "w8a8": "W8A8",
     "w4a16": "W4A16",
@@ -51,6 +52,8 @@ TITLES = {
 }
 """The formats of checkpoints. vLLM's CPU backend reads the first four, and llama.cpp the others."""
 INT8 = {"LLAMA_QUANTIZATION": "int8"}
+STORED = {"LLAMA_QUANTIZATION": "checkpoint"}
+_ours = partial(our_server, variant="streaming", weights="int8", environment=INT8)
 
 
 class Case(NamedTuple):
@@ -58,7 +61,7 @@ class Case(NamedTuple):
 
     server: Server
     checkpoint: Callable[[], Path]
-    loads: Sequence[Load | PrefixLoad | DraftLoad | LoraLoad]
+    loads: Sequence[Load]
 
 
 def article(model: Path | None) -> list[Case]:
@@ -83,7 +86,7 @@ def article(model: Path | None) -> list[Case]:
         our_server("batched_fp16", "batched FP16", "batched_fp16", "fp16"),
         our_server("naive_fp16", "naive FP16", "naive_fp16", "fp16"),
     ]
-    load = Load("article/equal", "equal", perf_analyzer=True)
+    load = passages("article/equal", "equal")._replace(perf_analyzer=True)
     return [Case(server, partial(_chosen, model), [load]) for server in servers]
 
 
@@ -99,24 +102,31 @@ def speed(
 
     left_out: servers that this machine has no memory for.
     """
-    loads = [Load(f"{name}/{count}", "uniform", count, 512, mean, seconds=SECONDS) for count in users]
+    loads = [passages(f"{name}/{count}", "uniform", count, 512, mean) for count in users]
+    loads = [load._replace(seconds=SECONDS) for load in loads]
     best = fastest()
     title = f"GGUF {gguf.upper()}"
     servers = [
-        our_server("triton_llama_int8", "triton-llama INT8", "streaming", "int8", INT8),
+        _ours("triton_llama_int8", "triton-llama INT8"),
         vllm("vllm", f"vLLM {best.upper()}", best),
     ]
     if not torch.cuda.is_available():
-        one_term, stored = INT8 | {"LLAMA_INT8_TERMS": "1"}, {"LLAMA_QUANTIZATION": "checkpoint"}
+        one_term = INT8 | {"LLAMA_INT8_TERMS": "1"}
         servers += [
             # It multiplies as often as W8A8.
-            our_server("triton_llama_int8_one_term", "triton-llama INT8, one term", "streaming", "int8", one_term),
-            our_server(f"triton_llama_{gguf}", f"triton-llama {title}", "streaming", "int8", stored, gguf, title),
+            _ours("triton_llama_int8_one_term", "triton-llama INT8, one term", environment=one_term),
+            _stored(gguf, title),
             vllm("vllm_int8", "vLLM INT8 W8A8", "int8", "w8a8"),
             llama_cpp(f"llama_cpp_{gguf}", f"llama.cpp {title}", gguf, title, SLOTS),
             openvino(),
         ]
     return [Case(server, checkpoint, loads) for server in servers if server.key not in left_out]
+
+
+def _stored(name: str, title: str) -> Server:
+    """Return ours of a checkpoint's format."""
+    key, ours = f"triton_llama_{name}", f"triton-llama {title}"
+    return _ours(key, ours, environment=STORED, converted=name, stored=title)
 
 
 def smollm2(model: Path | None) -> list[Case]:
@@ -133,16 +143,14 @@ def prefixes(_: Path | None) -> list[Case]:
     """Ours in INT8 with its prefix cache on and off, and vLLM with its own; all say how many tokens were cached."""
     best = fastest()
     servers = [
-        our_server(
-            f"triton_llama_int8_prefix_cache_{state}",
-            f"triton-llama INT8, prefix cache {state}",
-            "streaming",
-            "int8",
-            INT8 | {"LLAMA_PREFIX_CACHE": state},
-        )
-        for state in ("on", "off")
-    ]
-    servers += [
+        *(
+            _ours(
+                f"triton_llama_int8_prefix_cache_{state}",
+                f"triton-llama INT8, prefix cache {state}",
+                environment=INT8 | {"LLAMA_PREFIX_CACHE": state},
+            )
+            for state in ("on", "off")
+        ),
         vllm("vllm_int8_prefix_cache", "vLLM INT8 W8A8, prefix cache on", "int8", "w8a8", prefix_cache=True),
         vllm("vllm_prefix_cache", f"vLLM {best.upper()}, prefix cache on", best, prefix_cache=True),
     ]
@@ -155,11 +163,7 @@ def prefixes(_: Path | None) -> list[Case]:
 
 def formats(_: Path | None) -> list[Case]:
     """Ours with INT8 of the float checkpoint, and each server with each of its formats."""
-    servers = [our_server("triton_llama_int8", "triton-llama INT8", "streaming", "int8", INT8)]
-    stored = {"LLAMA_QUANTIZATION": "checkpoint"}
-    for name, title in TITLES.items():
-        key, ours = f"triton_llama_{name}", f"triton-llama {title}"
-        servers.append(our_server(key, ours, "streaming", "int8", stored, name, title))
+    servers = [_ours("triton_llama_int8", "triton-llama INT8"), *(_stored(*each) for each in TITLES.items())]
     for name, title in TITLES.items():
         if name.startswith("q"):
             servers.append(llama_cpp(f"llama_cpp_{name}", f"llama.cpp {title}", name, title, slots=8))
@@ -172,42 +176,35 @@ def drafts(model: Path | None) -> list[Case]:
     """Ours in INT8 and of a GGUF file, and llama.cpp of the same file; each without and with drafts."""
     gguf, title = "q4_1", "GGUF Q4_1"
     servers = [
-        our_server(
+        _ours(
             f"triton_llama_{key}_drafts_{state}",
             f"triton-llama {name}, drafts {state}",
-            "streaming",
-            "int8",
-            {"LLAMA_QUANTIZATION": quantization, "LLAMA_PREFIX_CACHE": "on", "LLAMA_SPECULATION": state},
-            converted,
-            stored,
+            environment=weights | {"LLAMA_PREFIX_CACHE": "on", "LLAMA_SPECULATION": state},
+            converted=converted,
+            stored=converted and title,
             chats=True,
             same_answers=key,
         )
-        for key, name, quantization, converted, stored in (
-            ("int8", "INT8", "int8", None, None),
-            (gguf, title, "checkpoint", gguf, title),
-        )
+        for key, name, weights, converted in (("int8", "INT8", INT8, None), (gguf, title, STORED, gguf))
         for state in ("off", "auto")
     ]
     servers += [
-        llama_cpp(
-            f"llama_cpp_{gguf}_drafts_{kind}", f"llama.cpp {title}, drafts {kind}", gguf, title, SLOTS, True, kind
-        )
+        llama_cpp(f"llama_cpp_{gguf}_drafts_{kind}", f"llama.cpp {title}, drafts {kind}", gguf, title, SLOTS, kind)
         for kind in ("none", "ngram-mod")
     ]
-    loads = [DraftLoad(kind, users) for kind in KINDS for users in MEASURED]
+    loads = [draft_loads.load(kind, users) for kind in draft_loads.KINDS for users in draft_loads.MEASURED]
     return [Case(server, partial(_chosen, model), loads) for server in servers]
 
 
 def lora(_: Path | None) -> list[Case]:
     """Ours and vLLM, without adapters and with eight. vLLM's W8A8 refuses adapters on a CPU, so it has its floats."""
-    ours, best = partial(our_server, variant="streaming", weights="int8", same_answers="lora"), fastest()
+    ours, best = partial(_ours, same_answers="lora"), fastest()
     cases: list[Case] = []
     for model, (make, mean) in MODELS.items():
         adapters = modules(model)
         loaded = INT8 | {"LLAMA_LORA_ADAPTERS": ", ".join(adapters)}
         pair = [
-            ours("triton_llama_int8", "triton-llama INT8", environment=INT8),
+            ours("triton_llama_int8", "triton-llama INT8"),
             ours("triton_llama_int8_adapters", "triton-llama INT8, 8 adapters", environment=loaded),
         ]
         others = [
@@ -219,7 +216,7 @@ def lora(_: Path | None) -> list[Case]:
         for number, servers in enumerate([*rounds, others]):
             for server in servers:
                 mixes = [*MIXES] if server.key.endswith("adapters") else [*MIXES][:1]
-                loads = [LoraLoad(model, mix, users, number, mean) for users in USERS for mix in mixes]
+                loads = [lora_loads.load(model, mix, users, number, mean) for users in USERS for mix in mixes]
                 cases.append(Case(server, partial(with_adapters, model, make), loads))
     return cases
 

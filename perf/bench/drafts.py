@@ -16,17 +16,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from transformers import AutoTokenizer
 
 from perf.load.protocols import Request
-from perf.workload import lengths, prompts
+from perf.workload import Load, lengths, prompts
 
 Kind = Literal["edit", "edit_predicted", "retrieval", "summary", "chat", "json", "tools", "plain"]
 KINDS: Sequence[Kind] = get_args(Kind)
 MEASURED = {1: 12, 4: 24, 8: 32, 32: 64}
 """Requests or chats after the warm-up, by users."""
+SECONDS = 8.0
 LINES, CHARACTERS = range(15, 31), range(1000)
 """Of functions to edit. The default model doesn't copy longer ones, or those without a docstring."""
 PAGE_TOKENS = 600
@@ -51,27 +52,17 @@ PROPERTIES = {
 ORDER = {"type": "object", "properties": PROPERTIES, "required": [*PROPERTIES], "additionalProperties": False}
 
 
-class DraftLoad(NamedTuple):
-    """A closed loop. mix: the kind of its requests. seconds: none is sent later than so long after the warm-up."""
+def load(kind: Kind, users: int) -> Load:
+    """Return a load of requests or chats of a kind."""
 
-    mix: Kind
-    users: int
-    seconds: float = 8.0
-    perf_analyzer: bool = False
-
-    @property
-    def key(self) -> str:
-        """Of its measurements, before the server's."""
-        return f"drafts/{self.mix}/{self.users}"
-
-    def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
-        """Return the requests, the same for every server, and how many of them are the warm-up."""
-        first = sum(users + MEASURED[users] for users in MEASURED if users < self.users)
-        last = first + self.users + MEASURED[self.users]
-        chats = [chat(self.mix, checkpoint, number) for number in range(first, last)]
-        parts = [_begun(each, (1 + user / self.users) / 2) for user, each in enumerate(chats[: self.users], 1)]
+    def chosen(checkpoint: Path) -> tuple[list[Request], int]:
+        first = sum(fewer + MEASURED[fewer] for fewer in MEASURED if fewer < users)
+        chats = [chat(kind, checkpoint, number) for number in range(first, first + users + MEASURED[users])]
+        parts = [_begun(each, (1 + user / users) / 2) for user, each in enumerate(chats[:users], 1)]
         warmup = [request for part in parts for request in part]
-        return [*warmup, *(request for each in chats[self.users :] for request in each)], len(warmup)
+        return [*warmup, *(request for each in chats[users:] for request in each)], len(warmup)
+
+    return Load(f"drafts/{kind}/{users}", kind, users, chosen, SECONDS)
 
 
 def chat(kind: Kind, checkpoint: Path, number: int) -> list[Request]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from perf.adapters import NAMES
 from perf.checkpoint import TINY_LLAMA, default_checkpoint, random_checkpoint
 from perf.load.protocols import Request
-from perf.workload import MEAN_OUTPUT, Load
+from perf.workload import MEAN_OUTPUT, Load, passages
 
 Mix = Literal["none", "one", "eight"]
 MIXES: Mapping[Mix, Sequence[str]] = {"none": [""], "one": NAMES[:1], "eight": NAMES}
@@ -24,30 +24,16 @@ MODELS: Mapping[str, tuple[Callable[[], Path], int]] = {
 """What makes a model's checkpoint, and the mean of its output tokens."""
 ROUNDS = 5
 USERS = (1, 8, 32)
+SECONDS = 10.0
 
 
-class LoraLoad(NamedTuple):
-    """A closed loop of the other tables' requests. model: of its measurements' keys. mix: the requests' adapters.
+def load(model: str, mix: Mix, users: int, number: int, mean: int) -> Load:
+    """Return a load of the other tables' requests. number: of the round. mean: output tokens of a request."""
+    key = f"lora/{model}/{mix}/{users}/{number}"
 
-    round: servers are compared by what they gave in the same one. mean: output tokens of a request. seconds: none is
-    sent later than so long after the warm-up.
-    """
+    def named(checkpoint: Path) -> tuple[list[Request], int]:
+        requests, warmup = passages(key, "uniform", users, 512, mean).requests(checkpoint)
+        adapters = zip(requests, cycle(MIXES[mix]), strict=False)
+        return [replace(request, adapter=adapter) for request, adapter in adapters], warmup
 
-    model: str
-    mix: Mix
-    users: int
-    round: int
-    mean: int
-    seconds: float = 10.0
-    perf_analyzer: bool = False
-
-    @property
-    def key(self) -> str:
-        """Of its measurements, before the server's."""
-        return f"lora/{self.model}/{self.mix}/{self.users}/{self.round}"
-
-    def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
-        """Return the requests, the same for every server, and how many of them are the warm-up."""
-        load, warmup = Load(self.key, "uniform", self.users, 512, self.mean).requests(checkpoint)
-        named = zip(load, cycle(MIXES[self.mix]), strict=False)
-        return [replace(request, adapter=adapter) for request, adapter in named], warmup
+    return Load(key, mix, users, named, SECONDS, round=number)

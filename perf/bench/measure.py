@@ -19,9 +19,6 @@ from llama_engine.errors import one_line
 from transformers import LlamaConfig
 
 from perf import perf_analyzer
-from perf.bench.drafts import DraftLoad
-from perf.bench.lora import LoraLoad
-from perf.bench.prefixes import PrefixLoad
 from perf.checkpoint import described, quantized
 from perf.command import CORES, Budget
 from perf.environment import StealTime, memory_of
@@ -42,9 +39,6 @@ _COUNTER = re.compile(
 )
 
 
-AnyLoad = Load | PrefixLoad | DraftLoad | LoraLoad
-
-
 @dataclass(frozen=True)
 class Bench:
     """A run's results and time, and the device's rates.
@@ -58,11 +52,11 @@ class Bench:
     different: list[str] = field(default_factory=list)
     _answers: dict[tuple[str, str], Sequence[Record]] = field(default_factory=dict)
 
-    def measure(self, server: Server, checkpoint: Path, loads: Sequence[AnyLoad]) -> None:
+    def measure(self, server: Server, checkpoint: Path, loads: Sequence[Load]) -> None:
         """Start a server, apply the loads, stop it; every load has an entry afterwards.
 
         What ends a server's measurements is the reason of all its loads that are left: it can't run, or it has not
-        answered a load in time and may still be computing it. Raises BadExportError.
+        answered a load in time and may still be computing it.
         """
         left = list(loads)
         try:
@@ -76,8 +70,6 @@ class Bench:
                     measurement = self._apply(server, running, checkpoint, left[0])
                     self._note(left[0], server, measurement)
                     del left[0]
-        except perf_analyzer.BadExportError:
-            raise
         except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
             reason = str(error) if isinstance(error, NotRunError) else one_line(error)
             for load in left:
@@ -87,7 +79,7 @@ class Bench:
         if self.budget.left < START_S:
             raise NotRunError(f"{self.budget.left:.0f} s are left of --budget")
 
-    def _apply(self, server: Server, running: Running, checkpoint: Path, load: AnyLoad) -> dict[str, object]:
+    def _apply(self, server: Server, running: Running, checkpoint: Path, load: Load) -> dict[str, object]:
         steal = StealTime()
         requests, warmup = load.requests(checkpoint)
         timeout = min(LOAD_S, self.budget.left / 4)
@@ -113,11 +105,11 @@ class Bench:
             "mean_output_tokens": round(statistics.fmean(lengths), 2),
             "prompt_tokens": prompt,
         }
-        if isinstance(load, LoraLoad):
+        if load.round is not None:
             facts["round"] = load.round
         summary = summarize(run)
         limit: dict[str, object] = {}
-        if isinstance(load, Load) and server.stored is None and "tokens_per_second" in summary:
+        if load.bounded and server.stored is None and "tokens_per_second" in summary:
             config = LlamaConfig.from_pretrained(checkpoint)
             # For any server in these weights: all users may share a step.
             bound = roofline(config, server.weights, self.rates, load.users, lengths, PROMPT_TOKENS)
@@ -135,7 +127,7 @@ class Bench:
             "stolen_share": round(steal.share(), 4),
         }
 
-    def _compare(self, load: AnyLoad, server: Server, records: Sequence[Record]) -> None:
+    def _compare(self, load: Load, server: Server, records: Sequence[Record]) -> None:
         """Note whether answers differ from those of another server that must give the same."""
         if server.same_answers:
             others = self._answers.setdefault((load.key, server.same_answers), records)
@@ -143,7 +135,7 @@ class Bench:
             if any(record.text != other.text for record, other in pairs if not (record.error or other.error)):
                 self.different.append(f"{load.key}/{server.key}")
 
-    def _note(self, load: AnyLoad, server: Server, measurement: Mapping[str, object]) -> None:
+    def _note(self, load: Load, server: Server, measurement: Mapping[str, object]) -> None:
         """Write a measurement, unless it is none and another run made one, and print it in a line."""
         key = f"{load.key}/{server.key}"
         if "not_run" not in measurement or "not_run" in self.results.measurements.get(key, {"not_run": ""}):

@@ -13,12 +13,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from transformers import LlamaConfig
 
 from perf.checkpoint import SPECIAL_TOKENS, word
 from perf.load.protocols import Request
+from perf.workload import Load
 
 POSITIONS = 4096
 """Of the checkpoints."""
@@ -28,38 +29,22 @@ UNSHARED_TOKENS, UNSHARED_ANSWER = (550, 650), (30, 90)
 Bounds = tuple[int, int]
 
 
-class PrefixLoad(NamedTuple):
-    """A closed loop. model: of its measurements' keys. measured: chats or requests after a warm-up of one per user."""
+def load(model: str, mix: Literal["chat", "retrieval", "unshared"], users: int, measured: int) -> Load:
+    """Return a load for a checkpoint of words. measured: chats or requests after a warm-up of one per user."""
+    key, count = f"prefixes/{model}/{mix}/{users}", users + measured
 
-    model: str
-    mix: Literal["chat", "retrieval", "unshared"]
-    users: int
-    measured: int
-    perf_analyzer: bool = False
-    seconds: float | None = None
-
-    @property
-    def key(self) -> str:
-        """Of its measurements, before the server's."""
-        return f"prefixes/{self.model}/{self.mix}/{self.users}"
-
-    def requests(self, checkpoint: Path) -> tuple[list[Request], int]:
-        """Return the requests, the same for every server, and how many of them are the warm-up.
-
-        checkpoint: of words.
-        """
-        words = _Words(self.key, LlamaConfig.from_pretrained(checkpoint).vocab_size)
-        if self.mix == "chat":
+    def chosen(checkpoint: Path) -> tuple[list[Request], int]:
+        words = _Words(key, LlamaConfig.from_pretrained(checkpoint).vocab_size)
+        if mix == "chat":
             system = words.text(SYSTEM_TOKENS)
-            warmup = [turn for user in range(self.users) for turn in words.chat(system, 1 + user % TURNS)]
-            return [*warmup, *(turn for _ in range(self.measured) for turn in words.chat(system, TURNS))], len(warmup)
-        count = self.users + self.measured
-        if self.mix == "unshared":
-            return [
-                Request(words.some(UNSHARED_TOKENS), words.number(UNSHARED_ANSWER)) for _ in range(count)
-            ], self.users
+            warmup = [turn for user in range(users) for turn in words.chat(system, 1 + user % TURNS)]
+            return [*warmup, *(turn for _ in range(measured) for turn in words.chat(system, TURNS))], len(warmup)
+        if mix == "unshared":
+            return [Request(words.some(UNSHARED_TOKENS), words.number(UNSHARED_ANSWER)) for _ in range(count)], users
         document = words.text(DOCUMENT_TOKENS)
-        return [Request(document + words.some(QUESTION_TOKENS), FINDING_TOKENS) for _ in range(count)], self.users
+        return [Request(document + words.some(QUESTION_TOKENS), FINDING_TOKENS) for _ in range(count)], users
+
+    return Load(key, mix, users, chosen)
 
 
 class _Words:
@@ -85,13 +70,13 @@ class _Words:
 
 
 SMALL_LOADS = [
-    *(PrefixLoad("small", "chat", users, measured) for users, measured in ((1, 6), (8, 24), (32, 64))),
-    *(PrefixLoad("small", "retrieval", users, measured) for users, measured in ((1, 16), (8, 32), (32, 96))),
-    *(PrefixLoad("small", "unshared", users, measured) for users, measured in ((1, 24), (8, 64), (32, 128))),
+    *(load("small", "chat", users, measured) for users, measured in ((1, 6), (8, 24), (32, 64))),
+    *(load("small", "retrieval", users, measured) for users, measured in ((1, 16), (8, 32), (32, 96))),
+    *(load("small", "unshared", users, measured) for users, measured in ((1, 24), (8, 64), (32, 128))),
 ]
 # Without a cache, 32 users of the larger model would take half an hour of prefill on two cores.
 LARGE_LOADS = [
-    *(PrefixLoad("large", "chat", users, measured) for users, measured in ((1, 2), (8, 8))),
-    *(PrefixLoad("large", "retrieval", users, measured) for users, measured in ((1, 4), (8, 12))),
-    *(PrefixLoad("large", "unshared", users, measured) for users, measured in ((1, 4), (8, 16))),
+    *(load("large", "chat", users, measured) for users, measured in ((1, 2), (8, 8))),
+    *(load("large", "retrieval", users, measured) for users, measured in ((1, 4), (8, 12))),
+    *(load("large", "unshared", users, measured) for users, measured in ((1, 4), (8, 16))),
 ]

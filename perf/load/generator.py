@@ -1,18 +1,17 @@
 """`drive`: put a server under load, on asyncio and aiohttp, and return what happened to the requests.
 
 A closed loop: each of `concurrency` users sends its next request when the last one is answered, until none is left. A
-chat is one user's, turn after turn; a turn's prompt has the server's answers to the turns before it. The warm-up is no
-phase of its own: its requests are sent first in the same sequence, so that the measured ones meet a busy
-server.
+chat is one user's, turn after turn; a turn's prompt has the server's answers to the turns before it. The warm-up's
+requests are the first of the same sequence, so that the measured ones meet a busy server.
 
-Every request has a connection of its own, because a server may close a kept one just when it is used again; here that
-costs a fraction of a millisecond, the same for every server. There are no retries: every failure is in its record.
+Every request has a connection of its own, because a server may close a kept one just when it is used again. There are
+no retries: every failure is in its record. The generator takes 50 µs of the processors' time per streamed event, the
+same for every server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -34,13 +33,10 @@ def drive(
 ) -> Run:
     """Send the requests in one sequence; the first `warmup` are recorded but not measured.
 
-    For the throughput the warm-up should be at least the concurrency (`load.records` explains why). `seconds`: requests
-    that would be sent later than that after the first measured one are no part of the run, but two measured ones are.
-    `timeout`: seconds for all requests together, warm-up included. Requests not answered by then, or never sent, are
-    recorded as errors, as is everything else that fails. Raises ValueError unless the warm-up leaves a request.
+    `seconds`: requests that would be sent later than that after the first measured one are no part of the run, but two
+    measured ones are. `timeout`: seconds for all requests together; those not answered by then are recorded as errors,
+    as is everything else that fails.
     """
-    if not 0 <= warmup < len(requests):
-        raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")
     # A process of its own, so that the benchmark does not delay it; not a fork, which would copy torch's threads.
     with ProcessPoolExecutor(1, get_context("forkserver")) as process:
         records = process.submit(generate, target, requests, concurrency, timeout, warmup, seconds).result()
@@ -108,8 +104,9 @@ class _Load:
 
             async def user() -> None:
                 nonlocal steady
-                # Since when the user is free: not now, as other users' answers may have been read since.
-                free = self._now()
+                # Since when the user is free: not now, as other users' answers may have been read since. With arrivals
+                # from 0 on, so that a process that starts late delays none of them.
+                free = self._now() if arrivals is None else 0.0
                 for chat in waiting:
                     if arrivals is not None:
                         free = max(free, arrivals[chat[0]])
@@ -146,12 +143,8 @@ class _Load:
                 record.error = await self._receive(client, number)
         except TimeoutError:
             record.error = f"no whole answer when {TIME_OVER}, {self._now() - now:.1f} s after it was sent"
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError):
-            record.error = "the server closed the connection before its answer was whole"
-        except OSError as failure:
-            record.error = f"connection failed: {os.strerror(failure.errno) if failure.errno else failure}"
-        except aiohttp.ClientError as failure:
-            record.error = f"the answer is not HTTP: {failure}"
+        except (aiohttp.ClientError, OSError) as failure:
+            record.error = f"connection failed: {failure}"
         record.ended = self._now()
         return record.ended
 

@@ -1,16 +1,15 @@
 """The protocols of the servers under test: how a request is worded and how its answer is read.
 
 Requests are greedy and ask for an exact number of tokens where the protocol allows it, unless their own fields say
-otherwise. Every request to a target has the same set of fields, because Triton batches only those together. Answers are
-read from (time, bytes) chunks after the run, so that parsing does not compete with receiving. An error in an answer
-goes into its record; it is never skipped.
+otherwise. Answers are read from (time, bytes) chunks after the run, so that parsing does not compete with receiving. An
+error in an answer goes into its record; it is never skipped.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -109,21 +108,17 @@ def read_answer(
     objects: list[Mapping[str, Any]] = []
     try:
         if streams(target, request):
-            _read_stream(_READ_EVENT[target.protocol], chunks, whole, record, objects)
+            objects = _read_stream(_READ_EVENT[target.protocol], chunks, whole, record)
         elif whole:
-            objects.append(_object(b"".join(chunk for _, chunk in chunks)))
-            _read_unary(target.protocol, objects[0], record)
+            objects = [_object(b"".join(chunk for _, chunk in chunks))]
+            if target.protocol in _OPENAI:
+                _read_usage(record, objects[0])
+            else:
+                record.output_tokens = _count(objects[0], "num_output_tokens")
+                record.prompt_tokens = _count(objects[0], "num_input_tokens")
     except AnswerError as error:
         record.error = str(error)
     record.answer = objects if target.keep_answers else ()
-
-
-def _read_unary(protocol: Protocol, fields: Mapping[str, Any], record: Record) -> None:
-    if protocol in _OPENAI:
-        _read_usage(record, fields)
-    else:
-        record.output_tokens = _count(fields, "num_output_tokens")
-        record.prompt_tokens = _count(fields, "num_input_tokens")
 
 
 def _read_stream(
@@ -131,31 +126,35 @@ def _read_stream(
     chunks: Sequence[tuple[float, bytes]],
     whole: bool,
     record: Record,
-    objects: list[Mapping[str, Any]],
-) -> None:
-    """Read server-sent events, and append their objects.
-
-    read_event: returns whether an event has a token, and a finish reason.
-    """
-    finished, buffer, times = False, b"", list[float]()
+) -> list[Mapping[str, Any]]:
+    """Read a stream, and return its objects. read_event: returns whether an event has a token, and a finish reason."""
+    finished, times, objects = False, list[float](), list[Mapping[str, Any]]()
     record.token_times = times
-    for moment, chunk in chunks:
-        *events, buffer = _EVENT_END.split(buffer + chunk)
-        for event in events:
-            lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-            data = b"\n".join(lines)
-            if lines and data.strip() != b"[DONE]":
-                objects.append(_object(data))
-                has_token, last = read_event(record, objects[-1])
-                finished |= last
-                times += [moment] if has_token else []
+    for moment, data in _events(chunks):
+        objects.append(_object(data))
+        has_token, last = read_event(record, objects[-1])
+        finished |= last
+        times += [moment] if has_token else []
     if whole and not finished:
         raise AnswerError(f"the stream ended without a finish_reason, after {len(times)} events")
     if whole and record.prompt_tokens is None:
         raise AnswerError("the stream ended without a usage: its tokens can't be counted")
     if whole and not times:
-        # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
+        # Tokens without text, such as special ones, may never be sent; they exist when the stream ends. That request's
+        # time to its first token is its latency.
         times.append(record.ended)
+    return objects
+
+
+def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Yield the time at which each server-sent event was whole, and its data."""
+    buffer = b""
+    for moment, chunk in chunks:
+        *events, buffer = _EVENT_END.split(buffer + chunk)
+        for event in events:
+            data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
+            if data and data != b"[DONE]":
+                yield moment, data
 
 
 def _triton_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, bool]:

@@ -1,16 +1,10 @@
 """What happened to each request of a load, and the window in which the load was steady.
 
-A closed loop of 32 sends 32 requests at once and then one per answer until none are left. Two parts of that are not a
-load of 32:
-
-- **The beginning.** The first 32 arrive at an idle server; with a server that takes one at a time, they see a shorter
-  queue than all later ones. They are the warm-up.
-- **The end.** Once the last request is sent, every answer leaves a place empty. With mixed lengths the longest requests
-  then decode alone, for up to a request's whole duration. The fewer requests a run has, the larger this tail.
-
-The steady-state window therefore starts when the first request after the warm-up is sent, and ends at the first answer
-after the last request was sent; in between, 32 are always in flight. Both ends lie at an answer (of answers that arrive
-in batches, at the first of a batch), so the window is not a batch too long or too short.
+A closed loop of 32 sends 32 requests at once and then one per answer until none are left. The first 32 arrive at an
+idle server: they are the warm-up. Once the last request is sent, every answer leaves a place empty. The steady-state
+window therefore starts when the first request after the warm-up is sent, and ends at the first answer after the last
+request was sent; in between, 32 are always in flight. Both ends lie at an answer, so the window is not a batch too long
+or too short.
 """
 
 from __future__ import annotations
@@ -41,11 +35,11 @@ class Record:
 
     scheduled: when its user was free, which is when the user's previous answer arrived. sent: None if it never was.
     ended: when it succeeded or failed. token_times: of a stream, the arrival of each event with a token; an event may
-    hold several tokens. prompt_tokens: None where the server does not count them. output_tokens: as the server counts
-    them, else 0. error: what went wrong, in one line; "" for none. cached_tokens: tokens of the prompt that its prefix
-    cache had; None where the server does not say. accepted_tokens, rejected_tokens: of its drafts; None where the
-    server does not say. text: of a stream, with arguments of tool calls. turn: the request's.
-    answer: its JSON objects, of a stream its events', if the target keeps them.
+    hold several tokens. Where no event had one, the answer's end, if it came. prompt_tokens: None where the server does
+    not count them. output_tokens: as the server counts them, else 0. error: what went wrong, in one line; "" for none.
+    cached_tokens: tokens of the prompt that its prefix cache had; None where the server does not say. accepted_tokens,
+    rejected_tokens: of its drafts; None where the server does not say. text: of a stream, with arguments of tool calls.
+    turn: the request's. answer: its JSON objects, of a stream its events', if the target keeps them.
     """
 
     scheduled: float

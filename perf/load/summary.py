@@ -1,19 +1,16 @@
 """A run in, the load's part of a measurement out; `perf.report` chooses which percentiles the tables show.
 
 - **Throughput** (`duration_s`, `output_tokens`, the rates) is over the steady-state window (`load.records`), and the
-  tokens that arrived in it count: exact for streams and for a server that runs batch after batch; with continuous
-  batching behind unary answers it includes tokens generated before the window and misses about as many in flight at its
-  end. Requests per second are tokens per second over the load's mean length, because the answers in the window are no
-  measure of the work done in it.
-- **Latencies** are of every measured request, those answered after the window too: leaving them out would leave out the
-  longest. They start when the request's user was free.
-- **TTFT** likewise, to the first event with a token in it. **ITL** is a request's own mean: first to last token, over
-  its tokens less one, which holds also where one event joins several tokens.
-- **Hit rate** is the share of prompt tokens that the server's prefix cache had, where the server counts them.
-- **Drafted share** likewise is the share of output tokens that were accepted from drafts.
+  tokens that arrived in it count. Behind unary answers that includes tokens generated before the window and misses
+  about as many at its end. Requests per second are tokens per second over the load's mean length.
+- **Latencies** are of every measured request, those answered after the window too, from when its user was free.
+- **TTFT** likewise, to the first event with a token in it; a stream without such an event has its latency. **ITL** is a
+  request's own mean: first to last token, over its tokens less one, which holds also where one event joins several
+  tokens.
+- **Hit rate** is the share of prompt tokens that the server's prefix cache had, **drafted share** that of output tokens
+  that were accepted from drafts, where the server counts them.
 
-Failed requests are counted, the warm-up's too, because they change the load of all others; no other figure includes
-them.
+Failed requests are counted, the warm-up's too; no other figure includes them.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from perf.quality import served, text
 from perf.quality.divergence import Distances, Forward, distances, perplexity, summary
 from perf.results_file import RESULTS, Results, read
 from perf.servers.running import NotRunError, Server
+from perf.table import markdown
 
 _FLOATS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 
@@ -79,7 +80,7 @@ def main() -> None:
         _measure(options, [servers[key] for key in options.servers or ()])
     except (EngineError, NotRunError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
-    print(report.markdown(read(options.output), report.quality))
+    print(markdown(read(options.output), report.quality))
     print(f"written to {options.output}")
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from llama_engine.model.loader import LoadedModel
-from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.model_runner import TokenChunk
 from torch import Tensor
 
 POSITIONS_AT_ONCE = 256
@@ -66,15 +66,14 @@ class Forward:
     @torch.inference_mode()
     def hidden(self, text: Sequence[int]) -> Tensor:
         """Return [tokens, hidden] of a text, in one pass."""
-        return self._runner.prefill([PromptChunk(0, 0, tuple(text))], every=True)
+        return self._runner.run_chunks([TokenChunk(0, 0, tuple(text))], every=True)
 
 
 @torch.inference_mode()
 def distances(reference: Forward, candidate: Forward, texts: Sequence[Sequence[int]]) -> Tokens:
     """Predict every token but each text's first; compare the candidate with the reference.
 
-    Each text is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
-    columns over everything in a pass, these are one text's own tokens.
+    Each text is a pass of its own: bitsandbytes takes the outlier columns over everything in a pass.
     """
     parts: list[Tokens] = []
     for text in texts:

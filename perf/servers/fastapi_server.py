@@ -1,17 +1,14 @@
 """The article's two servers: FastAPI around transformers' `generate()`.
 
-They speak as Triton's generate extension does, so that one load generator serves all:
+They speak as Triton's generate extension does:
 
     POST /v2/models/llama/generate {"text_input": "...", "max_tokens": 40}
       -> {"text_output": "...", "num_input_tokens": 12, "num_output_tokens": 40}
 
-Greedy, and exactly `max_tokens` tokens: end tokens are disabled, so that every server does the same work. Requests are
-collected for at most the delay, their prompts are padded on the left, and as many tokens are generated as the longest
-needs. Naive is a batch of one: every request reads all weights for itself.
-
-Faithful to the article, faults included: there is no queue limit, and a client that disconnects is served all the same.
-Every request waits for the longest of its batch, later arrivals wait for the whole batch, finished sequences are still
-computed, and one failing request fails its batch.
+Greedy, and exactly `max_tokens` tokens. Requests are collected for at most the delay, their prompts are padded on the
+left, and as many tokens are generated as the longest needs. Naive is a batch of one. Faithful to the article, faults
+included: there is no queue limit, every request waits for the longest of its batch, later arrivals wait for the whole
+batch, finished sequences are still computed, and one failing request fails its batch.
 """
 
 from __future__ import annotations
@@ -24,11 +21,13 @@ from pathlib import Path
 
 import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 PATH = "/v2/models/llama/generate"
+DELAY_S = 0.01
+"""Longest wait for a batch to fill."""
 
 
 class Question(BaseModel):
@@ -58,14 +57,6 @@ class Pretrained:
         self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=self.tokenizer.pad_token_id)
         self.model.eval()
 
-    def tokens(self, question: Question) -> list[int]:
-        """Return the prompt's tokens. Raises HTTPException 400 for a request that exceeds the context."""
-        prompt: list[int] = self.tokenizer(question.text_input)["input_ids"]
-        needed, context = len(prompt) + question.max_tokens, self.model.config.max_position_embeddings
-        if needed > context:
-            raise HTTPException(400, f"prompt and max_tokens are {needed} tokens, must be at most {context}")
-        return prompt
-
     def complete(self, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[Completion]:
         """Return the prompts' completions of these lengths, computed as one batch, padded on the left."""
         # Padding while tokenizing would be state of the tokenizer, which another thread uses meanwhile.
@@ -82,7 +73,7 @@ class Pretrained:
         ]
 
 
-def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
+def batching(pretrained: Pretrained, largest: int) -> FastAPI:
     """Return the server of this model with batches of at most `largest` requests."""
     queue: asyncio.Queue[tuple[list[int], int, asyncio.Future[Completion]]] = asyncio.Queue()
 
@@ -90,7 +81,7 @@ def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
         while True:
             batch = [await queue.get()]
             with suppress(TimeoutError):  # a smaller batch, then
-                async with asyncio.timeout(delay_s):
+                async with asyncio.timeout(DELAY_S):
                     while len(batch) < largest:
                         batch.append(await queue.get())
             prompts, lengths, answers = zip(*batch, strict=True)
@@ -114,7 +105,7 @@ def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
     @server.post(PATH)
     async def generate(question: Question) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        await queue.put((pretrained.tokens(question), question.max_tokens, answer))
+        await queue.put((pretrained.tokenizer(question.text_input)["input_ids"], question.max_tokens, answer))
         return await answer
 
     return server
@@ -128,11 +119,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True, help="of torch")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True, help="largest batch")
-    parser.add_argument("--delay-ms", type=float, default=10.0, help="longest wait for a batch to fill")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pretrained = Pretrained(options.model, options.dtype)
-    server = batching(pretrained, options.batch, options.delay_ms / 1e3)
+    server = batching(pretrained, options.batch)
     print(f"dtype {options.dtype}, {torch.get_num_threads()} threads, model {options.model}", flush=True)
     uvicorn.run(server, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
 

@@ -1,7 +1,4 @@
-"""A server under test: its name in the results, what it runs with, and a baseline's process.
-
-A baseline's process is ready once it has completed a token, and is stopped with its children.
-"""
+"""A server under test: its name in the results, what it runs with, and a baseline's process."""
 
 from __future__ import annotations
 

@@ -60,6 +60,18 @@ def respond(answer: bytes) -> Callable[[socket.socket], None]:
     return behave
 
 
+@contextmanager
+def serve_page(text: Callable[[], str]) -> Iterator[str]:
+    """Serve a page, made anew for every request; yield its address."""
+
+    def behave(connection: socket.socket) -> None:
+        body = text().encode()
+        respond(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))(connection)
+
+    with server(behave) as port:
+        yield f"{HOST}:{port}"
+
+
 def receive_request(connection: socket.socket) -> bytes:
     """Read a whole HTTP request, head and body; empty if the client has left."""
     received = b""
@@ -70,7 +82,9 @@ def receive_request(connection: socket.socket) -> bytes:
     head, _, body = received.partition(b"\r\n\r\n")
     (length,) = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
     while len(body) < length:
-        body += connection.recv(65536)
+        if not (part := connection.recv(65536)):
+            return b""
+        body += part
     return head + b"\r\n\r\n" + body
 
 

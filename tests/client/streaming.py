@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from client.peers import HOST, receive_request, send_chunk, send_head, server
-from frontend.fake_triton import fake_triton
+from frontend.fake_server import fake_triton
 from triton_llama import AsyncLlamaClient, Chunk, Completion, LlamaClient, TritonLlamaError
 from triton_llama.endpoint import Protocol
 

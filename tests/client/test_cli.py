@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
 from client.peers import HOST
-from frontend.fake_triton import FakeTriton, fake_triton
+from frontend.fake_server import fake_triton
+from frontend.fake_triton import FakeTriton
 from grpc import StatusCode
 from triton_llama.cli import main
 from triton_llama.tensors import Value
@@ -69,6 +72,12 @@ def test_an_option_sets_its_parameter_alone(
     assert run(triton, "--seed", "7").stdout == "b\n"
     assert run(triton, "--seed", "7", *arguments).stdout == "b\n"
     assert triton.last.inputs == triton.requests[0].inputs | inputs
+
+
+def test_the_command_line_starts_without_what_run_batch_alone_needs() -> None:
+    names = {"aiohttp", "triton_llama.batch.answer_file"}
+    program = f"import sys, triton_llama.cli; assert not {names} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_from_checkpoint_sends_what_is_given_alone(triton: FakeTriton) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from client.peers import HOST, respond, server
+from client.peers import serve_page
 from triton_llama import LlamaClient, ServerError
-from triton_llama.cli import status_lines
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.status import (
-    CacheInfo,
     InstanceInfo,
     ModelConfig,
     ModelInfo,
@@ -21,6 +18,7 @@ from triton_llama.status import (
     metrics_address,
     read_config,
     read_model_info,
+    status_lines,
 )
 
 
@@ -53,6 +51,7 @@ def test_a_url_is_parsed_with_tritons_default_ports(url: str, protocol: Protocol
         ("grpc://host:8001/path", "grpc"),
         ("http://user@host:8000", "http"),
         ("http://host:8000?x=1", "http"),
+        ("http://a b", "http"),
     ],
 )
 def test_a_malformed_url_is_refused_by_name(url: str, protocol: Protocol) -> None:
@@ -103,28 +102,27 @@ FLOATS = InstanceInfo("llama_1_0", "float32 weights: not batch-invariant", "floa
 STATUS = ServerStatus("http://a:1", True, True, "triton", "2.51.0", "llama", True, None, "0.1", "2.73")
 
 
-def _series(model: str, info: InstanceInfo) -> str:
-    labels = {"model": model, "version": "1", "model_instance": info.instance, **info._asdict()}
-    del labels["instance"]
-    listed = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    return f"llama_model_info{{{listed}}} 1"
+def _series(name: str, value: int, model: str = "llama", **labels: str) -> str:
+    listed = ",".join(f'{key}="{label}"' for key, label in {**labels, "model": model, "version": "1"}.items())
+    return f"llama_{name}{{{listed}}} {value}"
 
 
-OTHER = _series("other", EXACT)
+def _info(model: str, info: InstanceInfo) -> str:
+    labels = {"computation": info.computation, "kv_cache_dtype": info.kv_cache_dtype, "device": info.device}
+    return _series("model_info", 1, model, model_instance=info.instance, **labels)
 
 
-@contextmanager
-def metrics_page(*lines: str) -> Iterator[str]:
-    """Serve a page of these lines; yields its address."""
-    body = "\n".join([*lines, ""])
-    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
-        yield f"{HOST}:{port}"
+OTHER = _info("other", EXACT)
+
+
+def metrics_page(*lines: str) -> AbstractContextManager[str]:
+    return serve_page(lambda: "\n".join([*lines, ""]))
 
 
 @pytest.mark.parametrize(
     ("lines", "instances"),
     [
-        ([_series("llama", EXACT), OTHER, _series("llama", FLOATS)], [EXACT, FLOATS]),
+        ([_info("llama", EXACT), OTHER, _info("llama", FLOATS)], [EXACT, FLOATS]),
         ([], None),
         ([OTHER], None),
     ],
@@ -132,12 +130,12 @@ def metrics_page(*lines: str) -> Iterator[str]:
 def test_the_instances_of_the_model_are_read_from_the_page(
     lines: list[str], instances: list[InstanceInfo] | None
 ) -> None:
-    with metrics_page("# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4') as page:
+    with metrics_page("# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4') as address:
         if instances is None:
-            with pytest.raises(NoModelInfoError, match=f"^{page} has no llama_model_info of the model llama$"):
-                read_model_info(page, "llama")
+            with pytest.raises(NoModelInfoError, match=f"^{address} has no llama_model_info of the model llama$"):
+                read_model_info(address, "llama")
         else:
-            assert read_model_info(page, "llama") == ModelInfo(instances, {})
+            assert read_model_info(address, "llama") == ModelInfo(instances, {})
 
 
 @pytest.mark.parametrize(
@@ -148,51 +146,48 @@ def test_the_metrics_port_is_beside_the_endpoint(url: str, protocol: Protocol, e
     assert str(metrics_address(Endpoint.parse(url, protocol))) == expected
 
 
-def test_shares_of_two_terms_are_read_from_the_page() -> None:
-    lines = [
-        _series("llama", EXACT),
-        *(f'llama_int8_{name}_total{{linear="{linear}",model="{model}",version="1"}} {value}'
-          for name, linear, model, value in (
-              ("columns", "down", "llama", 400), ("columns", "head", "llama", 8), ("columns", "gate_up", "llama", 0),
-              ("outlier_columns", "down", "llama", 396), ("outlier_columns", "head", "llama", 0),
-              ("outlier_columns", "gate_up", "llama", 0), ("columns", "down", "other", 1),
-          )),
-    ]  # fmt: skip
-    with metrics_page(*lines) as page:
-        info = read_model_info(page, "llama")
-    assert info == ModelInfo([EXACT], {"down": 0.99, "head": 0.0})
-    assert "outliers    columns with two terms: down 99.0%, head 0.0%" in status_lines(STATUS, info, None)
+PAGES = [
+    _series("kv_cache_pages", count, model_instance=instance, state=state)
+    for instance, counts in {"llama_0_0": (3, 4, 1), "llama_1_0": (2, 0, 6)}.items()
+    for state, count in zip(("used", "cached", "free"), counts, strict=True)
+]
 
 
 @pytest.mark.parametrize(
-    ("queries", "hit_ratio", "hits"), [(400, 0.25, "; 25.0% of prompt tokens were cached"), (0, None, "")]
+    ("lines", "shown"),
+    [
+        (
+            [
+                *(_series("int8_columns_total", n, linear=name) for name, n in (("down", 400), ("head", 8), ("up", 0))),
+                *(_series("int8_outlier_columns_total", n, linear=name) for name, n in (("down", 396), ("head", 0))),
+                _series("int8_columns_total", 1, "other", linear="down"),
+            ],
+            "outliers    columns with two terms: down 99.0%, head 0.0%",
+        ),
+        (
+            [*PAGES, _series("prefix_cache_queries_total", 400), _series("prefix_cache_hits_total", 100)],
+            "KV cache    5 of 16 pages used, 4 hold cached prefixes; 25.0% of prompt tokens were cached",
+        ),
+        (
+            [*PAGES, _series("prefix_cache_queries_total", 0), _series("prefix_cache_hits_total", 0)],
+            "KV cache    5 of 16 pages used, 4 hold cached prefixes",
+        ),
+        (
+            [
+                *(
+                    _series("draft_tokens_total", count, source=source)
+                    for source, count in (("text", 40), ("guide", 0))
+                ),
+                _series("accepted_draft_tokens_total", 30, source="text"),
+            ],
+            "drafts      right guesses: text 30 of 40",
+        ),
+    ],
+    ids=["outliers", "cache", "unused cache", "drafts"],
 )
-def test_the_kv_cache_of_all_instances_is_read_from_the_page(queries: int, hit_ratio: float | None, hits: str) -> None:
-    states = ("used", "cached", "free")
-    pages = {"llama_0_0": (3, 4, 1), "llama_1_0": (2, 0, 6)}
-    lines = [
-        _series("llama", EXACT),
-        *(f'llama_kv_cache_pages{{model="llama",model_instance="{instance}",state="{state}",version="1"}} {count}'
-          for instance, counts in pages.items() for state, count in zip(states, counts, strict=True)),
-        f'llama_prefix_cache_queries_total{{model="llama",version="1"}} {queries}',
-        'llama_prefix_cache_hits_total{model="llama",version="1"} 100',
-    ]  # fmt: skip
-    with metrics_page(*lines) as page:
-        info = read_model_info(page, "llama")
-    assert info.cache == CacheInfo(pages=16, used=5, cached=4, hit_ratio=hit_ratio)
-    line = f"KV cache    5 of 16 pages used, 4 hold cached prefixes{hits}"
-    assert line in status_lines(STATUS, info, None)
-
-
-def test_drafts_are_counted_by_source() -> None:
-    lines = [
-        f'llama_{name}_tokens_total{{model="llama",source="{source}",version="1"}} {count}'
-        for name, source, count in (("draft", "text", 40), ("accepted_draft", "text", 30), ("draft", "guide", 0))
-    ]
-    with metrics_page(_series("llama", EXACT), *lines) as page:
-        info = read_model_info(page, "llama")
-    assert info.drafts == {"text": (30, 40)}
-    assert "drafts      right guesses: text 30 of 40" in status_lines(STATUS, info, None)
+def test_status_shows_what_the_page_counts(lines: list[str], shown: str) -> None:
+    with metrics_page(_info("llama", EXACT), *lines) as address:
+        assert shown in status_lines(STATUS, read_model_info(address, "llama"), None)
 
 
 def test_status_has_a_line_for_each_instance() -> None:

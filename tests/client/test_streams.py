@@ -11,7 +11,8 @@ import grpc
 import pytest
 from client.peers import HOST, answer_with, receive_request, send_chunk, send_head, server
 from client.streaming import Stream, both_clients, both_protocols, event, stream, stream_server
-from frontend.fake_triton import FakeTriton, fake_triton
+from frontend.fake_server import fake_triton
+from frontend.fake_triton import FakeTriton
 from triton_llama import (
     AsyncLlamaClient,
     Completion,
@@ -51,11 +52,11 @@ def test_chunks_add_up_to_a_completion(stream: Stream, protocol: Protocol) -> No
 @both_clients
 def test_a_stalled_stream_is_cancelled_at_its_timeout(stream: Stream, protocol: Protocol) -> None:
     with stream_server(protocol, "a", ends=False) as peer:
-        streamed = stream(peer.port, protocol, timeout=1.0)
+        streamed = stream(peer.port, protocol, timeout=2.0)
         peer.wait_until_left()
     assert streamed.texts == ["a"]
     assert isinstance(streamed.outcome, LlamaTimeoutError)
-    assert ("for 1 s" if protocol == "http" else "within 1 s") in str(streamed.outcome)
+    assert ("for 2 s" if protocol == "http" else "within 2 s") in str(streamed.outcome)
 
 
 @pytest.mark.parametrize("cut", [b"", b"5\r\nda"])

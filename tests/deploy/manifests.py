@@ -13,10 +13,7 @@ from deploy.code_blocks import ROOT
 from deploy.debian_packages import programs_or_skip
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-FOLDERS = (
-    "base",
-    *(f"overlays/{name}" for name in ("cpu-demo", "gpu", "autoscaling", "envoy", "gateway", "kserve")),
-)
+FOLDERS = ("base", *(f"overlays/{name}" for name in ("cpu-demo", "gpu", "autoscaling", "envoy", "gateway", "kserve")))
 KSERVE_NAMES = {"kserve-container": "server", "transformer-container": "openai"}
 
 Manifest = dict[str, Any]

@@ -19,10 +19,7 @@ GROUPS: list[dict[str, Any]] = [
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 """Triton has them only where there is an NVIDIA GPU; from docs/user_guide/metrics.md of triton-inference-server."""
 
-OPENAI_METRICS = {
-    "llama_openai_requests_total",
-    "llama_openai_time_to_first_token_seconds_bucket",
-}
+OPENAI_METRICS = {"llama_openai_requests_total", "llama_openai_time_to_first_token_seconds_bucket"}
 """Of the OpenAI endpoint, a process of its own; they have neither the server's model nor its instance."""
 
 _SELECTOR = re.compile(r"(?<![\w:])((?:model:)?(?:llama|nv)_\w+(?::\w+)?|up)(\{[^}]*\})?(?![\w:(])")

@@ -103,7 +103,7 @@ def test_the_clients_page_has_the_versions_that_tests_pin() -> None:
     clients = ROOT / "tests" / "end_to_end" / "clients"
     headers = [path.read_text().splitlines()[0] for path in (clients / "requirements").glob("*.txt")]
     packages = json.loads((clients / "node" / "package.json").read_text())["dependencies"]
-    own = re.findall(r'"openai==([^"]+)"', (ROOT / "pyproject.toml").read_text())
+    own = re.findall(r'"(?:anthropic|openai)==([^"]+)"', (ROOT / "pyproject.toml").read_text())
     pinned = {header.split("==")[1].split()[0].rstrip(",") for header in headers} | {*own, *packages.values()}
     listed = {version for _, versions, *_ in table(CLIENTS_PAGE, "client") for version in versions.split(", ")}
     assert listed == pinned - {packages["zod"]}

@@ -52,12 +52,12 @@ def test_run_ends_when_envoy_has_ended_in_its_drain(tmp_path: Path) -> None:
     (tmp_path / "envoy").chmod(0o755)
     # No port 1: Envoy's administration doesn't answer.
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    environment |= {"ENVOY_ADMIN_PORT": "1", "ENVOY_GRACE_SECONDS": "30"}
+    environment |= {"ENVOY_ADMIN_PORT": "1", "ENVOY_GRACE_SECONDS": "120"}
     with subprocess.Popen(["bash", FOLDER / "run"], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline() == b"started\n"
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_every_place_has_the_version_of_the_extra() -> None:

@@ -47,7 +47,7 @@ def test_both_models_tell_the_code_of_an_error_by_the_same_source() -> None:
     first, second = map(_definitions, MODELS)
     for name in ("_UNAVAILABLE", "_TRITON_CODES", "_error"):
         assert first[name] == second[name]
-    assert first["_TRITON_CODES"] == _definitions(ENGINE / "triton" / "response.py")["_TRITON_CODES"]
+    assert first["_TRITON_CODES"] == _definitions(ENGINE / "triton" / "responder.py")["_TRITON_CODES"]
 
 
 def test_the_ensembles_tensors_are_llamas_under_their_own_names() -> None:

@@ -30,6 +30,7 @@ SCHEMAS = {
     for file in (Path(__file__).parent / "custom_resources").glob("*.schema.json")
 }
 (OLDEST,) = re.findall(r"^For Kubernetes (1\.\d+) or newer", (KUBERNETES / "README.md").read_text(), re.MULTILINE)
+VERSIONS = (OLDEST, kubernetes_validate.latest_version())
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 # How to run each program of the image here, where the image's paths don't exist.
 MODULES = {"/srv/triton-llama/bin/health": "triton_supervisor.health"}
@@ -65,7 +66,7 @@ def _pause_before_the_end(container: Manifest) -> int:
     return int(seconds)
 
 
-@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_for_kubernetes(version: str) -> None:
     # Each once, although overlays share most of them.
     objects = {json.dumps(manifest, sort_keys=True): manifest for name in FOLDERS for manifest in build(name).objects}
@@ -80,11 +81,14 @@ def test_every_object_is_valid_for_kubernetes(version: str) -> None:
     assert kinds > set(SCHEMAS)
 
 
-@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
-def test_a_pod_of_kserve_is_valid_for_kubernetes(version: str) -> None:
-    spec = {name: value for name, value in build("overlays/kserve").pod.items() if name != "minReplicas"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "predictor"}, "spec": spec}
-    kubernetes_validate.validate(pod, version, strict=True)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_pods_of_kserve_and_dynamo_are_valid_for_kubernetes(version: str) -> None:
+    dynamo = yaml.safe_load((ROOT / "integrations" / "dynamo" / "kubernetes.yaml").read_text())
+    specs = [component["podTemplate"]["spec"] for component in dynamo["spec"]["components"]]
+    specs += [{name: value for name, value in build("overlays/kserve").pod.items() if name != "minReplicas"}]
+    for spec in specs:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
+        kubernetes_validate.validate(pod, version, strict=True)
 
 
 def test_kserve_sends_requests_to_the_endpoint() -> None:
@@ -116,13 +120,6 @@ def test_the_route_leads_to_the_pool() -> None:
     (rule,) = overlay.only("HTTPRoute")["spec"]["rules"]
     pool = {"group": group, "kind": "InferencePool", "name": overlay.only("InferencePool")["metadata"]["name"]}
     assert rule["backendRefs"] == [pool]
-
-
-def test_the_pods_of_dynamos_deployment_are_valid() -> None:
-    manifest = yaml.safe_load((ROOT / "integrations" / "dynamo" / "kubernetes.yaml").read_text())
-    for component in manifest["spec"]["components"]:
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": component["podTemplate"]["spec"]}
-        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:

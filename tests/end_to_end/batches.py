@@ -61,7 +61,8 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
 
     Two requests keep the model from taking others: in-flight, the first takes all slots and the second waits for one;
     with `scheduling: batch` the first is executed while the second waits. Their inputs differ, so that Triton never
-    batches them together. Returns the jobs' results, and how many batches of each size Triton executed them in.
+    batches them together. jobs: each a request of one row. Returns their results, and how many batches of each size
+    Triton executed them in.
     """
     before = _batches(server)
     config = get_json(server, "/v2/models/llama/config")
@@ -78,9 +79,15 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
         until(lambda: level(server, waits) >= 1, lambda: "a request waits for the model")
         results = at_once(jobs)
         assert [done for done in plugged if isinstance(done.result(), Refusal)] == []
-    batches = _batches(server)
-    batches.subtract(before + Counter([rows, 1]))
-    return results, {size: count for size, count in batches.items() if count}
+
+    def executed() -> dict[int, int]:
+        batches = _batches(server)
+        batches.subtract(before + Counter([rows, 1]))
+        return {size: count for size, count in batches.items() if count}
+
+    # Triton counts a batch a moment after its answers.
+    until(lambda: sum(size * count for size, count in executed().items()) >= len(jobs), lambda: "all jobs are counted")
+    return results, executed()
 
 
 def _batches(server: LocalTriton) -> Counter[int]:

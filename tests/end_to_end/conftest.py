@@ -19,8 +19,8 @@ for name in [name for name in os.environ if name.startswith("LLAMA_")]:
     del os.environ[name]
 
 
-# What needs Docker, or the environments of other people's clients.
-LONG = [Path(__file__).parent / folder for folder in ("compose", "clients")]
+# What needs Docker, the environments of other people's clients, or a browser.
+LONG = [Path(__file__).parent / folder for folder in ("compose", "clients", "browser")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import torch
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
-from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.model_runner import TokenChunk
 from llama_engine.request.parser import RequestParser
 from llama_engine.request.raw_values import RawInputs, RequestValues
 from llama_engine.settings import Settings
@@ -36,16 +36,16 @@ def _fail(row: Sequence, fault: str, after: int = 0) -> None:
 
 
 class FaultyEngine(Engine):
-    """An engine whose decode passes fail; after "fault for good" every prefill fails, too, as after a device fault."""
+    """An engine whose decode passes fail; after "fault for good" every prompt fails, too, as after a device fault."""
 
     def __init__(self, checkpoint: LoadedModel, settings: Settings, slots: int) -> None:
         super().__init__(checkpoint, settings, slots)
         self._broken = False
         # Changed on the one object: a class of its own would have to be put in its place by the engine.
-        _before(self._model, "prefill", self._check_prefill)
+        _before(self._model, "run_chunks", self._check_chunks)
         _before(self._model, "decode", self._check_decode)
 
-    def _check_prefill(self, chunks: abc.Sequence[PromptChunk]) -> None:
+    def _check_chunks(self, chunks: abc.Sequence[TokenChunk]) -> None:
         if self._broken:
             raise RuntimeError(SECRET)
 

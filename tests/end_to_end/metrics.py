@@ -17,8 +17,8 @@ from triton_local.start_failure import parse_line
 PENDING = "nv_inference_pending_request_count"
 """Requests in Triton's own queue."""
 
-LASTING = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 2.0}
-"""Nothing of this text repeats, so that drafts don't shorten it."""
+LASTING = {"text_input": "a", "max_tokens": 1500, "min_tokens": 1500, "temperature": 2.0}
+"""To be cancelled. Nothing of this text repeats, so that drafts don't shorten it."""
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 """A metric's name, and its labels with their values."""

@@ -33,6 +33,7 @@ _FP32 = {
     "LLAMA_SLOTS": "8",
     "LLAMA_PREFILL_TOKENS": "48",
 }
+_EMBEDS = {"LLAMA_POOLING": "mean"}
 _TWO_SLOTS = {"LLAMA_SLOTS": "2"}
 _QUEUE_OF_THREE = (
     "max_queue_size: 3, timeout_action: REJECT, allow_timeout_override: true, "
@@ -45,9 +46,10 @@ _LATE = {"TRITON_STUCK_SECONDS": "16"}
 _QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
 
 SHARED = {
-    # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
-    "triton": Plan(),
-    "streaming": Plan("streaming"),
+    # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming. Both serve
+    # embeddings, too.
+    "triton": Plan("default", _EMBEDS),
+    "streaming": Plan("streaming", _EMBEDS),
     # With the other form of the log.
     "batched_int8": Plan("batched_int8", {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}),
     # For tests that act while a request runs: slow, with two slots and a queue of three; and the models for other

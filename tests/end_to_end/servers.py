@@ -29,10 +29,10 @@ ENVIRONMENT = {
     "TRITON_GRACE_SECONDS": "30",
 }
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """How long `until` waits."""
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 """For a response."""
 
 HTTP = httpx.Client(
@@ -71,6 +71,11 @@ def new_server(
     )
 
 
+def ports_of(server: LocalTriton) -> dict[Service, int]:
+    """Return the ports of a server, for another one in its place."""
+    return {service: int(url.rpartition(":")[2]) for service, url in server.urls.items()}
+
+
 def get_json(server: LocalTriton, path: str) -> dict[str, Any]:
     """GET a path such as /v2/models/llama/config."""
     answer: dict[str, Any] = HTTP.get(f"http://{server.http_url}{path}").raise_for_status().json()
@@ -102,6 +107,14 @@ def line_of_death(server: LocalTriton) -> str:
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
     return line.removeprefix("triton_supervisor: ")
+
+
+def is_healthy(url: str) -> bool:
+    """Return whether a probe is answered with 200."""
+    try:
+        return HTTP.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:

@@ -149,17 +149,24 @@ class GrpcStream(_GrpcConnection):
 class Call(_GrpcConnection):
     """One running request over gRPC: ModelInfer, or a gRPC stream under a decoupled config."""
 
-    def __init__(self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None, model: str = MODEL) -> None:
+    def __init__(
+        self,
+        server: LocalTriton,
+        inputs: Inputs,
+        timeout_us: int | None = None,
+        model: str = MODEL,
+        request_id: str = "",
+    ) -> None:
         """Send the request. timeout_us: its Triton timeout, the time it may wait for a slot."""
         super().__init__(server)
         request = tensors(tritonclient.grpc.InferInput, inputs)
         self._call: Any = None
         if model == MODEL and is_decoupled(server):
             self._client.start_stream(self._take)
-            self._client.async_stream_infer(model, request, timeout=timeout_us)
+            self._client.async_stream_infer(model, request, request_id=request_id, timeout=timeout_us)
         else:
             self._call = self._client.async_infer(
-                model, request, self._take, timeout=timeout_us, client_timeout=TIMEOUT_S
+                model, request, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
             )
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters, loaded and unloaded while a real Triton answers."""
+"""LoRA adapters, loaded and unloaded while a real Triton answers, and resumed when it dies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 from adapter_files import damage, write_adapter
+from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import copy_repository
-from end_to_end.servers import new_server
+from end_to_end.servers import TIMEOUT_S, model_process, new_server, ports_of, until
 from end_to_end.streams import events, sse_response
 from end_to_end.wires import UNARY, Answer, Refusal, generate, grpc, post
+from frontend.endpoints import Endpoint, resumptions_of
 from triton_local.server import LocalTriton
 
 PROMPT = {"text_input": "def factorial(n):", "max_tokens": 8, "min_tokens": 8, "temperature": 0.0}
@@ -74,7 +78,9 @@ def test_an_adapter_answers_from_its_loading_to_its_unloading(adapted: LocalTrit
 
 def test_an_unload_waits_for_a_stream_and_refuses_new_requests(adapted: LocalTriton) -> None:
     assert _command(adapted, "streamed", "b") == ["start", "streamed"]
-    with ThreadPoolExecutor() as threads, sse_response(adapted, {**LONG, "lora_name": "streamed"}) as response:
+    # Four seconds of steps: drafts could shorten a greedy text.
+    lasting = {**LONG, "max_tokens": 400, "min_tokens": 400, "temperature": 2.0, "lora_name": "streamed"}
+    with ThreadPoolExecutor() as threads, sse_response(adapted, lasting) as response:
         chunks = events(response)
         first = next(chunks)
         unload = threads.submit(_command, adapted, "streamed", "")
@@ -84,7 +90,7 @@ def test_an_unload_waits_for_a_stream_and_refuses_new_requests(adapted: LocalTri
         rest = list(chunks)
         assert unload.result() == ["start"]
     assert waits
-    assert sum(chunk["num_output_tokens"] for chunk in (first, *rest)) == 100
+    assert sum(chunk["num_output_tokens"] for chunk in (first, *rest)) == 400
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,38 @@ def test_a_bad_adapter_is_refused_and_a_stream_goes_on(adapted: LocalTriton, pat
         text = next(chunks)["text_output"]
         assert message in _command(adapted, "x", path)
         assert [text + "".join(chunk["text_output"] for chunk in chunks)] == alone
+
+
+def _completion(served: Endpoint, model: str, begun: Barrier) -> str:
+    """Stream two seconds of steps, and meet the others at the barrier after the first chunk; return the text."""
+    body = {"model": model, "prompt": "def", "max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body, timeout=TIMEOUT_S) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        chunks = [json.loads(next(lines))]
+        begun.wait(TIMEOUT_S)
+        chunks += [json.loads(line) for line in lines if line != "[DONE]"]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+def test_streams_of_adapters_go_on_after_the_models_death(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        write_adapter(tmp_path / name, seed)
+    # Drafts of the undisturbed texts would end the streams before the model dies.
+    environment = {"LLAMA_LORA_ADAPTERS": f"a={tmp_path / 'a'}, b={tmp_path / 'b'}", "LLAMA_SPECULATION": "off"}
+    repository, models = copy_repository(tmp_path, "slow_model"), ("pydoc-llama", "a", "b")
+    with (
+        new_server("streaming", environment, repository) as server,
+        # A server's start may take a minute on a busy machine.
+        in_front_of(server, resume_timeout=240) as served,
+        ThreadPoolExecutor() as threads,
+    ):
+        quiet = [_completion(served, model, Barrier(1)) for model in models]
+        begun = Barrier(len(models), model_process(server).kill)
+        completions = [threads.submit(_completion, served, model, begun) for model in models]
+        until(lambda: server.exit_code is not None, lambda: "the server ends")
+        server.stop()
+        with new_server("streaming", environment, repository, ports=ports_of(server)):
+            assert [completion.result() for completion in completions] == quiet
+        assert len({*quiet}) == len(quiet)
+        # Counted a moment after the end of an answer.
+        until(lambda: resumptions_of(served).get("resumed", 0) >= 3, lambda: "three are counted")

@@ -52,8 +52,17 @@ def test_a_refusal_or_a_timeout_harms_no_later_request(either: LocalTriton, prot
         with pytest.raises(RejectedInputError, match="temperature"):
             client.generate(PROMPTS[0], temperature=7.0)
         with pytest.raises(LlamaTimeoutError):
-            client.generate(PROMPTS[0], max_tokens=32, timeout=0.001)
+            client.generate(PROMPTS[0], max_tokens=500, min_tokens=500, timeout=0.001)
         assert client.generate(PROMPTS[0], max_tokens=2).num_output_tokens == 2
+
+
+@both_protocols
+def test_a_completion_has_its_times_where_it_asks_for_them(either: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(either, protocol), protocol) as client:
+        times = client.generate(PROMPTS[0], max_tokens=4, return_perf_metrics=True).times
+        assert client.generate(PROMPTS[0], max_tokens=4).times is None
+    assert times is not None
+    assert times.arrival <= times.first_scheduled <= times.first_token <= times.last_token
 
 
 @both_protocols

@@ -12,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from deploy.debian_packages import prometheus_or_skip
-from end_to_end.servers import HTTP, until
+from end_to_end.servers import HTTP, is_healthy, until
 from end_to_end.wires import Refusal, generate
 from frontend.endpoints import Endpoint
 from triton_local.ports import choose_ports
@@ -63,7 +62,7 @@ def prometheus(triton: LocalTriton, served: Endpoint, tmp_path_factory: pytest.T
         _load(triton, served),
     ):
         try:
-            until(lambda: _is_ready(address), lambda: f"Prometheus is ready: {log.read_text()}")
+            until(lambda: is_healthy(f"http://{address}/-/ready"), lambda: f"Prometheus is ready: {log.read_text()}")
             yield get
         finally:
             process.terminate()
@@ -78,13 +77,6 @@ def _config(*targets: str) -> dict[str, Any]:
         del scraped["dns_sd_configs"]
         scraped["static_configs"] = [{"targets": [target]}]
     return config
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        return HTTP.get(f"http://{address}/-/ready").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from end_to_end.metrics import Metrics
 from end_to_end.plans import copy_repository
-from end_to_end.servers import line_of_death, new_server
+from end_to_end.servers import line_of_death, new_server, until
 from end_to_end.streams import STREAM_WIRES
 from end_to_end.wires import SECRET, UNARY_WIRES, Refusal, ask, assert_clean, at_once, generate
 from triton_local.errors import StartFailedError
@@ -63,7 +63,7 @@ def test_a_fault_fails_its_own_sequences(
     # Or more, if there was a liveness probe.
     metrics.wait(lambda now: now.reasons().get("length", 0) >= len(alone), "all are counted")
     metrics.wait_for(3, "llama_requests_total", finish_reason="error")
-    assert logged in failing.log_text(), "the log has the cause"
+    until(lambda: logged in failing.log_text(), lambda: "the log has the cause")
 
 
 @pytest.mark.parametrize("fault", ["step", "parse"])

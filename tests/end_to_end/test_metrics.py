@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
-from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from end_to_end.metrics import LASTING, PENDING, Metrics, level
+from end_to_end.metrics import LASTING, Metrics, all_slots_taken
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.servers import HTTP, until
 from end_to_end.streams import STREAM_WIRES, Call
 from end_to_end.wires import Refusal, ask, at_once, generate
-from frontend.endpoints import Endpoint, Json, gauges
+from frontend.endpoints import gauges
 from llama_engine.observability.metrics import DRAFT_SOURCES, METRICS
 from triton_llama import LlamaClient
 from triton_local.server import LocalTriton
@@ -60,7 +58,8 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     # Otherwise the slot seen in use below might be the last row's, and the call cancelled before it runs.
     metrics.wait_for(len(limits) + 2 + len(STREAM_WIRES), "llama_request_latency_seconds_count")
     metrics.wait(Metrics.idle, "all have ended")
-    with Call(narrow, _request(500)) as call:
+    # Drafts could shorten a greedy one.
+    with Call(narrow, _request(1500) | {"temperature": 2.0}) as call:
         metrics.wait_for_slots(1)
         call.cancel()
         metrics.wait_for(1, "llama_cancellations_total")
@@ -72,7 +71,7 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     assert metrics.reasons() == {"stop": 1, "length": completed, "cancelled": 1, "invalid": 3}
     certain = sum(limits) + 12 + stopped.num_output_tokens + 9 * len(STREAM_WIRES)
     cancelled = metrics.grown("llama_generated_tokens_total") - certain
-    assert 1 <= cancelled < 250
+    assert 1 <= cancelled < 750
     right = sum(metrics.grown("llama_accepted_draft_tokens_total", source=source) for source in DRAFT_SOURCES)
     expected = {
         "llama_prompt_tokens_total": TOKENS * rows,
@@ -105,52 +104,17 @@ def test_cached_tokens_are_counted(triton: LocalTriton) -> None:
     assert second.num_cached_tokens
     metrics.wait_for(second.num_cached_tokens, "llama_prefix_cache_hits_total")
     assert metrics.grown("llama_prefix_cache_queries_total") == first.num_input_tokens + second.num_input_tokens
-    assert metrics.now("llama_kv_cache_pages", state="cached") > 0
-
-
-def test_a_chats_prediction_is_counted_as_drafts(streaming: LocalTriton, served: Endpoint) -> None:
-    metrics = Metrics(streaming)
-    fields: Json = {
-        "messages": [{"role": "user", "content": f"{secrets.token_hex(8)} return a list of"}], "max_tokens": 40,
-        "temperature": 0, "repetition_penalty": 1, "ignore_eos": True,
-    }  # fmt: skip
-    expected = served.chat(**fields).json()["choices"][0]["message"]["content"]
-    answer = served.chat(**fields, prediction={"type": "content", "content": expected}).json()
-    assert answer["choices"][0]["message"]["content"] == expected
-    details = answer["usage"]["completion_tokens_details"]
-    accepted, rejected = (details[f"{name}_prediction_tokens"] for name in ("accepted", "rejected"))
-    assert accepted >= 10
-
-    def grown(name: str) -> float:
-        return sum(metrics.grown(f"llama_{name}_tokens_total", source=source) for source in DRAFT_SOURCES)
-
-    # The first answer drafted, too: what it repeated itself.
-    metrics.wait(lambda _: grown("accepted_draft") >= accepted, "right guesses are counted")
-    assert grown("draft") - grown("accepted_draft") >= rejected
-    assert metrics.grown("llama_accepted_draft_tokens_total", source="prediction") >= 10
+    metrics.wait(lambda now: now.now("llama_kv_cache_pages", state="cached") > 0, "their pages are cached")
 
 
 @pytest.mark.parametrize("narrow", ["narrow_streaming"], indirect=True)
-def test_vllms_gauges_are_the_engines_under_random_arrivals(narrow: LocalTriton, metrics: Metrics) -> None:
-    chance = random.Random(2)
-
-    def load() -> tuple[float, ...]:
-        waiting = level(narrow, "llama_waiting_requests") + metrics.now(PENDING)
-        return level(narrow, "llama_kv_cache_usage_ratio"), level(narrow, "llama_slots_in_use"), waiting
-
-    with in_front_of(narrow) as served, ExitStack() as calls:
-        running: list[Call] = []
-        seen = set()
-        for _ in range(10):
-            if len(running) == 5 or (running and chance.random() < 0.2):
-                running.pop(chance.randrange(len(running))).cancel()
-            else:
-                running.append(calls.enter_context(Call(narrow, LASTING)))
-            # Until Triton's page shows it.
-            time.sleep(0.4)
-            until(lambda: gauges(served) == load(), lambda: f"the gauges are {gauges(served)} and not {load()}")
-            seen.add(gauges(served)[1:])
-        assert len(seen) >= 4
-        for call in running:
-            call.cancel()
-        until(lambda: gauges(served) == (0, 0, 0), lambda: "nothing runs or waits")
+def test_vllms_gauges_are_the_engines(narrow: LocalTriton, metrics: Metrics) -> None:
+    with in_front_of(narrow) as served:
+        with all_slots_taken(narrow, metrics, slots=2), Call(narrow, LASTING) as waiting:
+            # Together: on a slow machine there may be no gauges a moment later.
+            until(
+                lambda: (now := gauges(served))[1:] == (2, 1) and 0 < now[0] < 1,
+                lambda: f"two run and one waits: {gauges(served)}",
+            )
+            waiting.cancel()
+        until(lambda: gauges(served) == (0, 0, 0), lambda: f"nothing runs or waits: {gauges(served)}")

@@ -172,9 +172,3 @@ def test_log_probs_alone_are_the_bits_of_those_among_others(served: Served) -> N
     asks = [partial(post, served.triton, "generate", served.inputs(text)) for text in served.texts()]
     among = [answer.json()["output_log_probs"] for answer in at_once(asks)]
     assert [ask().json()["output_log_probs"] for ask in asks] == among
-
-
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("served", FILES[:1], indirect=True)
-def test_the_capital_of_france_is_paris(served: Served, wire: Wire) -> None:
-    assert served.tokenizer.decode(wire(served, QUESTIONS[0])) == "The capital of France is Paris.<|im_end|>"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import ExitStack
 
 import pytest
-from end_to_end.metrics import PENDING, Metrics, all_slots_taken
+from end_to_end.metrics import PENDING, Metrics, all_slots_taken, fields, line_of, request_lines
 from end_to_end.servers import is_decoupled
 from end_to_end.streams import STREAM_WIRES, Call, sse_response
 from end_to_end.wires import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, generate
@@ -30,11 +31,11 @@ def _is_full(refusal: object) -> bool:
     )
 
 
-def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack) -> list[Call]:
-    """Send requests one after another until one waits in the model and the queue is full."""
+def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack, name: str = "") -> list[Call]:
+    """Send requests one after another until one waits in the model and the queue is full. name: begins their ids."""
     waiting = []
-    for _ in range(1 + QUEUE):
-        waiting.append(calls.enter_context(Call(server, REQUEST)))
+    for number in range(1 + QUEUE):
+        waiting.append(calls.enter_context(Call(server, REQUEST, request_id=f"{name}{number}")))
         if len(waiting) == 1:
             metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "the first one waits in the model")
         metrics.wait_for_slots(SLOTS, waiting=len(waiting))
@@ -71,15 +72,17 @@ def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, alone: Answe
 
 def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
     """All that wait go through one slot while a long request keeps the other."""
+    name = f"{uuid.uuid4().hex}-"
     with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
-        waiting = _queue_up(narrow, metrics, calls)
+        waiting = _queue_up(narrow, metrics, calls, name)
         metrics.wait_for_slots(SLOTS, waiting=1 + QUEUE)
         assert not any(call.done() for call in waiting)
         long[0].cancel()
-        for index, call in enumerate(waiting):
-            assert call.outcome() == alone
-            assert not any(behind.done() for behind in waiting[index + 2 :])
+        assert [call.outcome() for call in waiting] == [alone] * len(waiting)
         assert not long[1].done()
+    line_of(narrow, f"{name}{QUEUE}")
+    answered = [fields(line)["id"] for line in request_lines(narrow) if name in line]
+    assert answered == [f"{name}{number}" for number in range(len(waiting))]
     metrics.wait(Metrics.idle, "all have been answered")
     metrics.wait_for(len(waiting), "llama_requests_total", finish_reason="length")
     metrics.wait_for(SLOTS, "llama_cancellations_total")
@@ -99,12 +102,13 @@ def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
 ) -> None:
     with ExitStack() as calls:
         with all_slots_taken(narrow, metrics, SLOTS) as long:
-            with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:
+            # Long enough for the model to take it, also on a busy machine.
+            with Call(narrow, REQUEST, timeout_us=1_000_000, model=model) as late:
                 # The model has taken it, and refuses it itself.
                 refusal = str(late.outcome())
                 assert refusal.startswith("[StatusCode.UNAVAILABLE] ")
                 assert "UNAVAILABLE: the request's time was up before it got a slot" in refusal
-            metrics.wait_for_slots(SLOTS)
+            metrics.wait(lambda now: now.now("llama_waiting_requests") == 0, "the late one waits no more")
             patient = [calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000))]
             metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
             with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from end_to_end.streams import STREAM_WIRES, GrpcStream, StreamWire, events, grpc_stream, sse_response
-from end_to_end.wires import Inputs, ask, assert_clean, generate
+from end_to_end.wires import Inputs, ask, generate
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the"
@@ -31,10 +31,11 @@ every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire
     ids=["with stop strings", "with its prompt", "one token"],
 )
 def test_the_chunks_of_a_stream_are_the_text_of_one_response(
-    streaming: LocalTriton, wire: StreamWire, inputs: Inputs
+    narrow_streaming: LocalTriton, wire: StreamWire, inputs: Inputs
 ) -> None:
-    streamed = wire(streaming, inputs)
-    assert streamed.whole == ask(streaming, generate, **inputs)
+    """The slow model: the tokens of a quick one could all come in one chunk on a busy machine."""
+    streamed = wire(narrow_streaming, inputs)
+    assert streamed.whole == ask(narrow_streaming, generate, **inputs)
     *before, last = streamed.chunks
     assert bool(before) == (inputs["max_tokens"] != 1)
     assert all(chunk.text for chunk in before), "only the last chunk may be empty"
@@ -58,15 +59,6 @@ def test_a_stream_of_several_rows_is_refused(streaming: LocalTriton) -> None:
         response = stream.next()
     assert "stream is true in a batch of 3; it must be false, or the batch size 1" in str(response.error)
     assert not response.rows
-
-
-@every_wire
-def test_a_bad_input_of_a_stream_is_refused_by_name(streaming: LocalTriton, wire: StreamWire) -> None:
-    streamed = wire(streaming, TWELVE | {"stop_words": ["x"] * 17})
-    assert not streamed.chunks
-    assert streamed.error is not None
-    assert "17 words" in streamed.error
-    assert_clean(streamed.error)
 
 
 @pytest.mark.parametrize("bad", [{"max_tokens": 0}, {"temprature": 1.0}, {"text_input": None}], ids=str)

@@ -1,7 +1,7 @@
 """Exactness under random traffic: a text depends neither on the batch nor on clients that leave before the end.
 
 In INT8, and in FP32 with few slots and small prefills: sequences wait, join others, and are prefilled in chunks. That
-greedy texts are those of transformers is tested in tests/engine/test_exactness.py.
+greedy texts are those of transformers is tested in tests/engine/test_greedy.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _send(server: LocalTriton, request: Mapping[str, object], number: int) -> An
 
 def _leave(server: LocalTriton, request: Mapping[str, object], after: int) -> None:
     """Send a request that would still run then, and leave after some chunks."""
-    with sse_response(server, {**request, "max_tokens": 150, "min_tokens": 150}) as response:
+    with sse_response(server, {**request, "max_tokens": 600, "min_tokens": 600}) as response:
         list(islice(events(response), after))
 
 

@@ -3,16 +3,15 @@
 Settings come from the arguments alone, never from the machine's environment.
 """
 
-import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from llama_engine.engine.dispatcher import Completion, Result
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.sequence import Sequence, Status
+from llama_engine.engine.events import Completion, Result
+from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.step_result import StepResult
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
@@ -45,7 +44,7 @@ def runner_of(engine: Engine) -> TorchRunner:
 def cache_tensors(engine: Engine, page: int | None = None) -> list[torch.Tensor]:
     """The tensors of an engine's KV cache, keys, values and their scales; views of one page's part if it is given."""
     if isinstance(engine._model, CpuRunner):
-        layers = engine._model._forward.layer_caches
+        layers = engine._model._forward.cache.layers
         return [tensor if page is None else tensor[:, page] for tensors in layers for tensor in tensors]
     cache = runner_of(engine).kv_cache
     tensors = [cache.keys, cache.values, cache.key_scales, cache.value_scales]
@@ -154,41 +153,3 @@ def run(engine: Engine, sequences: list[Sequence]) -> Run:
     assert len(finished) == len(set(finished)) == len(sequences)
     assert all(sequence.result is not None for sequence in sequences), "a sequence ended without a result"
     return Run([sequence.result for sequence in sequences], steps)
-
-
-def churn(
-    engine: Engine, sequences: list[Sequence], budget: int, randomness: random.Random
-) -> tuple[dict[Sequence, str], list[StepResult]]:
-    """Add the sequences at random times, remove some of them, and check the order and the work of every step.
-
-    budget: the engine's prefill_tokens. Return the removed sequences, each with its state then, and the steps.
-    """
-    waiting, inside, started = deque(sequences), list[Sequence](), list[Sequence]()
-    removed, steps = dict[Sequence, str](), list[StepResult]()
-    while waiting or inside:
-        while waiting and len(inside) < engine.slots and randomness.random() < 0.7:
-            inside.append(waiting.popleft())
-            engine.add(inside[-1])
-        if inside and randomness.random() < 0.15:
-            partial = [sequence for sequence in inside if sequence.num_cached and sequence not in started]
-            gone = randomness.choice(partial or inside)
-            removed[gone] = "partly cached" if partial else gone.status.value
-            engine.remove(gone)
-            inside.remove(gone)
-        decoding = [sequence for sequence in inside if sequence in started]
-        step = engine.step()
-        steps.append(step)
-        assert step.errors == 0
-        assert step.prefill_tokens <= budget
-        assert step.decoded == len(decoding)
-        # While prompts wait, each step computes some of them.
-        assert step.prefill_tokens or len(inside) == len(decoding)
-        first = [sequence for sequence in inside if sequence.num_output_tokens and sequence not in decoding]
-        assert all(sequence.num_output_tokens == 1 for sequence in first)
-        assert step.sampled == len(decoding) + len(first)
-        started += first
-        assert all(sequence.status is Status.FINISHED for sequence in step.finished)
-        inside = [sequence for sequence in inside if sequence not in step.finished]
-        assert engine.used_slots == len(inside)
-    assert started == [sequence for sequence in sequences if sequence not in removed or sequence in started]
-    return removed, steps

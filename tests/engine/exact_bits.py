@@ -3,6 +3,7 @@
 In a mix, sequences with common prefixes and choices of one prompt arrive at random times; their prompts are cut; some
 are cancelled; some passes fail; the KV cache may have so few pages that prefixes are evicted and sequences preempted.
 With drafts, steps verify several tokens of a sequence, some of them wrong. With adapters, some requests have none.
+Some requests are for the embedding of their prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from engine.guesses import guess_at_random
 from engine.int8_layers import threads
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import random_request
+from llama_engine.checkpoint.pooling import Pooling
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
@@ -37,7 +40,7 @@ BUDGETS = (1, 7, 16, 40, 512)
 
 POOLS = (None, 1, 1.25, 2)
 """Tokens in the KV cache's pages, relative to max_model_len; None is max_model_len for each slot."""
-EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed", "guessed", "adapted")
+EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed", "embedded", "guessed", "adapted")
 
 RANKS = (8, 3, 20)
 """The ranks of the adapters."""
@@ -67,7 +70,7 @@ def recording_logits() -> Iterator[Logits]:
 
 @contextmanager
 def failing_passes(engine: Engine, randomness: random.Random, share: float) -> Iterator[None]:
-    """Let this share of prefill and decode passes, and of copies of pages, fail after they have run."""
+    """Let this share of passes, and of copies of pages, fail after they have run."""
 
     def faulty(name: str) -> object:
         run = getattr(engine._model, name)
@@ -81,7 +84,7 @@ def failing_passes(engine: Engine, randomness: random.Random, share: float) -> I
         return run_and_fail
 
     with ExitStack() as stack:
-        for name in ("prefill", "decode", "copy"):
+        for name in ("run_chunks", "decode", "copy"):
             stack.enter_context(patch.object(engine._model, name, faulty(name)))
         yield
 
@@ -101,7 +104,9 @@ class Bits:
         adapters: bool = False,
     ) -> None:
         """Compare this many mixes."""
-        self._checkpoint, self._kv_cache_dtype, self._drafts = checkpoint, kv_cache_dtype, drafts
+        # Of the last hidden state where there are drafts, else of all of them.
+        self._checkpoint = replace(checkpoint, pooling=Pooling("last" if drafts else "mean"))
+        self._kv_cache_dtype, self._drafts = kv_cache_dtype, drafts
         self._weights = [
             random_adapter(checkpoint.architecture, rank, rank, (torch.float32, torch.bfloat16)[rank % 2])
             for rank in RANKS
@@ -124,7 +129,7 @@ class Bits:
             for choice in choices_of(request):
                 sequence = alone.builder.build(choice)
                 logits = self._run(alone, [sequence], random.Random(0), 0.0)
-                self._alone[choice] = sequence.result, list(logits[sequence].values())
+                self._alone[choice] = sequence.result, list(logits.get(sequence, {}).values())
                 self._tokens[choice] = sequence.output_tokens
         for seed in range(mixes):
             self._mix(seed, requests)
@@ -132,18 +137,20 @@ class Bits:
             assert engine._pages.num_available == engine.plan.shape.pages
 
     def _with_prefix(self, request: GenerationRequest, randomness: random.Random) -> GenerationRequest:
-        """Return the request with a common prefix before its prompt, and sometimes another salt or several choices."""
+        """Return the request with a common prefix, sometimes another salt, several choices, or for an embedding."""
         tokens = random.Random(5).choices(range(300, 900), k=self._checkpoint.max_model_len)
         prefix = tuple(tokens[randomness.choice((0, 0, 1)) : randomness.choice((16, 33, 64))])
         max_tokens = randomness.choice((request.max_tokens, 48))
         room = self._checkpoint.max_model_len - max_tokens - len(prefix)
+        embeds = request.seed % 5 == 0
         return replace(
             request,
             prompt_tokens=prefix + request.prompt_tokens[:room],
             max_tokens=max_tokens,
             min_tokens=randomness.choice((0, max_tokens)),
             cache_salt=randomness.choice(("", "", "other")),
-            n=randomness.choice((1, 1, 3)),
+            n=randomness.choice((1, 1, 1 if embeds else 3)),
+            return_embedding=embeds,
             adapter=randomness.choice((None, *self._adapters)) if self._adapters else None,
         )
 
@@ -209,6 +216,7 @@ class Bits:
     def _compare(self, sequence: Sequence, logits: list[torch.Tensor], seed: int) -> None:
         result, alone = self._alone[sequence.request]
         self.rows += len(logits)
+        self.events["embedded"] += isinstance(sequence.result, Completion) and bool(sequence.result.embedding)
         self.events["adapted"] += sequence.request.adapter is not None
         failed = isinstance(sequence.result, GenerationError)
         self.events["failed"] += failed

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from engine.engines import EMBEDDED
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -103,4 +103,11 @@ def save_family(folder: Path, name: str) -> Path:
             parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_base_model(folder: Path, source: Path) -> Path:
+    """Save a checkpoint without its output head."""
+    AutoModel.from_pretrained(source).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
     return folder

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 from llama_engine.model.cpu_runner import CpuRunner
-from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.model_runner import TokenChunk
 from llama_engine.model.torch_runner import TorchRunner
 
 Runner = CpuRunner | TorchRunner
@@ -23,7 +23,7 @@ class ForwardPass:
     """A pass that is about to run. number: from 0. chunks: of a decode step, one token per row."""
 
     number: int
-    chunks: Sequence[PromptChunk]
+    chunks: Sequence[TokenChunk]
     decodes: bool
 
     @property
@@ -47,8 +47,8 @@ def watching(action: Callable[[ForwardPass], object]) -> Iterator[None]:
     """Call `action` before each pass of any engine, which doesn't run if it raises."""
     numbers = count()
 
-    def prefill(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def watched(runner: Runner, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
+    def run_chunks(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def watched(runner: Runner, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
             action(ForwardPass(next(numbers), chunks, decodes=False))
             return original(runner, chunks, every)
 
@@ -59,7 +59,7 @@ def watching(action: Callable[[ForwardPass], object]) -> Iterator[None]:
             runner: Runner, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int
         ) -> torch.Tensor:
             rows = zip(slots.tolist(), positions.tolist(), tokens.tolist(), strict=True)
-            chunks = [PromptChunk(slot, position, (token,)) for slot, position, token in rows]
+            chunks = [TokenChunk(slot, position, (token,)) for slot, position, token in rows]
             action(ForwardPass(next(numbers), chunks, decodes=True))
             return original(runner, slots, tokens, positions, span)
 
@@ -67,6 +67,6 @@ def watching(action: Callable[[ForwardPass], object]) -> Iterator[None]:
 
     with ExitStack() as replaced:
         for runner in RUNNERS:
-            replaced.enter_context(patch.object(runner, "prefill", prefill(runner.prefill)))
+            replaced.enter_context(patch.object(runner, "run_chunks", run_chunks(runner.run_chunks)))
             replaced.enter_context(patch.object(runner, "decode", decode(runner.decode)))
         yield

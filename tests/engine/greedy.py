@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from engine.engines import completions, tokens_in
 from engine.prompts import random_prompt
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import PreTrainedModel

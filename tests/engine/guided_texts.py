@@ -12,7 +12,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.grammar.guides import Guides
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
-from llama_engine.sampling.logits_processor import forbidden
+from llama_engine.sampling.bias_and_masks import forbidden
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 END = 2

@@ -56,11 +56,6 @@ def rows_with_outliers(rows: int, inputs: int) -> torch.Tensor:
     return activations
 
 
-def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest error of any row, relative to the row's largest value."""
-    return ((result.double() - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
-
-
 @contextmanager
 def threads(number: int) -> Iterator[None]:
     """Compute on this number of threads."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from llama_engine.model.loader import LoadedModel
-from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.model.model_runner import ModelRunner, TokenChunk
 
 
 def logits_of(
@@ -26,7 +26,7 @@ def logits_of(
     ends = ends or (len(tokens),)
     with torch.inference_mode():
         hidden = [
-            runner.prefill([PromptChunk(1, start, tokens[start:end])], every=True)
+            runner.run_chunks([TokenChunk(1, start, tokens[start:end])], every=True)
             for start, end in zip((0, *ends[:-1]), ends, strict=True)
         ]
         for position in range(ends[-1], len(tokens)):

@@ -22,12 +22,11 @@ def save_adapter(
     base: Path,
     folder: Path,
     config: Mapping[str, object] | None = None,
-    seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> PeftModel:
     """Save an adapter of random weights for the checkpoint `base` in `folder`; return PEFT's model with it."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     # Without PEFT's initialization, which zeroes B, and without its conversion of BF16 to float32.
     values: dict[str, Any] = {
         "target_modules": "all-linear",

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from llama_engine.engine.dispatcher import Result
+from llama_engine.engine.events import Result
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.observability.metrics import Metric
 from llama_engine.request.parser import GenerationRequest

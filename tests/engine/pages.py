@@ -7,7 +7,7 @@ from llama_engine.engine.engine import Engine
 
 def free_pages(engine: Engine) -> list[int]:
     """The pages that hold nothing."""
-    return list(engine._pages._free)
+    return list(engine._pages._pool._free)
 
 
 def assert_consistent(engine: Engine) -> None:

@@ -10,8 +10,9 @@ from functools import partial
 from engine.engines import engine_of
 from engine.forward_passes import ForwardPass, watching
 from engine.metrics import RecordingRegistry
-from llama_engine.engine.dispatcher import Chunk, Event, RequestContext, ResponseDispatcher, Result
+from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Chunk, Event, RequestContext, Result
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from adapter_files import damage, write_adapter
-from engine.engines import completions, engine_of
+from engine.engines import engine_of
 from engine.prompts import request_of
 from llama_engine.engine.adapters import folder_inside, lora_limits
 from llama_engine.engine.engine import Engine
@@ -55,15 +55,6 @@ def test_a_damaged_adapter_of_the_settings_is_named(int8: LoadedModel, loras: Pa
     assert "\n" not in str(refused.value)
 
 
-def test_each_adapter_generates_its_own_text(checkpoint: LoadedModel, engine: Engine, loras: Path) -> None:
-    engine.adapters.load("b", 0, loras / "b")
-    request = request_of(checkpoint, 1, 40, 12)
-    mixed = [_of(engine, "a", request), request, _of(engine, "b", request)]
-    together = [completion.text for completion in completions(engine, mixed)]
-    assert len(set(together)) == 3
-    assert together == [completions(engine, [each])[0].text for each in mixed]
-
-
 def test_the_same_adapter_loaded_again_changes_nothing(engine: Engine, loras: Path) -> None:
     before = engine.adapters.loaded()
     engine.adapters.load("a", 0, loras / "a")
@@ -94,13 +85,6 @@ def test_without_room_for_adapters_a_load_names_max_loras(checkpoint: LoadedMode
         engine.adapters.load("a", 0, loras / "a")
 
 
-def test_a_damaged_adapter_changes_nothing(engine: Engine, loras: Path) -> None:
-    with pytest.raises(CheckpointError, match="adapter_model"):
-        engine.adapters.load("bad", 0, loras / "bad")
-    engine.adapters.load("b", 0, loras / "b")
-    assert _names(engine) == ["a", "b"]
-
-
 def test_a_failure_in_the_runner_leaves_the_room_free(engine: Engine, loras: Path) -> None:
     with patch.object(engine._model, "load_adapter", side_effect=MemoryError), pytest.raises(MemoryError):
         engine.adapters.load("b", 0, loras / "b")
@@ -116,11 +100,6 @@ def test_a_removed_adapter_keeps_its_room_until_it_is_freed(engine: Engine, lora
     engine.adapters.free(removed)
     engine.adapters.load("c", 7, loras / "a")
     assert _names(engine) == ["b", "c"]
-
-
-def test_removing_an_unknown_adapter_names_the_loaded_ones(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="lora_name is 'x'; it must be a loaded adapter's: a"):
-        engine.adapters.remove("x")
 
 
 def test_prefixes_are_shared_by_one_version_of_an_adapter(checkpoint: LoadedModel, loras: Path) -> None:

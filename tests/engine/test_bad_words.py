@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from llama_engine.sampling.logits_processor import BadWords
+from llama_engine.sampling.bias_and_masks import BadWords
 from llama_engine.text.tokenizer import Vocabulary
 
 SHORT = [b"", b"a", b"b", b"aab"]

@@ -30,11 +30,11 @@ def in_two_files(folder: Path) -> Path:
     return folder
 
 
-def _refusal(folder: Path) -> str:
+def _refusal(model: Path) -> str:
     """Return the reason without the folder. The files are checked before anything is loaded."""
     with pytest.raises(CheckpointError) as refused:
-        load("none", model=str(folder))
-    start, message = f"can't load {folder}: ", str(refused.value)
+        load("none", model=str(model))
+    start, message = f"can't load {model}: ", str(refused.value)
     assert "\n" not in message
     assert message.startswith(start)
     return message.removeprefix(start)
@@ -58,6 +58,52 @@ def test_other_files_of_a_checkpoint_are_ignored(in_two_files: Path, tmp_path: P
     check_files(in_two_files)
     # A hub id is not looked up on disk.
     check_files(Path("organisation/name"))
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    assert _refusal(folder).startswith("it has pytorch_model.bin and no safetensors; ")
+
+
+def test_shards_without_an_index_are_refused_by_name(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / FIRST)
+    lists = "which lists the files of the weights; download that, too"
+    assert _refusal(folder) == f"it has {FIRST} and no {INDEX}, {lists}"
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json", "it.gguf"])
+def test_a_git_lfs_pointer_is_named_as_one(folder: Path, name: str) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 98362432\n"
+    (folder / name).write_text(pointer)
+    refusal = _refusal(folder / name if name.endswith("gguf") else folder)
+    assert "it is a Git LFS pointer and not the file itself; run `git lfs pull`" in refusal
+
+
+PANIC = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+NO_TOKENIZER = "it has no tokenizer.json; save the tokenizer as a fast one first (ValueError: Couldn't instantiate the "
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.json", "{}", "config.json: ValueError: Unrecognized model"),
+        ("config.json", None, "it has no config.json"),
+        ("tokenizer.json", "{}", "tokenizer.json or tokenizer_config.json: KeyError: "),
+        ("tokenizer.json", None, NO_TOKENIZER),
+        # Its code panics.
+        ("tokenizer.json", PANIC, "tokenizer.json or tokenizer_config.json: PanicException: "),
+    ],
+)
+def test_a_missing_or_unusable_file_is_refused_by_name(
+    folder: Path, name: str, content: str | dict[str, object] | None, reason: str
+) -> None:
+    path = folder / name
+    before = json.loads(path.read_text())
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps({**before, **content}))
+    assert _refusal(folder).startswith(reason)
 
 
 ENTRY: dict[str, object] = {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}

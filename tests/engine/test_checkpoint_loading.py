@@ -79,7 +79,7 @@ def test_the_info_names_the_product(
     if "compiled" in computation:
         needs_compiled_kernels()
     engine = engine_of(load(quantization, model=str(folder), **parameters), 1)
-    labels = engine.info_labels()
+    labels = engine.description.labels
     assert re.fullmatch(computation, labels["computation"])
     assert labels["device"] == "cpu"
     assert labels["kv_cache_dtype"] == str(engine.plan.shape.dtype).removeprefix("torch.")
@@ -176,62 +176,6 @@ def test_a_description_that_does_not_fit_its_nf4_weights_is_refused(
 def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path: Path, path: str) -> None:
     model = path.format(tmp_path)
     assert _refusal(model) == f"model is {model!r}: no such folder or GGUF file"
-
-
-def test_pickled_weights_are_refused(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    torch.save(load_file(weights), folder / "pytorch_model.bin")
-    weights.unlink()
-    assert _refusal(folder).startswith(f"can't load {folder}: it has pytorch_model.bin and no safetensors; ")
-
-
-def test_shards_without_an_index_are_refused_by_name(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    assert _refusal(folder) == (
-        f"can't load {folder}: it has model-00001-of-00002.safetensors and no model.safetensors.index.json, which "
-        "lists the files of the weights; download that, too"
-    )
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "it.gguf"])
-def test_a_git_lfs_pointer_is_named_as_one(folder: Path, name: str) -> None:
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 98362432\n"
-    (folder / name).write_text(pointer)
-    model = folder / name if name.endswith("gguf") else folder
-    refusal = _refusal(model)
-    assert "it is a Git LFS pointer and not the file itself; run `git lfs pull`" in refusal
-    assert name in refusal
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "reason"),
-    [
-        ("config.json", "{}", "config.json: ValueError: Unrecognized model"),
-        ("config.json", None, "it has no config.json"),
-        ("tokenizer.json", "{}", "tokenizer.json or tokenizer_config.json: KeyError: "),
-        (
-            "tokenizer.json",
-            None,
-            "it has no tokenizer.json; save the tokenizer as a fast one first (ValueError: Couldn't instantiate the "
-            "backend tokenizer from one of: (1) a `tokenizers` library serialization file, ",
-        ),
-        ("generation_config.json", '{"temperature": ', "generation_config.json: it is not valid JSON"),
-    ],
-)
-def test_a_missing_or_malformed_file_is_refused_in_one_line(
-    folder: Path, file: str, content: str | None, reason: str
-) -> None:
-    (folder / file).unlink()
-    if content is not None:
-        (folder / file).write_text(content)
-    assert _refusal(folder).startswith(f"can't load {folder}: {reason}")
-
-
-def test_a_tokenizer_whose_code_panics_is_refused(folder: Path) -> None:
-    _update_json(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    assert _refusal(folder).startswith(
-        f"can't load {folder}: tokenizer.json or tokenizer_config.json: PanicException: "
-    )
 
 
 def test_a_tokenizer_in_another_format_is_converted(folder: Path) -> None:

@@ -1,17 +1,15 @@
 """Choices of one prompt: the texts of requests alone, one prefill, and no effect on each other."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of
-from llama_engine.engine.dispatcher import Completion, Result
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion, Result
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
-from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 
@@ -65,24 +63,3 @@ def test_a_choice_without_a_source_of_its_prompt_computes_what_is_not_cached(
     results, prefilled = _prefilled(engine, engine.builder.choices(request))
     assert results == _expected(int8, request)
     assert prefilled == computed
-
-
-@pytest.mark.parametrize("fails", [1, 2, 3])
-def test_a_copy_that_fails_costs_its_choice_alone(int8: LoadedModel, fails: int) -> None:
-    request = _request(int8, 4)
-    expected = _expected(int8, request)
-    engine = engine_of(int8, 4)
-    real, copies = engine._model.copy, iter(range(1, 100))
-
-    def copy(source: int, target: int) -> None:
-        if next(copies) == fails:
-            raise RuntimeError("no copy")
-        real(source, target)
-
-    with patch.object(engine._model, "copy", copy):
-        faulty = run(engine, engine.builder.choices(request))
-    assert isinstance(faulty.results[fails], GenerationError)
-    assert [choice for place, choice in enumerate(faulty.results) if place != fails] == [
-        choice for place, choice in enumerate(expected) if place != fails
-    ]
-    assert run(engine, engine.builder.choices(request)).results == expected

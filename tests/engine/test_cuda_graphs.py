@@ -9,29 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.engines import (
-    add_all,
-    alone,
-    attention_by_sequence,
-    churn,
-    completions,
-    engine_of,
-    run,
-    runner_of,
-    spoil_cache,
-)
+from engine.engines import add_all, alone, attention_by_sequence, completions, engine_of, run, spoil_cache
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine.engine import cuda_graphs, memory_plan
 from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, batch_buckets
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.memory_plan import activation_reserve, plan_memory
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.sampling import sampler
 from llama_engine.sampling.state import SamplingFeatures
-from llama_engine.settings import Settings
 
 SLOTS = 6
 """With five sequences there is padding in the last slot, where a long prompt is prefilled in chunks."""
@@ -86,34 +73,12 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: LoadedModel)
     randomness = random.Random(3)
     engine, recorder = _graphed(attending, prefill_tokens="24")
     requests = [random_request(attending, randomness) for _ in range(24)]
-    sequences = [engine.builder.build(request) for request in requests]
-    removed, steps = churn(engine, sequences, 24, randomness)
-    finished = [sequence for sequence in sequences if sequence not in removed]
-    assert [sequence.result for sequence in finished] == alone(attending, [sequence.request for sequence in finished])
+    replayed = run(engine, [engine.builder.build(request) for request in requests])
+    assert replayed.results == alone(attending, requests)
     # Every decode step was a replay; every sampling was one too, except beside what a row alone asks for.
-    decoded, sampled = sum(bool(step.decoded) for step in steps), sum(bool(step.sampled) for step in steps)
+    decoded = sum(bool(step.decoded) for step in replayed.steps)
+    sampled = sum(bool(step.sampled) for step in replayed.steps)
     assert decoded < recorder.replayed < decoded + sampled
-
-
-def test_replayed_steps_serve_rows_with_features_of_each_row(attending: LoadedModel) -> None:
-    requests = requests_of(attending, SLOTS, range(3, 20))
-    requests[::3] = [replace(request, bad_words=(b"e", b" ")) for request in requests[::3]]
-    log_probs = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1}
-    requests[1::3] = [replace(request, **log_probs) for request in requests[1::3]]  # type: ignore[arg-type]
-    requests[2::3] = [replace(request, min_p=0.2, logit_bias=((7, 3.0),)) for request in requests[2::3]]
-    (engine, recorder), other = _graphed(attending), engine_of(attending, SLOTS)
-    replayed, launched = ([each.builder.build(request) for request in requests] for each in (engine, other))
-    run(engine, replayed)
-    run(other, launched)
-    assert [sequence.result for sequence in replayed] == [sequence.result for sequence in launched]
-    assert recorder.replayed > 0
-    for sequence in replayed[::3]:
-        assert isinstance(sequence.result, Completion)
-        assert not {"e", " "} & set(sequence.result.text)
-    for ours, theirs in zip(replayed, launched, strict=True):
-        assert [entry.token for entry in ours.log_probs] == [entry.token for entry in theirs.log_probs]
-        expected = [entry.log_prob for entry in theirs.log_probs]
-        assert [entry.log_prob for entry in ours.log_probs] == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("size", [31, 32, 63])
@@ -211,16 +176,3 @@ def test_sampling_that_cannot_be_captured_is_launched_alone(
     requests = [replace(request, repetition_penalty=1.2) for request in _greedy(3)]
     assert completions(engine, requests) == alone(small, requests)
     assert recorder.replayed
-
-
-def test_the_memory_plan_includes_what_graphs_need(small: LoadedModel) -> None:
-    without = plan_memory(small, Settings(cuda_graphs="off"), SLOTS)
-    planned = plan_memory(small, Settings(cuda_graphs="on"), SLOTS)
-    step = activation_reserve(SLOTS, SLOTS, small.architecture, 4)
-    assert planned.reserve - without.reserve == step + SLOTS * small.architecture.vocabulary * 4 + (32 + 4 * 24) * 2**20
-    cache = runner_of(engine_of(small, SLOTS, cuda_graphs="on")).kv_cache
-    assert planned.cache == cache.keys.nbytes + cache.values.nbytes
-    assert planned.cache == without.cache
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_plan, "unsupported_reason", lambda checkpoint: "it is no GPU")
-        assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total

@@ -77,14 +77,10 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
         ([b"b"], 0, 2, [b"a", b"b"], ["a", ""], "stop"),  # a stop string in the last token wins over the length
         ([], 0, 1, [None], [""], "stop"),  # so does an end token
         ([], 0, 100, [b"a", None], ["a", ""], "stop"),
-        # A partial match is held back until the next token rules it out.
-        ([b"\n\n"], 0, 100, [b"a", b"\n", b"b", b"\n", None], ["a", "", "\nb", "", "\n"], "stop"),
         # A stop string before min_tokens is text, but may begin the one that counts.
         ([b"xx"], 3, 100, [b"axx", b"b", b"x", b"x"], ["ax", "xb", "", ""], "stop"),
         # An incomplete character is held back, and replaced at the end.
         ([], 0, 3, [EMOJI[:2], EMOJI[2:] + b"\xc3", b""], ["", "🙂", "\ufffd"], "length"),
-        # Invalid UTF-8 is replaced, and the text around it kept.
-        ([], 0, 3, [b"ok", b"\xff", b"go"], ["ok", "\ufffd", "go"], "length"),
     ],
 )
 def test_a_delta_holds_back_what_may_not_be_text(

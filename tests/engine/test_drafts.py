@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -23,17 +22,10 @@ from engine.guided_texts import EngineOf, tag
 from engine.oracle import oracle
 from engine.prompts import any_requests
 from engine.transcripts import Transcript, cuts, transcripts
+from llama_engine.engine.draft_matches import MAX_FINISHED, MAX_FINISHED_TOKENS, FinishedIndexes, NgramIndex
 from llama_engine.engine.drafts import Acceptance
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.step_times import StepTimes
-from llama_engine.engine.token_history import (
-    MAX_CANDIDATES,
-    MAX_HISTORIES,
-    MAX_HISTORY_TOKENS,
-    MAX_MATCH,
-    FinishedHistories,
-    History,
-)
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import DRAFT_SOURCES
 from llama_engine.request.parser import GenerationRequest
@@ -215,36 +207,19 @@ def _failing_on_lists(sampler: Sampler) -> Callable[..., torch.Tensor]:
     return failing
 
 
-def test_a_history_finds_the_longest_match_as_a_search_of_all_places_does() -> None:
-    randomness = random.Random(4)
-    for _ in range(300):
-        tokens = randomness.choices(range(3), k=randomness.randint(3, 60))
-        history = History(tokens[: randomness.randint(0, len(tokens))])
-        history.find(tokens)
-        history.tokens += tokens[len(history.tokens) :]
-        lengths = {place: _common(tokens[:place], tokens) for place in range(3, len(tokens))}
-        candidates = sorted((place for place, length in lengths.items() if length >= 3), reverse=True)[:MAX_CANDIDATES]
-        longest = max((lengths[place] for place in candidates), default=0)
-        place, length = history.find(tokens)
-        assert length == longest
-        assert place == next((place for place in candidates if lengths[place] == longest), 0)
-
-
-def _common(left: list[int], right: list[int]) -> int:
-    """Return the length of the common end of two lists, at most MAX_MATCH."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(reversed(left), reversed(right), strict=False))
-    return min(sum(1 for _ in same), MAX_MATCH)
+def test_an_index_prefers_a_longer_match_to_a_later_one() -> None:
+    assert NgramIndex([1, 2, 3, 4, 5, 0, 2, 3, 4, 6]).find([1, 2, 3, 4]) == (4, 4)
 
 
 def test_finished_sequences_are_bounded_for_each_salt_and_in_all() -> None:
-    finished = FinishedHistories()
+    finished = FinishedIndexes()
     for number in range(10):
-        finished.add(b"one", History([number]))
-    assert [history.tokens for history in finished.get(b"one")] == [[number] for number in (9, 8, 7, 6)][:MAX_HISTORIES]
-    finished.add(b"two", History(range(MAX_HISTORY_TOKENS)))
+        finished.add(b"one", NgramIndex([number]))
+    assert [index.tokens for index in finished.get(b"one")] == [[number] for number in (9, 8, 7, 6)][:MAX_FINISHED]
+    finished.add(b"two", NgramIndex(range(MAX_FINISHED_TOKENS)))
     assert list(finished.get(b"one")) == []
     assert list(finished.get(b"three")) == []
-    finished.add(b"two", History(range(MAX_HISTORY_TOKENS + 1)))
+    finished.add(b"two", NgramIndex(range(MAX_FINISHED_TOKENS + 1)))
     assert list(finished.get(b"two")) == []
 
 

@@ -1,35 +1,18 @@
-"""The engine: texts amid additions and removals, values that are not finite, the shortest sequences and caches."""
+"""The engine: removals, values that are not finite, the shortest sequences and caches."""
 
-import random
 from dataclasses import replace
 
 import pytest
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import add_all, alone, attention_by_sequence, churn, completions, engine_of, load, spoil_cache
+from engine.engines import add_all, alone, attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.forward_passes import ForwardPass, watching
-from engine.prompts import random_request, request_of, requests_of
+from engine.prompts import request_of, requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import INT8_COLUMNS
 from llama_engine.request.parser import GenerationRequest
-
-
-@pytest.mark.parametrize(("slots", "budget"), [(1, 9), (4, 40)])
-def test_removed_sequences_change_neither_the_others_nor_their_order(
-    fp32: LoadedModel, slots: int, budget: int
-) -> None:
-    randomness = random.Random(slots)
-    pool = [random_request(fp32, randomness) for _ in range(12)]
-    expected = dict(zip(pool, alone(fp32, pool), strict=True))
-    engine = engine_of(fp32, slots, prefill_tokens=str(budget))
-    sequences = [engine.builder.build(randomness.choice(pool)) for _ in range(40)]
-    removed, _ = churn(engine, sequences, budget, randomness)
-    for sequence in sequences:
-        assert sequence.result == (None if sequence in removed else expected[sequence.request])
-    # With one slot no sequence waits for the prefill of another.
-    assert {"partly cached", "decode", *(["prefill"] if slots > 1 else [])} <= set(removed.values())
 
 
 def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: LoadedModel) -> None:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import load
+from engine.engines import EMBEDDED, load
 from engine.exact_bits import EVENTS, Bits
 from notes import Note
+
+from models.quantized_checkpoints import write
 
 long = pytest.mark.long
 TERMS = {"auto": "two terms for outliers", "1": "one term,", "2": "two terms,"}
@@ -61,3 +64,18 @@ def test_tokens_have_the_same_bits_in_any_mix(
     assert mixes < 10 or {event for event in EVENTS if bits.events[event]} >= {*EVENTS} - {"guessed", "adapted"}
     assert (bits.events["guessed"] > mixes) == ("drafts" in options)
     assert (bits.events["adapted"] > mixes) == ("adapters" in options)
+
+
+@pytest.mark.parametrize(
+    ("name", "mixes"),
+    [("gptq4-act-order", 5), pytest.param("gptq4-act-order", 60, marks=long), pytest.param("w4a16", 60, marks=long)],
+)
+def test_adapters_on_4_bit_groups_have_the_same_bits_in_any_mix(
+    name: str, mixes: int, note: Note, tmp_path: Path
+) -> None:
+    needs_compiled_kernels()
+    checkpoint = replace(load("checkpoint", model=str(write(EMBEDDED, name, tmp_path / name))), max_model_len=128)
+    bits = Bits(checkpoint, mixes, drafts=True, adapters=True)
+    note(f"{name}: {bits.describe()}")
+    assert bits.different == []
+    assert bits.events["adapted"] > mixes

@@ -56,9 +56,9 @@ def exact(folder: Path) -> LoadedModel:
     return _load(folder, "none")
 
 
-def _logits(checkpoint: LoadedModel, runner: ModelRunner | None = None, kv_cache_dtype: str = "auto") -> torch.Tensor:
+def _logits(checkpoint: LoadedModel, runner: ModelRunner | None = None) -> torch.Tensor:
     """Return the logits of all tokens, from two chunks of a prompt and decode steps."""
-    return logits_of(checkpoint, TOKENS.tolist(), 37, 90, runner=runner, kv_cache_dtype=kv_cache_dtype)
+    return logits_of(checkpoint, TOKENS.tolist(), 37, 90, runner=runner)
 
 
 def _with_masks(checkpoint: LoadedModel) -> ModelRunner:
@@ -125,7 +125,7 @@ def test_a_decode_step_can_be_captured(exact: LoadedModel) -> None:
         runner.logits(runner.decode(torch.arange(2), TOKENS[:2], positions, 64))
 
 
-# The logits of such passes are compared above, and an engine's tokens in test_exactness.py.
+# The logits of such passes are compared above, and an engine's tokens in test_greedy.py.
 @long
 def test_greedy_tokens_are_those_of_generate(exact: LoadedModel, note: Note) -> None:
     checkpoint, randomness, tally = with_tokens_as_text(exact), random.Random(9), Tally()
@@ -158,28 +158,6 @@ def test_int8_tokens_have_the_same_bits_in_any_mix(int8: LoadedModel, mixes: int
 def test_int8_is_near_fp32(exact: LoadedModel, int8: LoadedModel) -> None:
     scores, expected = (_logits(checkpoint).log_softmax(-1) for checkpoint in (int8, exact))
     assert 0 < kl_div(scores, expected, reduction="none", log_target=True).sum(-1).mean() < 0.005
-
-
-def test_compiled_kernels_compute_what_pytorch_does_with_the_same_weights(folder: Path) -> None:
-    needs_compiled_kernels()
-    precise = {"int8_terms": "2", "kv_cache_dtype": "float32"}
-    results = []
-    for kernels in ("auto", "stock"):
-        checkpoint = _load(folder, "int8", kernels=kernels, **precise)
-        assert ("compiled" in checkpoint.info.product) == (kernels == "auto")
-        results.append(_logits(checkpoint, kv_cache_dtype="float32"))
-    assert (results[0] - results[1]).abs().max() <= 1e-3 * results[1].abs().max()
-
-
-@long
-def test_an_older_processor_gives_the_same_bits(
-    int8: LoadedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs_compiled_kernels("avx2")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    avx2 = _load(folder, "int8")
-    assert "AVX2" in avx2.info.product
-    assert torch.equal(_logits(int8), _logits(avx2))
 
 
 def test_dynamic_rope_serves_more_positions_than_were_trained(tmp_path: Path) -> None:
@@ -226,6 +204,10 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
     "bidirectional attention": (
         {"model_type": "gemma2", "use_bidirectional_attention": True},
         "it: use_bidirectional_attention is true; this engine serves causal attention",
+    ),
+    "attention that isn't causal": (
+        {"model_type": "qwen3", "is_causal": False},
+        "it: is_causal is false; this engine serves causal attention",
     ),
 }  # fmt: skip
 

@@ -71,51 +71,33 @@ def _with_read_weights(model: PreTrainedModel, loaded: LoadedModel, folder: Path
     return model
 
 
-def _check(folder: Path, model_type: str, name: str) -> None:
-    model, saved = _save(folder, model_type, name)
-    loaded = load("checkpoint", model=str(saved), int8_terms="2", kv_cache_dtype="float32")
-    expected = _with_read_weights(model, loaded, saved)(input_ids=torch.tensor([TOKENS])).logits[0]
-    logits = logits_of(loaded, TOKENS, kv_cache_dtype="float32")
-    assert (logits - expected).abs().max() <= 1e-3 * expected.abs().max()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_llama_in_a_format_has_the_logits_of_its_weights(name: str, tmp_path: Path) -> None:
-    _check(tmp_path, "llama", name)
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_family_in_4_bits_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
-    _check(tmp_path, model_type, "gptq4-act-order")
-
-
-# Config and tensors of every family's file are compared in test_gguf.py.
-@pytest.mark.long
-@pytest.mark.parametrize("model_type", FILES)
-def test_a_family_in_gguf_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
-    _check(tmp_path, model_type, "q4_k")
-
-
 def _pairs(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return each layout of LAYOUTS with each format, and one of the other families with each, in turns."""
     names = list(names)
     return [*product(LAYOUTS, names), *zip(cycle(OTHERS), names, strict=False)]
 
 
-# transformers writes this format by the family's own class.
-@pytest.mark.long
-@pytest.mark.parametrize("model_type", sorted({*FAMILIES} - {"llama"}))
-def test_a_family_in_8_bits_has_the_logits_of_its_weights(model_type: str, tmp_path: Path) -> None:
-    _check(tmp_path, model_type, "int8")
+LONG = [
+    # Config and tensors of every family's file are compared in test_gguf.py.
+    *product(sorted({*FILES} - {"llama"}), ["q4_k"]),
+    # transformers writes this format by the family's own class.
+    *product(sorted({*FAMILIES} - {"llama"}), ["int8"]),
+    *_pairs(name for name in FORMATS if name != "gptq4-act-order"),
+    *_pairs(name for name in GGUF if name != "q4_k"),
+]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("model_type", "name"), _pairs(name for name in FORMATS if name != "gptq4-act-order"))
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        *[("llama", name) for name in ALL if name != "gptq4-act-order"],
+        *product(FAMILIES, ["gptq4-act-order"]),
+        *[pytest.param(*pair, marks=pytest.mark.long) for pair in LONG],
+    ],
+)
 def test_a_family_in_a_format_has_the_logits_of_its_weights(model_type: str, name: str, tmp_path: Path) -> None:
-    _check(tmp_path, model_type, name)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("model_type", "name"), _pairs(name for name in GGUF if name != "q4_k"))
-def test_a_family_in_a_gguf_type_has_the_logits_of_its_weights(model_type: str, name: str, tmp_path: Path) -> None:
-    _check(tmp_path, model_type, name)
+    model, saved = _save(tmp_path, model_type, name)
+    loaded = load("checkpoint", model=str(saved), int8_terms="2", kv_cache_dtype="float32")
+    expected = _with_read_weights(model, loaded, saved)(input_ids=torch.tensor([TOKENS])).logits[0]
+    logits = logits_of(loaded, TOKENS, kv_cache_dtype="float32")
+    assert (logits - expected).abs().max() <= 1e-3 * expected.abs().max()

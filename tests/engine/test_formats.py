@@ -1,27 +1,36 @@
-"""Checkpoints of other quantizers' formats are read exactly, or requantized to INT8 rows, or refused by name."""
+"""Checkpoints of other quantizers' formats are read exactly, or requantized to INT8 rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from engine.checkpoints import save_small
-from engine.engines import EMBEDDED, load
-from llama_engine.checkpoint.architecture import read_architecture
+from engine.engines import EMBEDDED
+from engine.quantized_layers import (
+    FP8,
+    INPUTS,
+    NAME,
+    OUTPUTS,
+    WEIGHT,
+    Config,
+    awq_config,
+    by_act_order,
+    compressed,
+    gptq_config,
+    in_groups,
+    read,
+    rounded,
+    saved_in,
+)
 from llama_engine.checkpoint.formats.detection import linear_format
 from llama_engine.checkpoint.per_channel import quantize_per_channel, requantized
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
-from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight, concatenated
-from llama_engine.errors import CheckpointError
-from llama_engine.text.tokenizer import Tokenizer
-from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from models.quantized_checkpoints import (
     Quantized,
@@ -35,59 +44,7 @@ from models.quantized_checkpoints import (
     write,
 )
 
-NAME = "model.layers.0.mlp.down_proj"
-OUTPUTS, INPUTS = 72, 384
-WEIGHT = torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0)) + 0.1
-SHUFFLED = torch.randperm(INPUTS, generator=torch.Generator().manual_seed(1))
-"""The inputs in an order of the activations."""
-
-Config = dict[str, Any]
 Save = Callable[[Quantized], Tensors]
-
-
-def gptq_config(bits: int = 4, size: int = 128, **changed: object) -> Config:
-    return {"quant_method": "gptq", "bits": bits, "group_size": size, **changed}
-
-
-def awq_config(size: int = 128, **changed: object) -> Config:
-    return {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm", "zero_point": True, **changed}
-
-
-def compressed(weights: Mapping[str, object] | None = None, **changed: object) -> Config:
-    """A config of compressed-tensors whose weights have these options."""
-    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", **(weights or {})}}
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **changed}
-
-
-def in_groups(bits: int, size: int) -> Config:
-    return compressed({"num_bits": bits, "group_size": size, "strategy": "group"}, format="pack-quantized")
-
-
-def saved_in(folder: Path, tensors: Tensors) -> SavedTensors:
-    named = {f"{NAME}.{key}": tensor.contiguous() for key, tensor in tensors.items()}
-    save_file(named, folder / "model.safetensors")
-    return SavedTensors(folder)
-
-
-def read(folder: Path, tensors: Tensors, config: Config, shape: tuple[int, int] = (OUTPUTS, INPUTS)) -> LinearWeight:
-    """Check the layer's tensors as the weight reader does, and read it."""
-    saved, linear = saved_in(folder, tensors), SavedLinear(NAME, shape)
-    quantized = linear_format(saved, config)
-    assert quantized is not None
-    assert quantized.has(linear)
-    expected = quantized.tensors(linear)
-    assert expected.keys() == saved.keys()
-    for name, tensor in expected.items():
-        assert saved[name].shape == tensor.shape
-        assert saved[name].dtype in tensor.dtypes
-    return quantized.read(linear)
-
-
-def rounded(
-    bits: int, groups: int | torch.Tensor = -1, sym: bool = True, dtype: torch.dtype = torch.float16
-) -> Quantized:
-    """Return WEIGHT in groups of that many columns, -1 for all, or in those of each column."""
-    return quantize(WEIGHT, bits, INPUTS if isinstance(groups, int) and groups == -1 else groups, sym, dtype)
 
 
 def assert_per_channel(weight: LinearWeight, floats: torch.Tensor) -> None:
@@ -96,10 +53,6 @@ def assert_per_channel(weight: LinearWeight, floats: torch.Tensor) -> None:
     assert weight.scales is not None
     assert torch.equal(weight.weight, integers)
     assert torch.equal(weight.scales, scales)
-
-
-def by_act_order(size: int) -> torch.Tensor:
-    return (torch.arange(INPUTS) // size)[SHUFFLED]
 
 
 SERVED = [
@@ -210,7 +163,6 @@ def test_groups_that_kernels_cannot_serve_are_requantized(
     assert [message.split(" and others ")[0] for message in caplog.messages] == [NAME]
 
 
-FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FLOAT_QUANTIZED = {"num_bits": 8, "type": "float"}
 
 
@@ -250,76 +202,6 @@ def test_what_is_ignored_gets_one_log_line(
     assert caplog.messages == [line]
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"quant_method": "aqlm"}, "is quantized with 'aqlm'; this engine reads bitsandbytes, compressed-tensors"),
-        (gptq_config(3), "bits is 3; this engine reads GPTQ's 4 and 8"),
-        (gptq_config(checkpoint_format="marlin"), "checkpoint_format is 'marlin'; this engine reads gptq, gptq_v2"),
-        (gptq_config(size=0), "group_size is 0, not a number of columns or -1"),
-        (awq_config(version="gemv_fast"), "version is 'gemv_fast'; this engine reads AWQ's gemm"),
-        (awq_config(bits=8), "bits is 8; this engine reads AWQ's 4"),
-        ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], not the rows and columns"),
-        (compressed(format="nvfp4-pack-quantized"), "format is 'nvfp4-pack-quantized'; this engine reads int-quant"),
-        (compressed({"num_bits": 3}), "weights is 'int3'; this engine reads int4, int8, float8"),
-        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format is 'sparse-24-bitmask'"),
-        (compressed(transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
-         r"transform_config is \['hadamard'\]; this engine applies no transforms"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"input_activations": {"symmetric": False}}}},
-         "input_activations.symmetric is False"),
-    ],
-)  # fmt: skip
-def test_variants_that_are_not_served_are_refused_by_name(tmp_path: Path, config: Config, message: str) -> None:
-    saved = saved_in(tmp_path, {"weight": torch.zeros(1)})
-    with pytest.raises(CheckpointError, match=message) as refused:
-        linear_format(saved, config)
-    assert str(refused.value).startswith(str(tmp_path))
-
-
-def _changed(tensor: torch.Tensor, value: float) -> torch.Tensor:
-    """A copy whose first element is another one."""
-    changed = tensor.clone()
-    changed.view(-1)[0] = value
-    return changed
-
-
-GROUPED = rounded(4, 128)
-NOT_FINITE = "has a scale in {}.{} that is NaN or larger than 1e\\+35"
-
-
-@pytest.mark.parametrize(
-    ("tensors", "config", "changed", "message"),
-    [
-        *[(gptq(GROUPED), gptq_config(), {"scales": _changed(GROUPED.scales.t().float().contiguous(), value)},
-           NOT_FINITE.format(NAME, "scales")) for value in (torch.nan, -torch.inf, 1e38)],
-        (gptq(GROUPED), gptq_config(), {"scales": _changed(GROUPED.scales.t().contiguous(), 0)},
-         f"has a scale of 0 for weights of {NAME} that aren't 0"),
-        *[(gptq(GROUPED), gptq_config(), {"g_idx": _changed(GROUPED.groups.int(), value)},
-           f"has group {value} in {NAME}.g_idx, not 0 to 2") for value in (-1, 3)],
-        (pack_quantized(GROUPED), in_groups(4, 128), {"weight_shape": torch.tensor([OUTPUTS, 9])},
-         rf"has \({OUTPUTS}, 9\) in {NAME}.weight_shape, not \({OUTPUTS}, {INPUTS}\)"),
-        (pack_quantized(GROUPED), in_groups(4, 128), {"weight_packed": torch.zeros(OUTPUTS, 36, dtype=torch.int32)},
-         rf"has {NAME}.weight_packed in shape \({OUTPUTS}, 36\), which isn't that of"),
-        (pack_quantized(GROUPED), in_groups(4, 128), {"weight_scale": torch.ones(OUTPUTS, 6)},
-         rf"has {NAME}.weight_scale in shape \({OUTPUTS}, 6\), not per tensor, channel or group"),
-        (pack_quantized(GROUPED), in_groups(4, 128),
-         {"weight_zero_point": torch.full((OUTPUTS, 3), 8, dtype=torch.int8)},
-         f"has zero point 8 in {NAME}.weight_zero_point, not -8 to 7"),
-        (float_blocks(WEIGHT, 128, 128, "weight_scale_inv"), FP8,
-         {"weight": torch.full((OUTPUTS, INPUTS), torch.nan).to(torch.float8_e4m3fn)},
-         f"has a weight in {NAME}.weight that is NaN"),
-        (float_blocks(WEIGHT, 128, 128, "weight_scale_inv"), FP8, {"weight_scale_inv": torch.ones(2, 3)},
-         rf"has {NAME}.weight_scale_inv in shape \(2, 3\), not per tensor, channel or block"),
-    ],
-)  # fmt: skip
-def test_invalid_contents_are_refused_by_name(
-    tmp_path: Path, tensors: Tensors, config: Config, changed: Tensors, message: str
-) -> None:
-    with pytest.raises(CheckpointError, match=message) as refused:
-        read(tmp_path, {**tensors, **changed}, config)
-    assert str(refused.value).startswith(str(tmp_path))
-
-
 @pytest.mark.parametrize("sign", [0, -1])
 def test_scales_may_be_negative_and_0_for_weights_of_0(tmp_path: Path, sign: int) -> None:
     layer = rounded(4, 128, sym=False)
@@ -357,18 +239,6 @@ def test_layers_with_different_orders_are_requantized_before_fusing(tmp_path: Pa
     assert_per_channel(requantized(weight), weight.dequantized())
 
 
-def test_a_quantized_head_is_read_as_saved(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    folder = save_small(tmp_path / "small", tokenizer)
-    tensors = load_file(folder / "model.safetensors")
-    layer = quantize(tensors.pop("lm_head.weight"), 4, 32, dtype=torch.float16)
-    saved = {f"lm_head.{key}": tensor.contiguous() for key, tensor in gptq(layer).items()}
-    save_file({**tensors, **saved}, folder / "model.safetensors", {"format": "pt"})
-    architecture = read_architecture(LlamaConfig.from_pretrained(folder), "small")
-    quantized = linear_format(SavedTensors(folder), gptq_config(4, 32))
-    head = WeightReader(SavedTensors(folder), architecture, torch.float32, quantized, int8=True).head()
-    assert torch.equal(head.dequantized(), layer.dequantized())
-
-
 def test_fp8_is_widened_as_by_transformers(tmp_path: Path) -> None:
     folder = write(EMBEDDED, "fp8", tmp_path / "saved")
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -378,19 +248,3 @@ def test_fp8_is_widened_as_by_transformers(tmp_path: Path) -> None:
     assert quantized is not None
     read_layer = quantized.read(SavedLinear(name, (widened.shape[0], widened.shape[1])))
     assert torch.equal(read_layer.weight, quantize_per_channel(widened.float())[0])
-
-
-@pytest.mark.parametrize(
-    ("quantization", "threshold", "message"),
-    [
-        ("none", "0", "quantization is 'none', but .* is saved in gptq; set"),
-        ("nf4", "0", "quantization is 'nf4', but .* is saved in gptq; set"),
-        ("int8", "6", "int8_threshold is 6, but .* is saved in gptq, which has no outlier"),
-    ],
-)
-def test_another_quantization_than_the_saved_one_is_refused(
-    tmp_path: Path, quantization: str, threshold: str, message: str
-) -> None:
-    folder = write(EMBEDDED, "gptq8", tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=f"^{message}"):
-        load(quantization, model=str(folder), int8_threshold=threshold)

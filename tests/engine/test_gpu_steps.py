@@ -12,8 +12,8 @@ from bitsandbytes.nn.modules import Int8Params, Params4bit
 from engine.engines import add_all
 from engine.fake_gpu import CPU, DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.step_result import StepResult
 from llama_engine.model import transformers_reader
 from llama_engine.model.loader import load_checkpoint

@@ -1,10 +1,8 @@
 """Structured output: what the masks allow, compared with other implementations of the same languages."""
 
 import json
-import random
 
 import pytest
-import regex
 from engine.guided_texts import END, FUNCTION_CALL, allowed_tokens, conforms, tag, tokens_of
 from llama_engine.grammar.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
@@ -91,34 +89,6 @@ def test_a_gap_in_json_is_at_most_one_space(guides: Guides, any_tokenizer: Token
     for text in (*conforming, *others):
         state = guides.start(kind, guide).result()
         assert conforms(state, text, any_tokenizer) == (text in conforming), text
-
-
-def test_a_mask_has_exactly_the_tokens_that_can_begin_a_conforming_text(
-    guides: Guides, any_tokenizer: Tokenizer
-) -> None:
-    pattern, randomness = r"(def |class )?[a-fi-n]{1,12}(\([a-z]{0,3}\))*é?", random.Random(17)
-    token_bytes = any_tokenizer.vocabulary.token_bytes
-    for _ in range(4):
-        state, text = guides.start("regex", pattern).result(), b""
-        for _ in range(12):
-            allowed = allowed_tokens(state, any_tokenizer)
-            expected = {index for index, token in enumerate(token_bytes) if token and can_begin(pattern, text + token)}
-            assert allowed - {END} == expected, text
-            assert (END in allowed) == state.may_end == bool(regex.fullmatch(pattern, text.decode(errors="replace")))
-            if not expected:
-                break
-            token = randomness.choice(sorted(expected))
-            assert state.accept(token)
-            text += token_bytes[token]
-
-
-def can_begin(pattern: str, text: bytes) -> bool:
-    try:
-        return bool(regex.fullmatch(pattern, text.decode(), partial=True))
-    except UnicodeDecodeError:
-        # The one character beyond ASCII.
-        completed = (text + b"\xa9").decode(errors="replace")
-        return text.endswith(b"\xc3") and bool(regex.fullmatch(pattern, completed))
 
 
 def test_a_completion_is_finished_when_nothing_may_follow(guides: Guides, any_tokenizer: Tokenizer) -> None:

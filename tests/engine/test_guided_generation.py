@@ -7,14 +7,13 @@ import re
 from concurrent.futures import Future
 from dataclasses import replace
 
-import jsonschema
 import numpy as np
 import pytest
 from engine.engines import alone
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
-from llama_engine.engine.dispatcher import Completion, Result
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
 from llama_engine.grammar.matcher import GuideState
@@ -64,32 +63,6 @@ def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf
     assert [json.loads(text_of(result)).keys() for result in results] == [bounded.keys()] * 60
 
 
-SCHEMAS: dict[str, dict[str, object]] = {
-    "integers": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 300}, "maxItems": 3},
-    "null or boolean": {"type": "array", "items": {"type": ["null", "boolean"]}, "minItems": 2, "maxItems": 2},
-    "any of": {"anyOf": [{"type": "string", "maxLength": 6}, {"type": "number", "exclusiveMaximum": 7, "minimum": 5}]},
-    "object": {
-        "type": "object", "additionalProperties": False, "required": ["d", 'é"\\ /'],
-        "properties": {
-            'é"\\ /': {"enum": [None, True, -99, 'b"\\ é']}, "d": {"type": "string", "maxLength": 3},
-            "c": {"const": "ä"}, "p": {"type": "string", "pattern": "^[a-c]{1,3}$"},
-        },
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_every_text_that_ends_conforms_to_its_schema(engine: Engine, schema: dict[str, object]) -> None:
-    guided = request("json_schema", json.dumps(schema), max_tokens=100, frequency_penalty=0.5)
-    results = engine.generate(
-        replace(guided, temperature=temperature, seed=seed) for temperature in (0.0, 0.7, 2.0) for seed in range(2)
-    )
-    texts = [result.text for result in results if isinstance(result, Completion) and result.finish_reason == "stop"]
-    assert len(texts) > 3
-    for text in texts:
-        jsonschema.validate(json.loads(text), schema)
-
-
 def failure_alone(engine: Engine, fp32: LoadedModel, failing: GenerationRequest) -> RequestError:
     """Return the error of a request, beside others that it costs nothing."""
     good = requests_of(fp32, 3, 12)
@@ -128,20 +101,6 @@ def test_what_ends_a_guided_text(
 ) -> None:
     result = completion(engine, "regex", guide, **values)
     assert (result.text, result.finish_reason, result.stop_reason) == expected
-
-
-def test_rows_that_move_keep_their_guides(engine: Engine, fp32: LoadedModel) -> None:
-    """More sequences than slots, of different lengths: each leaves when its guide is finished."""
-    counts = (9, 1, 7, 2, 8, 3, 6, 4, 5, 1)
-    patterns = [f"({letter}[0-9]){{{count}}}" for letter, count in zip("abcdefghij", counts, strict=True)]
-    guided = [request("regex", pattern, seed=seed) for seed, pattern in enumerate(patterns)]
-    plain = requests_of(fp32, len(guided), 12, 9)
-    results = engine.generate(each for pair in zip(guided, plain, strict=True) for each in pair)
-    for pattern, result in zip(patterns, results[::2], strict=True):
-        assert re.fullmatch(pattern, text_of(result))
-    assert results[1::2] == alone(fp32, plain)
-    # And what a row samples does not depend on who is beside it.
-    assert results[::2] == [engine.generate([alone_request])[0] for alone_request in guided]
 
 
 @pytest.mark.parametrize(

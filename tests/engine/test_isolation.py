@@ -11,8 +11,8 @@ import torch
 from engine.engines import Run, alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.failures import Isolation
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
@@ -113,23 +113,6 @@ def test_a_sequence_that_always_fails_costs_no_other_its_result(
 )
 def test_any_librarys_lack_of_memory_is_recognized(error: Exception, exhausted: bool) -> None:
     assert Isolation().record(error, "a pass") == exhausted
-
-
-def test_the_engine_recovers_from_passes_that_all_fail(fp32: LoadedModel) -> None:
-    requests = requests_of(fp32, 6)
-    faulty, _ = _run(fp32, engine_of(fp32, 4), requests, _failing(lambda forward: forward.number >= 3))
-    assert {str(result) for result in faulty.results} == {FAILED}
-
-
-@pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
-def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(int8: LoadedModel, start: int, width: int) -> None:
-    requests = _with_a_long_one(int8, 1)
-    chunk = _failing(lambda forward: (forward.chunks[0].start, forward.tokens) == (start, width), EXHAUSTED)
-    faulty, expected = _run(int8, engine_of(int8, 4, prefill_tokens="48"), requests, chunk)
-    failed = [index for index, result in enumerate(faulty.results) if result != expected[index]]
-    assert 1 in failed
-    # Prompts of 49 tokens and more have a first chunk of 48, too.
-    assert all(len(requests[index].prompt_tokens) > 48 for index in failed)
 
 
 @pytest.mark.parametrize("name", ["copy", "set"])

@@ -64,7 +64,7 @@ def test_the_cache_has_the_dtype_of_the_setting(kernels: str, setting: str) -> N
     assert isinstance(engine._model, CpuRunner if kernels == "auto" else TorchRunner)
     expected = AUTO[kernels] if setting == "auto" else getattr(torch, setting)
     assert engine.plan.shape.dtype == expected
-    assert engine.info_labels()["kv_cache_dtype"] == str(expected).removeprefix("torch.")
+    assert engine.description.labels["kv_cache_dtype"] == str(expected).removeprefix("torch.")
     tensors = cache_tensors(engine)
     # Keys and values, and in INT8 their scales.
     assert {tensor.dtype for tensor in tensors} == ({expected, torch.float32} if setting == "int8" else {expected})

@@ -153,7 +153,7 @@ def _sequence(tokens: tuple[int, ...]) -> Sequence:
 
 def _cached(engine: Engine, sequences: list[Sequence]) -> set[tuple[str, tuple[int, ...]]]:
     """The salts and tokens of the sequences' pages that are in the KV cache."""
-    size, digests = engine.plan.shape.page_size, engine._pages._page_of
+    size, digests = engine.plan.shape.page_size, engine._pages._pool._page_of
     return {
         (sequence.request.cache_salt, sequence.tokens(0, (index + 1) * size))
         for sequence in sequences
@@ -178,7 +178,7 @@ def test_a_subscriber_has_the_cached_pages(int8: LoadedModel, port: int) -> None
         evicted = sum(step.cache.evicted_pages for step in run(engine, sequences).steps if step.cache is not None)
         expected = _cached(engine, sequences)
         live.follow(lambda: set(live.blocks.values()) == expected)
-        assert len(expected) == len(live.blocks) == len(engine._pages._page_of) > 20
+        assert len(expected) == len(live.blocks) == len(engine._pages._pool._page_of) > 20
         assert evicted > 100
         assert max(live.runs) > 1
         assert {salt for salt, _ in expected} == {"", "a", "b"}
@@ -197,18 +197,6 @@ def test_pages_of_an_adapter_name_it_as_vllm_does(port: int, number: int, lora_i
     assert stored["extra_keys"] == [["sql", "s"], ["sql"]]
 
 
-def test_pages_that_follow_each_other_are_one_event(port: int) -> None:
-    sequence = _sequence(tuple(range(5 * PAGE)))
-    with _published(port) as (events, subscriber):
-        events.stored(sequence, [0, 1, 2, 3, 4])
-        for page in (1, 2, 4):
-            events.removed(sequence.page_digests[page])
-        events.stored(sequence, [1, 2, 4])
-        subscriber.follow(lambda: len(subscriber.runs) == 3)
-    assert subscriber.runs == [5, 2, 1]
-    assert {tokens for _, tokens in subscriber.blocks.values()} == {sequence.tokens(0, n * PAGE) for n in range(1, 6)}
-
-
 def test_a_replay_begins_at_a_sequence_number(port: int) -> None:
     with _published(port) as (events, subscriber), closing(Subscriber(port)) as late:
         for number in range(5):
@@ -223,12 +211,15 @@ def test_a_replay_begins_at_a_sequence_number(port: int) -> None:
 
 
 def test_after_an_overflow_a_subscriber_knows_nothing_that_is_wrong(
-    port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    int8: LoadedModel, port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_events, "MAX_PENDING", 8)
+    engine = engine_of(int8)
     with _published(port) as (events, subscriber):
-        # The thread sends nothing meanwhile, but for a call that has begun.
-        with patch.object(events, "_send_pending"):
+        # The thread sends nothing meanwhile: a call that has begun has ended once there is another.
+        with patch.object(events, "_send_pending") as held:
+            while not held.called:
+                time.sleep(0.001)
             for number in range(100):
                 sequence = _sequence((number,) * PAGE)
                 events.stored(sequence, [0])
@@ -238,18 +229,9 @@ def test_after_an_overflow_a_subscriber_knows_nothing_that_is_wrong(
         subscriber.follow(lambda: subscriber.cleared)
         known = {tokens[0] for _, tokens in subscriber.blocks.values()}
         assert {100} <= known < {*range(0, 101, 2)}
-        assert events.take_dropped() > 50
+        engine.kv_events = events
+        assert engine.step().dropped_kv_events > 50
     assert [record.message for record in caplog.records] == ["KV cache events were dropped; subscribers start anew"]
-
-
-def test_steps_count_dropped_events(int8: LoadedModel, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_events, "MAX_PENDING", 4)
-    engine = engine_of(int8, 1, kv_events=f"tcp://127.0.0.1:{port}")
-    assert engine.kv_events is not None
-    with closing(engine.kv_events), patch.object(engine.kv_events, "_send_pending"):
-        requests = [GenerationRequest(prompt="", prompt_tokens=(token,) * 40, max_tokens=1) for token in range(5)]
-        steps = run(engine, [engine.builder.build(request) for request in requests]).steps
-    assert sum(step.dropped_events for step in steps) == 4
 
 
 def test_they_end_with_the_scheduler(int8: LoadedModel, port: int) -> None:

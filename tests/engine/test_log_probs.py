@@ -8,8 +8,8 @@ import torch
 from engine.engines import completions, engine_of, run, tokens_in, with_tokens_as_text
 from engine.oracle import oracle
 from engine.prompts import request_of, requests_of
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
@@ -19,8 +19,8 @@ TOLERANCE = 2e-4
 """Of a log probability in FP32, against another order of sums."""
 
 
-def _asking(request: GenerationRequest, generated: int | None = 3, prompt: int | None = 2) -> GenerationRequest:
-    return replace(request, return_log_probs=True, num_logprobs=generated, prompt_logprobs=prompt)
+def _asking(request: GenerationRequest) -> GenerationRequest:
+    return replace(request, return_log_probs=True, num_logprobs=3, prompt_logprobs=2)
 
 
 def _finished(engine: Engine, requests: list[GenerationRequest]) -> list[Sequence]:

@@ -31,10 +31,7 @@ def test_an_adapters_tokens_are_those_of_peft(name: str, tmp_path: Path, note: N
     # Two slots: sequences with and without the adapter decode together, and others are prefilled in parts meanwhile.
     engine = engine_of(checkpoint, 2, prefill_tokens="40", lora_adapters=f"a={tmp_path / 'adapter'}")
     (loaded,) = engine.adapters.loaded()
-    references = {
-        None: GreedyReference(oracle(checkpoint), LONGEST),
-        loaded: GreedyReference(adapted, LONGEST),
-    }
+    references = {None: GreedyReference(oracle(checkpoint), LONGEST), loaded: GreedyReference(adapted, LONGEST)}
     randomness, tally = random.Random(9), Tally()
     prompts = [random_prompt(checkpoint.tokenizer, range(17, 120), randomness)[1] for _ in range(4)]
     # Each prompt both ways, one after the other: neither takes the other's pages.

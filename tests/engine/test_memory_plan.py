@@ -99,13 +99,17 @@ def test_without_a_setting_the_context_is_reduced_to_what_fits(
         plan_memory(long, Settings(memory_fraction=1.0, max_model_len=100_000), 2).check()
 
 
-def test_a_long_context_does_not_multiply_the_default_cache(fp32: LoadedModel) -> None:
+def test_a_long_context_does_not_multiply_the_default_cache(fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
     long = replace(fp32, max_model_len=100_000)
     assert plan_memory(long, Settings(), 8).shape.tokens == 100_000
     assert plan_memory(long, Settings(), 32).shape.tokens == 32 * 4096
 
 
-def test_the_default_cache_is_bounded_by_the_weights_or_a_gibibyte(fp32: LoadedModel) -> None:
+def test_the_default_cache_is_bounded_by_the_weights_or_a_gibibyte(
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
     long = replace(fp32, max_model_len=4096)
     slots, page = 256, 16 * long.cache_shape(1).bytes_per_token
     for weights, limit in ((1, 1 << 30), (300 * MIB, 1200 * MIB)):
@@ -132,35 +136,6 @@ def test_the_figures_are_what_is_allocated(fp32: LoadedModel) -> None:
     assert (plan.fraction, plan.device) == (0.9, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "intermediate", "vocabulary", "positions", "weights", "product", "slots"),
-    [
-        # Llama 2 7B: 2 GiB a slot, for 4,096 tokens; 64 GiB beside weights of 6.5 GiB, of 71 GiB (memory_fraction).
-        (32, 11008, 32000, 4096, 6.5, "exact INT8", 32),
-        (32, 11008, 32000, 4096, 12.6, "", 29),
-        # Llama 3.1 8B.
-        (8, 14336, 128256, 131072, 8.5, "exact INT8", 32),
-    ],
-)
-def test_a_gpu_of_80_gib_has_the_slots_of_a_large_model(
-    fp32: LoadedModel, kv_heads: int, intermediate: int, vocabulary: int, positions: int, weights: float, product: str,
-    slots: int, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    bytes_ = int(weights * 2**30)
-    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: (79 << 30) - bytes_)
-    architecture = replace(
-        fp32.architecture, layers=32, hidden=4096, heads=32, head_dim=128, kv_heads=kv_heads,
-        intermediate=intermediate, vocabulary=vocabulary,
-    )  # fmt: skip
-    info = replace(fp32.info, device=torch.device("cuda"), dtype=torch.float16, weight_bytes=bytes_, product=product)
-    large = replace(
-        fp32, architecture=architecture, info=info, max_model_len=positions, attention=attention_by_sequence
-    )
-    plan = plan_memory(large, Settings(cuda_graphs="off"), 32)
-    plan.check()
-    assert plan.shape.tokens // 4096 == slots
-
-
 def test_scores_with_a_soft_cap_are_reserved(fp32: LoadedModel) -> None:
     capped = replace(fp32, architecture=replace(fp32.architecture, attention_softcap=50.0))
     plans = [plan_memory(checkpoint, Settings(), 2).reserve for checkpoint in (capped, fp32)]
@@ -168,18 +143,13 @@ def test_scores_with_a_soft_cap_are_reserved(fp32: LoadedModel) -> None:
     assert plans[0] - plans[1] == fp32.architecture.heads * 512 * fp32.max_model_len * 12
 
 
-@pytest.mark.parametrize(("precision", "factor"), [("int8", 1), ("fp32", 0)])
-def test_exact_products_on_a_gpu_reserve_their_sums(
-    precision: str, factor: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exact_products_on_a_gpu_reserve_their_sums(int8: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(LoadedModel, "attention_reserve", lambda *_: 0)
-    loaded: LoadedModel = request.getfixturevalue(precision)
-    on_gpu = replace(loaded, info=replace(loaded.info, device=torch.device("cuda")))
-    settings = Settings(cuda_graphs="off")
-    reserve, on_cpu = (plan_memory(checkpoint, settings, 4).reserve for checkpoint in (on_gpu, loaded))
+    on_gpu = replace(int8, info=replace(int8.info, device=torch.device("cuda")))
+    plans = [plan_memory(checkpoint, Settings(cuda_graphs="off"), 4).reserve for checkpoint in (on_gpu, int8)]
     # Of gate and up: two int32 terms, their float64 sum and the float32 result, where a CPU has two int32 terms of one.
-    assert reserve - on_cpu == factor * 512 * loaded.config.intermediate_size * (2 * 20 - 8)
+    assert plans[0] - plans[1] == 512 * int8.config.intermediate_size * (2 * 20 - 8)
 
 
 @pytest.mark.parametrize("cache", [torch.float32, torch.int8])
@@ -203,7 +173,8 @@ def test_the_reserve_has_the_scratch_of_the_compiled_kernels(
     engine = engine_of(int8, 3)
     assert isinstance(engine._model, CpuRunner)
     forward = engine._model._forward
-    tensors = [value for value in vars(forward).values() if isinstance(value, torch.Tensor)]
+    values = (*vars(forward).values(), forward.cache.page_table)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
     tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
     scratch = int8.attention_reserve(engine.plan.shape)
     assert 0 <= scratch - sum(tensor.nbytes for tensor in tensors) < 1000

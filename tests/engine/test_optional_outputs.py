@@ -5,6 +5,7 @@ import math
 from typing import Any, cast
 
 import numpy as np
+import torch
 from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
 from llama_engine.engine.sequence import Sequence
 from llama_engine.request.parser import GenerationRequest
@@ -51,6 +52,14 @@ def _outputs(*spans: Span) -> dict[str, NDArray[Any]]:
     return {
         tensor.name(): tensor.as_numpy() for tensor in optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
     }
+
+
+def test_an_element_without_an_embedding_has_zeros_beside_others() -> None:
+    generated, embedded = _sequence(2), _sequence(0, return_embedding=True)
+    generated.finish(generated.completion())
+    embedded.pooled = torch.tensor([0.25, -1.0])
+    embedded.finish_embedding()
+    assert _outputs(_whole(generated), _whole(embedded))["embedding"].tolist() == [[0.0, 0.0], [0.25, -1.0]]
 
 
 def test_log_probabilities_are_padded_with_zeros() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine.engines import alone, engine_of, run
+from engine.engines import alone, engine_of
 from engine.prompts import request_of
 from engine.scheduling import client_of, running
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.sequence_builder import choices_of
+from llama_engine.engine.events import Completion
 from llama_engine.errors import InvalidSettings, Unavailable
 from llama_engine.model.loader import LoadedModel
 
@@ -26,15 +25,6 @@ def short(request: pytest.FixtureRequest) -> LoadedModel:
 
 def _engine(checkpoint: LoadedModel, slots: int, tokens: int = MODEL_LEN + 32, **parameters: str) -> Engine:
     return engine_of(checkpoint, slots, kv_cache_tokens=str(tokens), **parameters)
-
-
-def test_choices_are_preempted_and_continued(short: LoadedModel) -> None:
-    request = replace(request_of(short, 1, 40, max_tokens=60), n=6)
-    for cache in ("on", "off"):
-        engine = _engine(short, 6, prefix_cache=cache)
-        outcome = run(engine, engine.builder.choices(request))
-        assert sum(step.preempted for step in outcome.steps) > 0
-        assert outcome.results == alone(short, choices_of(request))
 
 
 def test_the_youngest_of_the_lowest_priority_is_preempted(short: LoadedModel) -> None:

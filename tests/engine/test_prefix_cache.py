@@ -1,16 +1,14 @@
 """The prefix cache: what it has isn't computed again, and no text, failure or other salt shows that it exists."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
 from engine.engines import Run, alone, engine_of, run, spoil_cache
-from engine.forward_passes import ForwardPass, watching
 from engine.pages import assert_consistent, free_pages
 from engine.prompts import request_of
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
@@ -79,24 +77,6 @@ def test_prompts_whose_log_probs_are_requested_do_not_wait_for_each_other(int8: 
     assert computed == outcome.steps[0].prefill_tokens == 4 * 40
 
 
-def test_a_failure_before_the_pass_leaves_no_sequence_without_a_result(int8: LoadedModel) -> None:
-    engine, requests = engine_of(int8, 4), [request_of(int8, seed, 20) for seed in range(3)]
-    sequences = [engine.builder.build(request) for request in requests]
-    real, calls = engine._model.set_pages, iter(range(10))
-
-    def set_pages(slot: int, first: int, pages: list[int]) -> None:
-        if next(calls) == 1:
-            raise RuntimeError("no memory for the table")
-        real(slot, first, pages)
-
-    with patch.object(engine._model, "set_pages", set_pages):
-        outcome = run(engine, sequences)
-    assert all(isinstance(result, GenerationError) for result in outcome.results)
-    assert_consistent(engine)
-    assert engine._pages.num_available == engine.plan.shape.pages
-    assert _computed(engine, requests)[0].results == alone(int8, requests)
-
-
 def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_prefix(int8: LoadedModel) -> None:
     engine = engine_of(replace(int8, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
     long = request_of(int8, 1, 208, max_tokens=8)
@@ -115,22 +95,6 @@ def test_off_finds_nothing_and_keeps_nothing(int8: LoadedModel) -> None:
     engine, request = engine_of(int8, 2, prefix_cache="off"), request_of(int8, 1, 100)
     assert [_computed(engine, [request])[1] for _ in range(2)] == [100, 100]
     assert len(free_pages(engine)) == engine.plan.shape.pages
-
-
-def test_a_failure_while_others_wait_for_its_pages_costs_it_alone(int8: LoadedModel) -> None:
-    common = request_of(int8, 1, 70)
-    requests = [_followed(common, (300 + number,)) for number in range(3)]
-    engine = engine_of(int8, 3, prefill_tokens="20")
-
-    def fail(forward: ForwardPass) -> None:
-        if forward.number == 2:
-            raise RuntimeError("in the middle of a prompt")
-
-    with watching(fail):
-        outcome, _ = _computed(engine, requests)
-    assert isinstance(outcome.results[0], GenerationError)
-    assert outcome.results[1:] == alone(int8, requests[1:])
-    assert _computed(engine, requests)[0].results == alone(int8, requests)
 
 
 @pytest.mark.parametrize("prefix", ["own", "found"])

@@ -7,7 +7,7 @@ import pytest
 from engine.parsing import parse, parse_rows, refusal
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest
-from llama_engine.sampling.filters import choice_seed
+from llama_engine.sampling.draw import choice_seed
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 KIND, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
@@ -223,6 +223,8 @@ def test_sampling_parameters_are_those_of_vllm(tokenizer: Tokenizer) -> None:
     [
         *((f'{{"{name}": "x"}}', f"'{name}' is no parameter that sampling_parameters may have")
           for name in ("best_of", "text_input", "input_ids", "stream", "sampling_parameters")),
+        ('{"return_embedding": 1}',
+         "'return_embedding' is no parameter that sampling_parameters may have (did you mean 'return_perf_metrics'?)"),
         ('{"stop": "x", "stop_words": "y"}', f"stop is 'x' and stop_words is 'y'; {ONE_VALUE}"),
         ('{"min_length": 1}', f"min_tokens is 2 and min_length is 1; {ONE_VALUE}"),
         ('{"stop": [1]}', "stop is 1; it must be a text"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from engine.metrics import finished_sequence
-from llama_engine.engine.dispatcher import Completion
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import (
@@ -19,6 +19,7 @@ from llama_engine.observability.log import (
     JsonFormatter,
     RequestLog,
     TextFormatter,
+    TritonLogHandler,
     fields_of,
 )
 
@@ -177,3 +178,12 @@ def test_an_exception_follows_the_fields() -> None:
     line = json.loads(JsonFormatter().format(record))
     assert (line["message"], line["id"]) == ("request answered", "a")
     assert line["exception"].splitlines()[-1] == "ValueError: broken"
+
+
+def test_log_records_are_written_at_tritons_nearest_level() -> None:
+    lines: list[str] = []
+    log = logging.Logger("a logger of its own")
+    log.addHandler(TritonLogHandler(*(lambda line, level=level: lines.append(f"{level} {line}") for level in "IWE")))
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        log.log(level, "%s", level)
+    assert lines == ["I llama: 10", "I llama: 20", "W llama: 30", "E llama: 40", "E llama: 50"]

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from llama_engine.engine.dispatcher import FAILURE, Chunk, Completion, Event, ResponseDispatcher
+from llama_engine.engine.dispatcher import ResponseDispatcher
+from llama_engine.engine.events import FAILURE, Chunk, Completion, Event
 
 SECONDS = 30.0
 """How long a test waits for another thread before it fails."""
@@ -92,8 +93,8 @@ def test_chunks_are_sent_when_a_pause_ends() -> None:
         dispatcher.post([(sink, _chunk(number))])
         assert sink.reached.wait(SECONDS)
         sink.reached.clear()
-    assert sink.texts == ["0", "1"]
     assert dispatcher.close(SECONDS)
+    assert sink.texts == ["0", "1"]
 
 
 @pytest.mark.parametrize("event", [Completion("", "stop", 1, 1), FAILURE])

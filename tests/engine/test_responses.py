@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 from unittest.mock import Mock
@@ -15,14 +13,14 @@ from engine.backend_utils import Request, TritonError, decoding, text
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
-from llama_engine.engine.dispatcher import Chunk, Event, ResponseSink
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Chunk, Event, ResponseSink
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.triton.request_decoder import RequestDecoder
-from llama_engine.triton.response import Response
+from llama_engine.triton.responder import Responder
 from numpy.typing import NDArray
 
 PROMPT = "Return a list of"
@@ -45,9 +43,9 @@ def _flag(value: bool) -> NDArray[np.bool_]:
     return np.array([[value]])
 
 
-def _run(engine: Engine, response: Response, every: int = 1) -> None:
-    """Run a response's sequences, sending what the scheduler would after every `every` steps."""
-    waiting: list[Sequence] = list(response.sequences)
+def _run(engine: Engine, responder: Responder, every: int = 1) -> None:
+    """Run a responder's sequences, sending what the scheduler would after every `every` steps."""
+    waiting: list[Sequence] = list(responder.sequences)
     inside: list[Sequence] = []
     events: list[Event] = []
     steps = 0
@@ -58,17 +56,17 @@ def _run(engine: Engine, response: Response, every: int = 1) -> None:
         engine.step()
         steps += 1
         for sequence in list(inside):
-            chunk = sequence.next_chunk() if sequence.context.stream else None
+            chunk = sequence.chunks.next() if sequence.context.stream else None
             events += [] if chunk is None else [chunk]
             if sequence.result is not None:
                 events.append(sequence.result)
                 inside.remove(sequence)
         if events and (steps % every == 0 or not (waiting or inside)):
-            response.send(events)
+            responder.send(events)
             events = []
 
 
-def _decode(decoder: RequestDecoder, request: Request) -> Response:
+def _decode(decoder: RequestDecoder, request: Request) -> Responder:
     return decoder.decode(cast(Any, request))
 
 
@@ -105,41 +103,6 @@ def test_a_choice_reports_the_prompt_tokens_that_another_has_computed(decoder: R
     counts = [count for response, _ in request.sent for count in response.values().get("num_cached_tokens", [])]
     assert len(counts) == 2
     assert min(counts) == 0 < max(counts)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_response_has_the_tokens_of_its_sequences_drafts(decoder: RequestDecoder, stream: bool) -> None:
-    request = Request(text_input=text(PROMPT), max_tokens=_int32(3), stream=_flag(stream))
-    response = _decode(decoder, request)
-    (sequence,) = response.sequences
-    sequence.num_accepted_draft_tokens, sequence.num_rejected_draft_tokens = 200, 100
-    _run(decoder.engine, response)
-    values = request.sent[-1][0].values()
-    assert values["num_accepted_draft_tokens"] == [sequence.num_accepted_draft_tokens]
-    assert values["num_rejected_draft_tokens"] == [sequence.num_rejected_draft_tokens]
-
-
-@pytest.mark.parametrize("every", [1, 4, 100])
-def test_a_stream_of_choices_ends_with_the_last_chunk_of_the_last_one(decoder: RequestDecoder, every: int) -> None:
-    parameters = json.dumps({"temperature": 1.5, "seed": 3, "max_tokens": 9, "min_tokens": 9})
-    whole = Request(parameters, text_input=text(PROMPT), n=_int32(6))
-    outputs = _answer(decoder, whole)
-    assert len(set(outputs["text_output"])) > 1
-    streamed = Request(parameters, text_input=text(PROMPT), n=_int32(6), stream=_flag(True))
-    _run(decoder.engine, _decode(decoder, streamed), every)
-    assert [final for _, final in streamed.sent] == [False] * (len(streamed.sent) - 1) + [True]
-    texts, counts, reasons = [""] * 6, [0] * 6, [list[str]() for _ in range(6)]
-    for response, _ in streamed.sent:
-        values = response.values()
-        ((index,),) = values["sequence_index"]
-        texts[index] += values["text_output"][0]
-        counts[index] += values["num_output_tokens"][0]
-        reasons[index] += values["finish_reason"]
-        assert values["num_input_tokens"] == outputs["num_input_tokens"][:1]
-        assert ("stop_reason" in values) == (values["finish_reason"] == ["length"])
-    assert texts == outputs["text_output"]
-    assert counts == [9] * 6
-    assert all(value[-1] == "length" and set(value[:-1]) <= {""} for value in reasons)
 
 
 ALL = {
@@ -222,14 +185,14 @@ def test_many_log_probabilities_are_written_between_other_responses(
     inputs |= {"min_tokens": limit, "seed": np.array([[5]], dtype=np.uint64)}
     whole = Request("", **inputs, stream=_flag(False))
     expected = _answer(decoder, whole)[output]
-    monkeypatch.setattr("llama_engine.triton.response.MAX_TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr("llama_engine.triton.responder.MAX_TOKENS_AT_ONCE", 4)
     request = Request("", **inputs, stream=_flag(False))
-    response, results, before = _decode(decoder, request), list[Event](), list[int]()
+    responder, results, before = _decode(decoder, request), list[Event](), list[int]()
     other = Mock(ResponseSink, send=lambda _: before.append(len(request.sent)))
     with monkeypatch.context() as patched:
-        patched.setattr(response, "send", results.extend)
-        _run(decoder.engine, response)
-    decoder.dispatcher.post([*((response, result) for result in results), (other, Chunk("", 1))])
+        patched.setattr(responder, "send", results.extend)
+        _run(decoder.engine, responder)
+    decoder.dispatcher.post([*((responder, result) for result in results), (other, Chunk("", 1))])
     assert decoder.dispatcher.close(60)
     ((answered, final),) = request.sent
     assert final
@@ -239,34 +202,16 @@ def test_many_log_probabilities_are_written_between_other_responses(
 
 def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDecoder) -> None:
     request = Request('{"max_tokens": 9}', text_input=text(PROMPT), n=_int32(2), stream=_flag(True))
-    response = _decode(decoder, request)
-    for sequence in response.sequences:
+    responder = _decode(decoder, request)
+    for sequence in responder.sequences:
         decoder.engine.add(sequence)
     decoder.engine.step()
-    chunks = [chunk for sequence in response.sequences if (chunk := sequence.next_chunk()) is not None]
-    response.send([*chunks, Cancelled("gone")])
-    response.send([Cancelled("gone, too")])
+    chunks = [chunk for sequence in responder.sequences if (chunk := sequence.chunks.next()) is not None]
+    responder.send([*chunks, Cancelled("gone")])
+    responder.send([Cancelled("gone, too")])
     assert [final for _, final in request.sent] == [False] * len(chunks) + [True]
     error = request.sent[-1][0].error
     assert isinstance(error, TritonError)
     assert (str(error), error.code) == ("CANCELLED: gone", TritonError.CANCELLED)
     # So that the choices that still run leave their slots.
-    assert response.is_cancelled()
-
-
-@pytest.mark.parametrize("max_tokens", [0, 2])
-def test_a_request_is_freed_once_it_is_answered(decoder: RequestDecoder, max_tokens: int) -> None:
-    """In a cycle it would wait for the garbage collector, or be destroyed with the interpreter: signal 11."""
-    gc.disable()
-    try:
-        request = Request(text_input=text(PROMPT), max_tokens=_int32(max_tokens))
-        freed = weakref.ref(request)
-        response = _decode(decoder, request)
-        _run(decoder.engine, response)
-        response.send([])
-        # A request for no token is refused.
-        assert (response.error is None) == (max_tokens > 0)
-        del request
-        assert freed() is None
-    finally:
-        gc.enable()
+    assert responder.is_cancelled()

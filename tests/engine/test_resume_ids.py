@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
-from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of
 from engine.guided_texts import END, EngineOf
 from engine.parsing import parse, refusal
-from engine.prompts import any_requests, request_of
+from engine.prompts import request_of
 from engine.scheduling import client_of, running
-from engine.transcripts import build, transcripts
-from llama_engine.engine.engine import Engine
+from engine.transcripts import transcripts
 from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
-from notes import Note
 
 long = pytest.mark.long
 
@@ -108,46 +103,3 @@ def test_tokens_are_counted_where_they_are_generated(int8: LoadedModel) -> None:
     started.stats.close(10)
     counts = started.registry.counts
     assert (counts["llama_generated_tokens_total"], counts["llama_prompt_tokens_total"]) == (12 - 7, 20)
-
-
-def _refusal(engine: Engine, request: GenerationRequest) -> str:
-    """Return why a sequence of the request isn't built; empty if it is."""
-    try:
-        build(engine, request)
-    except InvalidRequest as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(600, marks=long)])
-def test_ids_that_were_never_generated_harm_no_neighbour(
-    int8: LoadedModel, engine_with_guides: EngineOf, count: int, note: Note
-) -> None:
-    needs_compiled_kernels()
-    short, randomness = replace(int8, max_model_len=128), random.Random(9)
-    fuzzed = engine_with_guides(short, 8, kv_cache_tokens="256", prefill_tokens="16")
-    tokens = range(len(short.tokenizer.vocabulary.token_bytes))
-    good = any_requests(short, 10, 10)
-    must = transcripts(engine_with_guides(short), good)
-    refused = answered = 0
-    for seed in range(count // 10):
-        bad = [
-            replace(
-                request, resume_ids=tuple(randomness.choices(tokens, k=randomness.randrange(1, request.max_tokens)))
-            )
-            for request in any_requests(short, 10, seed)
-        ]
-        reasons = [_refusal(fuzzed, request) for request in bad]
-        assert all(
-            reason.startswith(("resume_ids is a list of ", "guided_decoding_guide ")) for reason in reasons if reason
-        )
-        bad = [request for request, reason in zip(bad, reasons, strict=True) if not reason]
-        given = transcripts(fuzzed, [*good, *bad])
-        assert given[: len(good)] == must
-        for request, gives in zip(bad, given[len(good) :], strict=True):
-            assert gives.result.startswith(("Completion(", "InvalidRequest("))
-            assert gives.tokens[: len(request.resume_ids)] == list(request.resume_ids)
-        refused, answered = refused + 10 - len(bad), answered + len(bad)
-    note(f"{count} requests resumed after random tokens: {refused} refused, {answered} answered")
-    assert refused
-    assert answered

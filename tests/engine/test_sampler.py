@@ -15,8 +15,8 @@ from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.filters import draw, position_keys
-from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
+from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor
+from llama_engine.sampling.draw import draw, position_keys
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.tokenizer import Vocabulary

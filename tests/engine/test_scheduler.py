@@ -9,11 +9,11 @@ from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result
 from llama_engine.engine import scheduler
-from llama_engine.engine.dispatcher import Completion
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.step_result import StepResult
-from llama_engine.errors import Cancelled, GenerationError, Stopping, Unavailable
+from llama_engine.errors import Cancelled, GenerationError, Stopping
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.request.parser import GenerationRequest
@@ -94,31 +94,6 @@ def test_slots_go_to_lower_priorities_first(fp32: LoadedModel) -> None:
         _assert_unharmed(fp32, first, *sequences)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "error", "message"),
-    [(-1, Unavailable, "the request's time was up before it got a slot"), (60, Cancelled, "the request was cancelled")],
-)
-def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
-    fp32: LoadedModel, seconds: float, error: type[Exception], message: str
-) -> None:
-    with running(fp32, 1) as scheduled:
-        (first,) = scheduled.add(request_of(fp32, 0, 10, 40))
-        scheduled.pace.let(2)
-        # A deadline doesn't apply to a sequence that has a slot.
-        first.context = replace(first.context, deadline=0.0)
-        (gone,) = scheduled.add(request_of(fp32, 1, 33), deadline=time.monotonic() + seconds)
-        (patient,) = scheduled.add(request_of(fp32, 2, 21, 3), deadline=time.monotonic() + 3600)
-        if error is Cancelled:
-            client_of(gone).cancel()
-        scheduled.pace.let(1)
-        assert isinstance(gone.result, error)
-        assert first.result is None
-        scheduled.scheduler.wait_until_admitted([gone])
-        assert str(scheduled.finish([gone, first, patient])[0]) == message
-        assert scheduled.pace.prompts == [10, 21]
-        _assert_unharmed(fp32, first, patient)
-
-
 def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: LoadedModel) -> None:
     with running(fp32, 2) as scheduled:
         first, gone = scheduled.add(request_of(fp32, 0, 10, 9), request_of(fp32, 1, 12, 200))
@@ -189,6 +164,10 @@ def test_a_step_that_hangs_delays_neither_the_shutdown_nor_the_results(
         sequences = _crowd(scheduled, fp32)
         scheduled.scheduler.stop(0)
         assert [str(sequence.result) for sequence in sequences] == [STOPPING] * 5
+        # `stop` waits HANG_SECONDS for this one, too.
+        for thread in scheduler_threads():
+            if thread.name == "cancellation":
+                thread.join(SECONDS)
         (hanging,) = scheduler_threads()
         assert hanging.name == "engine"
         # It returns after all, with tokens for sequences that were answered long ago.

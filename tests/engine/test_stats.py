@@ -1,6 +1,5 @@
 """What the metrics show after a known sequence of events, and what a registry that fails costs."""
 
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -8,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
-from llama_engine.engine.dispatcher import FAILURE, Completion, Result
+from llama_engine.engine.events import FAILURE, Completion
 from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.step_result import StepResult
-from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
+from llama_engine.errors import InvalidRequest
 from llama_engine.kernels.activation_terms import TermCount
 from llama_engine.observability.stats import Stats
 
@@ -76,32 +75,9 @@ def test_columns_and_products_are_counted_by_linear_layer(stats: Stats, registry
     }
 
 
-@pytest.mark.parametrize(
-    ("result", "reason", "others"),
-    [
-        (STOPPED, "stop", {}),
-        (Completion("", "length", 3, 4), "length", {}),
-        (Cancelled("c"), "cancelled", {"llama_cancellations_total": 2}),
-        (Unavailable("u"), "unavailable", {}),
-        (GenerationError("f"), "error", {}),
-    ],
-)
-def test_finished_sequences_are_counted_by_their_reason(
-    stats: Stats, registry: RecordingRegistry, result: Result, reason: str, others: dict[str, int]
-) -> None:
-    """One that ran, and one that never had a slot; only a completion has a latency."""
-    stats.record_finished(finished_sequence(result))
-    stats.record_finished(finished_sequence(result, admitted_at=math.nan, first_token_at=math.nan))
-    stats.close(SECONDS)
-    assert registry.counts == {f"llama_requests_total {reason}": 2, "llama_prompt_tokens_total": 3} | others
-    latency = {"llama_request_latency_seconds": [10.0, 10.0]} if isinstance(result, Completion) else {}
-    times = {"llama_queue_time_seconds": [2.0], "llama_time_to_first_token_seconds": [5.0]}
-    assert registry.observations == times | latency
-
-
 def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: RecordingRegistry) -> None:
     for cache in (CacheCounts(6, 1, 1, 30, 16, 0), CacheCounts(2, 5, 1, 8, 0, 3), None):
-        stats.record_step(StepResult(cache=cache, preempted=1, dropped_events=2), now=100.0, running=1, waiting=0)
+        stats.record_step(StepResult(cache=cache, preempted=1, dropped_kv_events=2), now=100.0, running=1, waiting=0)
     stats.close(SECONDS)
     assert {name: level for name, level in registry.levels.items() if "kv_cache" in name} == {
         "llama_kv_cache_pages used": 2,

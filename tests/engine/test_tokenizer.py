@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from engine.engines import EMBEDDED
-from engine.prompts import reference_text
 from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.checkpoint.config import read_config
 from llama_engine.errors import CheckpointError
@@ -51,14 +50,6 @@ def test_a_tokenizer_encodes_as_transformers_does(named: str | None, byte_level:
     assert type(read.pretrained) is type(expected)
     assert read.encode("def the class <tool> ö") == tuple(expected("def the class <tool> ö")["input_ids"])
     assert read.pretrained.init_kwargs == expected.init_kwargs
-
-
-def test_a_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:
-    randomness = random.Random(9)
-    for _ in range(300):
-        start = randomness.randrange(len(reference_text()))
-        text = reference_text()[start : start + 80] + "".join(randomness.choices(CHARACTERS, k=3))
-        assert text_of(tokenizer.vocabulary, tokenizer.encode(text)) == text
 
 
 def test_a_prompt_beyond_the_tokenizers_limit_is_not_cut(tokenizer: Tokenizer) -> None:

@@ -17,27 +17,11 @@ def _raising(*_: object) -> torch.Tensor:
     raise RuntimeError("FlashAttention only supports head dims up to 256\nat line 7")
 
 
-def _nan(query: torch.Tensor, *_: object) -> torch.Tensor:
-    return query * torch.nan
+def _longer(layout: Layout) -> Layout:
+    return layout._replace(lengths=layout.lengths + 1)
 
 
-def _not_causal(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
-) -> torch.Tensor:
-    return attention_by_sequence(query, keys, values, layout._replace(lengths=layout.lengths + 1), scaling, window)
-
-
-def _dependent_on_neighbours(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
-) -> torch.Tensor:
-    """Within the tolerance, but larger beside others."""
-    return attention_by_sequence(query, keys, values, layout, scaling, window) * (1 + len(layout.lengths) / 512)
-
-
-def _without_window(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float, window: int | None
-) -> torch.Tensor:
-    return attention_by_sequence(query, keys, values, layout, scaling, None)
+WRONG = "its result is wrong by "
 
 
 @pytest.mark.parametrize(
@@ -46,13 +30,17 @@ def _without_window(
         (attention_by_sequence, (8, 0), True, None),
         (attention_by_sequence, (7, 5), False, "this GPU is older than Ampere"),
         (_raising, (9, 0), False, "FlashAttention only supports head dims up to 256"),
-        (_nan, (9, 0), False, "its result is wrong by nan% of the largest value"),
-        (_not_causal, (9, 0), False, "its result is wrong by "),
-        (_dependent_on_neighbours, (9, 0), False, "on this GPU a sequence's result depends on its neighbours"),
-        (_without_window, (8, 0), False, None),
-        (_without_window, (8, 0), True, "its result is wrong by "),
+        (lambda query, *_: query * torch.nan, (9, 0), False, f"{WRONG}nan% of the largest value"),
+        # Not causal.
+        (lambda q, k, v, layout, *rest: attention_by_sequence(q, k, v, _longer(layout), *rest), (9, 0), False, WRONG),
+        # Within the tolerance, but larger beside others.
+        (lambda *arguments: attention_by_sequence(*arguments) * (1 + len(arguments[3].lengths) / 512), (9, 0), False,
+         "on this GPU a sequence's result depends on its neighbours"),
+        # Without a window.
+        (lambda q, k, v, layout, scale, _: attention_by_sequence(q, k, v, layout, scale, None), (8, 0), False, None),
+        (lambda q, k, v, layout, scale, _: attention_by_sequence(q, k, v, layout, scale, None), (8, 0), True, WRONG),
     ],
-)
+)  # fmt: skip
 def test_only_a_verified_attention_is_used(
     attention: VarlenAttention, capability: tuple[int, int], windowed: bool, reason: str | None,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

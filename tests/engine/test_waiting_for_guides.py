@@ -14,7 +14,7 @@ from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
 from llama_engine.engine import guide_queue
-from llama_engine.engine.dispatcher import Completion, RequestContext
+from llama_engine.engine.events import Completion, RequestContext
 from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
@@ -73,28 +73,6 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: LoadedModel) -> 
         *results, _ = scheduled.finish([*others, slow])
     assert results == alone(fp32, plain)
     assert re.fullmatch("[a-c]{5}", texts_of([slow])[0])
-
-
-def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
-    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
-    with running(fp32, 1) as scheduled:
-        (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
-        scheduled.pace.let(1)
-        (second,) = scheduled.add(guided("ab"))
-        # While its guide is compiled, and then while there is no slot.
-        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],))
-        waiter.start()
-        while second.status is Status.WAITING_FOR_GUIDE:
-            time.sleep(0.001)
-        scheduled.pace.let(3)
-        assert second.status is Status.WAITING
-        assert waiter.is_alive()
-        scheduled.finish([first, second])
-        waiter.join(SECONDS)
-        assert not waiter.is_alive()
-    assert texts_of([second]) == ["ab"]
 
 
 def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
@@ -186,9 +164,9 @@ def test_execute_does_not_wait_behind_a_guide_that_takes_long(
         (slow,) = scheduled.add(guided("ab"))
         scheduled.scheduler.wait_until_admitted([slow])
         (second,) = scheduled.add(guided("cd"))
-        began = scheduled.scheduler._guides._began
+        began = scheduled.scheduler._guide_queue._began
         # As if it had begun two minutes ago, and execute would wait for one.
-        monkeypatch.setattr(scheduled.scheduler._guides, "_began", began - 2 * SECONDS)
+        monkeypatch.setattr(scheduled.scheduler._guide_queue, "_began", began - 2 * SECONDS)
         monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
         waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],), daemon=True)
         waiter.start()

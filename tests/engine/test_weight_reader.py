@@ -12,6 +12,7 @@ import pytest
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from engine.checkpoints import save_small
+from engine.quantized_layers import gptq_config
 from llama_engine.checkpoint import per_channel as row_blocks
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.formats.detection import linear_format
@@ -23,6 +24,8 @@ from llama_engine.model.precision import quantization_config
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+from models.quantized_checkpoints import gptq, quantize
 
 WEIGHTS = "model.safetensors"
 DOWN = "model.layers.1.mlp.down_proj"
@@ -182,15 +185,15 @@ def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
         (False, True, {f"{DOWN}.weight": torch.zeros(64, 127)}, f"lacks 1 {LACKS} {DOWN}.weight"),
         (False, True, {HEAD: None, "model.norm.weight": torch.ones(1)}, f"lacks 2 {LACKS} lm_head.weight"),
         *[(False, int8, {f"{DOWN}.weight": torch.zeros(64, 128).to(torch.float8_e4m3fn)},
-           f"has {DOWN}.weight in F8_E4M3, not in F64, F32, F16, BF16") for int8 in (False, True)],
+           f"has {DOWN}.weight in 'F8_E4M3', not in F64, F32, F16, BF16") for int8 in (False, True)],
         (False, True, {"model.norm.weight": torch.zeros(64, dtype=torch.int8)},
-         "has model.norm.weight in I8, not in F64, F32, F16, BF16"),
+         "has model.norm.weight in 'I8', not in F64, F32, F16, BF16"),
         (True, True, {f"{DOWN}.weight_format": torch.tensor(2, dtype=torch.uint8)},
          f"has {DOWN}.weight_format 2, not 0: rows"),
         (True, True, {f"{DOWN}.weight_format": torch.zeros(2, dtype=torch.uint8)},
          f"has {DOWN}.weight_format in shape (2,), not one number"),
         (True, True, {f"{DOWN}.SCB": None}, f"lacks 1 {LACKS} {DOWN}.SCB"),
-        (True, False, {}, "has model.layers.0.mlp.down_proj.weight in I8, not in F64, F32, F16, BF16"),
+        (True, False, {}, "has model.layers.0.mlp.down_proj.weight in 'I8', not in F64, F32, F16, BF16"),
     ],
 )  # fmt: skip
 def test_unusable_weights_are_refused_by_name(
@@ -234,3 +237,12 @@ def test_a_linear_layer_left_in_floats_is_quantized_with_one_log_line(
     reader = _reader(folder, int8=True)
     assert caplog.messages == [f"1 linear layers are saved in floats and quantized now, first {DOWN}.weight"]
     _assert_same(reader, expected, int8=True)
+
+
+def test_a_quantized_head_is_read_as_saved(folder: Path) -> None:
+    layer = quantize(load_file(folder / WEIGHTS)[HEAD], 4, 32, dtype=torch.float16)
+    _with(folder, **{HEAD: None}, **{f"lm_head.{key}": tensor.contiguous() for key, tensor in gptq(layer).items()})
+    saved = SavedTensors(folder)
+    architecture = read_architecture(LlamaConfig.from_pretrained(folder), "small")
+    head = WeightReader(saved, architecture, torch.float32, linear_format(saved, gptq_config(4, 32)), int8=True).head()
+    assert torch.equal(head.dequantized(), layer.dequantized())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from frontend.descriptions import description_of
 from frontend.endpoints import Endpoint, Serve, endpoint
-from frontend.fake_triton import FakeTriton, fake_triton
+from frontend.fake_server import fake_triton
+from frontend.fake_triton import FakeTriton
 from model_families import BY_NAME
 
 
@@ -46,6 +47,14 @@ def own() -> Iterator[FakeTriton]:
     """A Triton that may die, and whose model can be exchanged: no other test's endpoint asks it."""
     with fake_triton() as triton:
         yield triton
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A file with two API keys."""
+    file = tmp_path / "keys"
+    file.write_text("sk-first\nsk-second\n")
+    return file
 
 
 @pytest.fixture

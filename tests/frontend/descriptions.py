@@ -26,6 +26,8 @@ def description_of(folder: Path = EMBEDDED) -> dict[str, object]:
         tokenizer_class=config["tokenizer_class"],
         tokenizer=(folder / "tokenizer.json").read_text(),
         checkpoint_defaults=["temperature", "top_p"],
+        tasks=["generate", "embed"],
+        embedding_size=4,
     )
 
 

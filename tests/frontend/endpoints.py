@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 from triton_llama_openai.__main__ import create_server
 from triton_llama_openai.app import create_app
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
 HOST = "127.0.0.1"
@@ -49,6 +49,13 @@ class Endpoint:
         """Ask for a response to a text, unless the fields have another input."""
         return self.http.post("/v1/responses", json={"model": "pydoc-llama", "input": "What is a list?", **fields})
 
+    def message(self, **fields: object) -> httpx.Response:
+        """Ask for a message after one of a user, unless the fields have others."""
+        messages = [{"role": "user", "content": "What is a list?"}]
+        return self.http.post(
+            "/v1/messages", json={"model": "pydoc-llama", "max_tokens": 64, "messages": messages, **fields}
+        )
+
     def tokens(self, prompt: str) -> list[int]:
         """Return a text's tokens, with the BOS."""
         return list(self.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"])
@@ -81,12 +88,12 @@ def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint")
         thread.start()
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not server.started:
                 assert thread.is_alive(), "the endpoint has ended"
                 assert time.monotonic() < deadline, "the endpoint did not start"
                 time.sleep(0.01)
-            with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=30) as client:
+            with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=240) as client:
                 yield Endpoint(port, client)
         finally:
             server.should_exit = True
@@ -124,6 +131,20 @@ def resumptions_of(served: Endpoint) -> dict[str, float]:
     """Return the resumptions by outcome."""
     lines = [line for line in served.http.get("/metrics").text.splitlines() if "_resumptions_total{" in line]
     return {line.split('"')[1]: float(line.split()[1]) for line in lines}
+
+
+def named_events(response: httpx.Response) -> list[Json]:
+    """Return the events of a stream, whose names are their types."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *blocks, end = response.text.split("\n\n")
+    assert end == ""
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 def events_of(response: httpx.Response) -> list[Json]:

@@ -1,26 +1,27 @@
-"""A Triton whose model `llama` behaves like the product's: real sockets, the same inputs and outputs, no weights."""
+"""A Triton whose model `llama` behaves like the product's: real sockets, the same inputs and outputs, no weights.
+
+What it answers is here; `fake_server` sends it, or fails as the fields here say.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 from frontend.descriptions import CONTEXT, description_of
-from frontend.model_request import ModelRequest, read_request
-from triton_llama.tensors import Tensor
+from frontend.model_request import ModelRequest
+from frontend.model_responses import Token, add_output, embedding_response, token_response
 from tritonclient.grpc import service_pb2 as messages
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
-HOST = "127.0.0.1"
-FIRST_ID = 100
-"""The id of an answer's first token; the others count on."""
+if TYPE_CHECKING:
+    from frontend.fake_server import Server
+
 DRAFT_TOKENS = ("num_accepted_draft_tokens", "num_rejected_draft_tokens")
 
 
@@ -91,7 +92,12 @@ class FakeTriton:
             time.sleep(0.01)
 
     async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        """Yield a request's responses: the tokens of all choices, after those that it resumes."""
+        """Yield a request's responses: its embedding, or the tokens of all choices, after those that it resumes."""
+        if request.value("return_embedding"):
+            while self.hold_after == 0:
+                await asyncio.sleep(0.01)
+            yield embedding_response(request)
+            return
         assert bool(request.value("stream")) is self.decoupled, "clients send streams"
         first, seed = len(request.inputs.get("resume_ids", [])), request.integer("seed", 7)
         choices = [self._generated(request, seed + index) for index in range(request.integer("n", 1))]
@@ -101,7 +107,8 @@ class FakeTriton:
                 await asyncio.sleep(0.01)
             tokens, reason = choices[index]
             last = number == len(tokens) - 1
-            yield self._response(request, index, seed + index, tokens[number], number, reason if last else "")
+            token = Token(index, seed + index, tokens[number], number, reason if last else "")
+            yield token_response(request, token, self._counts(request, index))
 
     async def describe(self, model: str, request: ModelRequest) -> messages.ModelStreamInferResponse:
         """Return the description of a model; the error of an older server for one without."""
@@ -115,7 +122,7 @@ class FakeTriton:
             description = {"digest": description["digest"]}
         else:
             self.whole_descriptions += 1
-        _add(message, "text_output", [json.dumps(description | {"adapters": self._listed()})])
+        add_output(message, "text_output", [json.dumps(description | {"adapters": self._listed()})])
         while self.hold_descriptions:
             await asyncio.sleep(0.01)
         return message
@@ -133,7 +140,7 @@ class FakeTriton:
             self.adapters[name] = path
             if not path:
                 del self.adapters[name]
-            _add(message, "text_output", [json.dumps(self._listed())])
+            add_output(message, "text_output", [json.dumps(self._listed())])
         return message
 
     def _listed(self) -> list[dict[str, object]]:
@@ -168,186 +175,7 @@ class FakeTriton:
             generated.append(token)
         return generated, "length" if len(tokens) > max_tokens else "stop"
 
-    def _response(
-        self, request: ModelRequest, index: int, seed: int, token: str, number: int, reason: str
-    ) -> messages.ModelStreamInferResponse:
-        message = messages.ModelStreamInferResponse()
-        message.infer_response.model_name = "llama"
-        _add(message, "text_output", [token])
-        _add(message, "finish_reason", [reason])
-        _add(message, "num_input_tokens", [request.prompt_tokens])
-        _add(message, "num_output_tokens", [1])
-        if request.value("return_output_ids"):
-            _add(message, "output_ids", [FIRST_ID + number])
-            _add(message, "seed", [seed], "UINT64")
-        if request.integer("n", 1) > 1:
-            _add(message, "sequence_index", [index])
-        if reason:
-            stops = [str(word) for word in request.inputs.get("stop_words", []) if word]
-            _add(message, "stop_reason", [stops[0] if stops and reason == "stop" else ""])
-        if "num_logprobs" in request.inputs:
-            top = request.integer("num_logprobs", 0)
-            _add(message, "logprobs", [json.dumps([logprobs(token, top)])])
-        if "prompt_logprobs" in request.inputs and number == 0:
-            top = request.integer("prompt_logprobs", 0)
-            words = str(request.value("text_input", "a b c")).split()
-            entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
-            _add(message, "prompt_logprobs", [json.dumps(entries)])
-        if reason:
-            # The choices after the first find its prompt in the cache.
-            _add(message, "num_cached_tokens", [request.prompt_tokens if index else self.cached_tokens])
-            for name, count in zip(DRAFT_TOKENS, self.draft_tokens or (), strict=False):
-                _add(message, name, [count])
-        return _requested(message, request.outputs)
-
-
-def logprobs(token: str, top: int) -> dict[str, dict[str, object]]:
-    """Return what the model says about a token: itself first, then the likeliest."""
-    alternatives = [token, *(f"{token}{number}" for number in range(top))]
-    return {
-        str(number): {"logprob": -0.5 - number, "rank": number + 1, "decoded_token": text}
-        | ({"bytes": [0xC3]} if text == "\ufffd" else {})
-        for number, text in enumerate(alternatives[: max(1, top)])
-    }
-
-
-class Server:
-    """The fake's sockets, served in a thread with an event loop of its own."""
-
-    def __init__(self, triton: FakeTriton) -> None:
-        self._triton = triton
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fake-triton")
-        self._thread.start()
-        self._server: grpc.aio.Server | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Listen, at the fake's port once it has one."""
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
-
-    def stop(self) -> None:
-        """Cancel every call and close the port."""
-        asyncio.run_coroutine_threadsafe(self.die(), self._loop).result(20)
-
-    async def die(self, *, restarts: bool = False) -> None:
-        """Do the same within the loop; listen again if it restarts."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(None)
-        if restarts:
-            await self._start()
-
-    def close(self) -> None:
-        """End the thread."""
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _start(self) -> None:
-        self._server = grpc.aio.server()
-        add_GRPCInferenceServiceServicer_to_server(_Service(self._triton), self._server)
-        self._triton.port = self._server.add_insecure_port(f"{HOST}:{self._triton.port}")
-        await self._server.start()
-
-
-@contextmanager
-def fake_triton() -> Iterator[FakeTriton]:
-    """Serve in a thread with an event loop of its own."""
-    triton = FakeTriton()
-    triton.server = Server(triton)
-    try:
-        yield triton
-    finally:
-        triton.server.close()
-
-
-class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated, without types
-    def __init__(self, triton: FakeTriton) -> None:
-        self._triton = triton
-
-    async def ModelReady(  # noqa: N802 - Triton's name
-        self, request: messages.ModelReadyRequest, context: grpc.aio.ServicerContext
-    ) -> messages.ModelReadyResponse:
-        return messages.ModelReadyResponse(ready=self._triton.ready and request.name in self._triton.models)
-
-    async def ModelConfig(  # noqa: N802 - Triton's name
-        self, request: messages.ModelConfigRequest, context: grpc.aio.ServicerContext
-    ) -> messages.ModelConfigResponse:
-        response = messages.ModelConfigResponse()
-        response.config.model_transaction_policy.decoupled = self._triton.decoupled
-        return response
-
-    async def ModelInfer(  # noqa: N802 - Triton's name
-        self, message: messages.ModelInferRequest, context: grpc.aio.ServicerContext
-    ) -> messages.ModelInferResponse:
-        (response,) = [response async for response in self._answer(message, context)]
-        return response.infer_response
-
-    async def ModelStreamInfer(  # noqa: N802 - Triton's name
-        self, requests: AsyncIterator[messages.ModelInferRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        async for message in requests:
-            async for response in self._answer(message, context):
-                yield response
-
-    async def _answer(
-        self, message: messages.ModelInferRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        triton = self._triton
-        request = read_request(message, dict(context.invocation_metadata()))
-        if not request.inputs.keys() & {"text_input", "input_ids"}:
-            is_update = "lora_path" in request.inputs
-            yield triton.update(request) if is_update else await triton.describe(message.model_name, request)
-            return
-        if error := triton.refusal(message.model_name, request):
-            yield messages.ModelStreamInferResponse(error_message=error)
-            return
-        triton.requests.append(request)
-        triton.running += 1
-        sent = 0
-        try:
-            async for response in triton.answer(request):
-                if triton.failing is not None and sent == triton.after_tokens and triton.failures > 0:
-                    triton.failures -= 1
-                    if triton.status is not None:
-                        await context.abort(triton.status, triton.failing)
-                    yield messages.ModelStreamInferResponse(error_message=triton.failing)
-                    return
-                if sent == triton.die_after:
-                    triton.die_after = None
-                    assert triton.server is not None
-                    dying = asyncio.create_task(triton.server.die(restarts=triton.restarts))
-                    # It cancels this call, too.
-                    await asyncio.shield(dying)
-                if sent and triton.broken is not None:
-                    triton.broken(response)
-                yield response
-                sent += 1
-                if triton.end_early:
-                    return
-        except (asyncio.CancelledError, GeneratorExit):
-            # GeneratorExit: it was cancelled while gRPC was sending a response.
-            triton.cancelled.append(request.id)
-            raise
-        finally:
-            triton.running -= 1
-
-
-def _requested(message: messages.ModelStreamInferResponse, names: frozenset[str]) -> messages.ModelStreamInferResponse:
-    """Return a response with those outputs alone; with all, where none is named."""
-    response = messages.ModelStreamInferResponse()
-    for output, content in zip(message.infer_response.outputs, message.infer_response.raw_output_contents, strict=True):
-        if not names or output.name in names:
-            response.infer_response.outputs.append(output)
-            response.infer_response.raw_output_contents.append(content)
-    return response
-
-
-def _add(
-    message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int], datatype: str = "INT32"
-) -> None:
-    datatype = "BYTES" if isinstance(values[0], str) else datatype
-    message.infer_response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
-    message.infer_response.raw_output_contents.append(Tensor(name, datatype, tuple(values)).encode())
+    def _counts(self, request: ModelRequest, choice: int) -> dict[str, int]:
+        # The choices after the first find its prompt in the cache.
+        cached = request.prompt_tokens if choice else self.cached_tokens
+        return {"num_cached_tokens": cached, **dict(zip(DRAFT_TOKENS, self.draft_tokens or (), strict=False))}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 from triton_llama.tensors import Value, decode
 from tritonclient.grpc import service_pb2 as messages
-
-_FORMATS = {"FP32": "f", "BOOL": "?"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,4 @@ def read_request(message: messages.ModelInferRequest, metadata: dict[str, str | 
 
 
 def _values(datatype: str, content: bytes) -> list[Value]:
-    if datatype not in _FORMATS:
-        return [*decode("input", datatype, content)]
-    code = _FORMATS[datatype]
-    return list(struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content))
+    return [byte == 1 for byte in content] if datatype == "BOOL" else [*decode("input", datatype, content)]

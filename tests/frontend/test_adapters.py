@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 
-import openai
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of, text_of
-from frontend.fake_triton import FakeTriton, fake_triton
+from frontend.fake_server import fake_triton
+from frontend.fake_triton import FakeTriton
 from httpx import Response
 from triton_llama.endpoint import Endpoint as Address
 from triton_llama_openai.triton.engine_client import EngineClient
@@ -46,14 +46,6 @@ def test_a_model_name_may_be_an_adapters(served: Endpoint, own: FakeTriton, ask:
     assert _adapter(own) == ("sql", "v1")
     assert ask(served).json()["model"] == "pydoc-llama"
     assert _adapter(own) == (None, None)
-
-
-def test_openais_library_lists_and_uses_an_adapter(served: Endpoint, own: FakeTriton) -> None:
-    with openai.OpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["pydoc-llama", "sql"]
-        chunks = client.completions.create(model="sql", prompt="a", stream=True)
-        assert {chunk.model for chunk in chunks} == {"sql"}
-    assert _adapter(own) == ("sql", "v1")
 
 
 def test_an_adapter_is_listed_with_its_model_as_parent(served: Endpoint) -> None:
@@ -210,9 +202,7 @@ def test_without_the_setting_no_adapter_is_loaded_or_unloaded(own: FakeTriton) -
     assert not own.updates
 
 
-def test_with_keys_updates_need_one(own: FakeTriton, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("sk-first\n")
+def test_with_keys_updates_need_one(own: FakeTriton, keys: Path) -> None:
     with endpoint(own.port, lora_updates="on", api_keys_file=keys) as served:
         assert [_load(served).status_code, _unload(served).status_code] == [401, 401]
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import pytest
 from frontend.endpoints import Endpoint, endpoint
 from frontend.fake_triton import FakeTriton
 
 FIRST, SECOND = "sk-first", "sk-second"
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    file = tmp_path / "keys"
-    file.write_text(f"{FIRST}\n{SECOND}\n")
-    return file
 
 
 def _salt(served: Endpoint, triton: FakeTriton, key: str = "", cache_salt: str | None = None) -> object:

@@ -12,8 +12,8 @@ from frontend.fake_triton import FakeTriton
 from transformers import AutoTokenizer
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.prompt.chat_template import ChatTemplate, Turn
-from triton_llama_openai.prompt.tokenizer import Checkpoint
-from triton_llama_openai.routes.served_model import tool_form
+from triton_llama_openai.prompt.tokenizer import PromptTokenizer
+from triton_llama_openai.served.served_model import tool_form
 from triton_llama_openai.triton.description import Description
 
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
@@ -28,33 +28,11 @@ TEMPLATES = {
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     "special tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}",
 }
-# Conversations (a letter a message: its role, and its content) and the embedded checkpoint's prompts.
-CONVERSATIONS = {
-    "u": "<s>[INST] u [/INST]",
-    "su": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nu [/INST]",
-    "suau": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nu [/INST] a </s><s>[INST] u [/INST]",
-    "uu": "<s>[INST] u\n\nu [/INST]",
-    "uauu": "<s>[INST] u [/INST] a </s><s>[INST] u\n\nu [/INST]",
-    "s": "<s>[INST] <<SYS>>\ns\n<</SYS>> [/INST]",
-    "ssu": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\n<<SYS>>\ns\n<</SYS>>\n\nu [/INST]",
-    "uasu": "<s>[INST] u [/INST] a </s><s>[INST] <<SYS>>\ns\n<</SYS>>\n\nu [/INST]",
-    "usua": "<s>[INST] u\n\n<<SYS>>\ns\n<</SYS>>\n\nu [/INST] a </s>",
-    "usa": "<s>[INST] u\n\n<<SYS>>\ns\n<</SYS>> [/INST] a </s>",
-    "au": "<s> a </s><s>[INST] u [/INST]",
-    "uaau": "<s>[INST] u [/INST] a </s><s> a </s><s>[INST] u [/INST]",
-}
-ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
 
-def _checkpoint(**fields: object) -> Checkpoint:
-    """Return the embedded checkpoint, described with other fields."""
-    return Checkpoint.of(Description.model_validate(changed(**fields)), None)
-
-
-def _embedded() -> ChatTemplate:
-    template = _checkpoint().template()
-    assert template is not None
-    return template
+def _tokenizer(**fields: object) -> PromptTokenizer:
+    """Return the embedded checkpoint's, described with other fields."""
+    return PromptTokenizer.of(Description.model_validate(changed(**fields)), None)
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
@@ -65,29 +43,6 @@ def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
     )
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     assert template.render(TURNS, TOOLS) == expected
-
-
-@pytest.mark.parametrize(("letters", "prompt"), CONVERSATIONS.items(), ids=CONVERSATIONS)
-def test_the_embedded_template_renders_any_order_of_roles(letters: str, prompt: str) -> None:
-    messages = [{"role": ROLES[letter], "content": letter} for letter in letters]
-    template = _embedded()
-    assert template.render([dict(message) for message in messages]) == prompt
-    assert AutoTokenizer.from_pretrained(EMBEDDED).apply_chat_template(messages, tokenize=False) == prompt
-
-
-def test_the_embedded_template_trims_a_block_as_a_whole() -> None:
-    template = _embedded()
-    turns: list[Turn] = [{"role": "system", "content": ""}, {"role": "user", "content": "\n u "}]
-    assert template.render(turns) == "<s>[INST] u [/INST]"
-    turns[0]["content"] = " s "
-    assert template.render(turns) == "<s>[INST] <<SYS>>\n s \n<</SYS>>\n\n\n u [/INST]"
-
-
-@pytest.mark.parametrize("turns", [["tool"], ["user", "tool"], ["robot", "assistant"]])
-def test_the_embedded_template_refuses_other_roles(turns: list[str]) -> None:
-    template = _embedded()
-    with pytest.raises(ApiError, match=r"Only system, user and assistant roles are supported, not (tool|robot)"):
-        template.render([{"role": role, "content": "x"} for role in turns])
 
 
 @pytest.mark.parametrize(
@@ -117,21 +72,9 @@ def test_a_template_reads_the_clock() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(TURNS) == str(datetime.now().astimezone().year)
 
 
-@pytest.mark.parametrize(
-    ("source", "form"),
-    [
-        ("{{ messages }}", "hermes"),
-        ("{{ tools }}<tool_call>", "hermes"),
-        ('{{ tools }}{"name": function name, "parameters": ...}', "llama3_json"),
-    ],
-)
-def test_the_form_of_calls_is_read_off_the_template(source: str, form: str) -> None:
-    assert tool_form(_checkpoint(chat_templates={"default": source})) == form
-
-
 def test_the_form_of_calls_is_that_of_the_template_for_tools() -> None:
     templates = {"default": "{{ tools }}", "tool_use": "{{ tools }}<tool_call>"}
-    assert tool_form(_checkpoint(chat_templates=templates)) == "hermes"
+    assert tool_form(_tokenizer(chat_templates=templates)) == "hermes"
 
 
 @pytest.mark.parametrize(("tools", "prompt"), [(None, "plain"), (FUNCTIONS, "with add")])
@@ -156,7 +99,7 @@ def test_the_operators_template_replaces_all_of_the_checkpoint(triton: FakeTrito
 
 
 def test_a_special_token_that_the_checkpoint_lacks_is_empty() -> None:
-    template = _checkpoint(special_tokens={"eos_token": "</s>"}, chat_templates={"default": "{{ bos_token + 'a' }}"})
-    rendered = template.template()
-    assert rendered is not None
-    assert rendered.render(TURNS) == "a"
+    tokenizer = _tokenizer(special_tokens={"eos_token": "</s>"}, chat_templates={"default": "{{ bos_token + 'a' }}"})
+    template = tokenizer.template()
+    assert template is not None
+    assert template.render(TURNS) == "a"

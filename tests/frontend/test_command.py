@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -49,8 +50,9 @@ def _probe(url: str, *options: str) -> tuple[int, str]:
 def test_sigterm_ends_it_with_0_once_accepted_requests_are_answered(triton: FakeTriton) -> None:
     triton.hold_after = 2
     answers: list[str] = []
-    with _running(triton, "--request-timeout", "1") as (process, url):
-        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/completions", json=BODY).text))
+    with _running(triton, "--request-timeout", "3") as (process, url):
+        ask = partial(httpx.post, f"{url}/completions", json=BODY, timeout=30)
+        asking = threading.Thread(target=lambda: answers.append(ask().text))
         asking.start()
         triton.wait_for(lambda fake: fake.running == 1)
         process.send_signal(signal.SIGTERM)
@@ -87,7 +89,7 @@ def test_beside_a_local_server_it_serves_the_servers_model(triton: FakeTriton) -
     with OpenAIEndpoint(HOST, 0, grace=5) as endpoint:
         endpoint.start(f"{HOST}:{triton.port}")
         assert endpoint.served_name == "pydoc-llama"
-        assert httpx.get(f"http://{endpoint.address}/health").status_code == 200
+        assert httpx.get(f"http://{endpoint.address}/health", timeout=30).status_code == 200
 
 
 def test_an_address_that_cannot_be_used_ends_it_with_one_line() -> None:

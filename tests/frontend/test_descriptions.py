@@ -15,7 +15,7 @@ from httpx import Response
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that are looked at more often than once a minute."""
-    monkeypatch.setattr("triton_llama_openai.routes.backend._CHECK_S", 0.1)
+    monkeypatch.setattr("triton_llama_openai.served.backend._CHECK_S", 0.1)
 
 
 def _context(served: Endpoint) -> int:
@@ -83,11 +83,14 @@ def test_no_request_runs_on_another_model_than_it_was_prepared_for(own: FakeTrit
     with endpoint(own.port) as served:
         fingerprint = served.complete().json()["system_fingerprint"]
         own.models["llama"] = changed(max_model_len=64)
+        # Else the endpoint may serve it before the second request.
+        own.hold_descriptions = True
         for stream in (False, True):
             response = served.complete(stream=stream)
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
             assert "another model is served" in str(error_of(response)["message"])
         assert len(own.requests) == 1
+        own.hold_descriptions = False
         _until_exchanged(served, own)
         assert served.complete().json()["system_fingerprint"] != fingerprint
 
@@ -132,12 +135,12 @@ def _interrupt(own: FakeTriton, served: Endpoint, description: Json, later: Json
 
 
 def test_an_interrupted_request_does_not_go_on_with_another_model(own: FakeTriton) -> None:
-    with endpoint(own.port, resume_timeout=1) as served:
+    with endpoint(own.port, resume_timeout=3) as served:
         response = _interrupt(own, served, changed(max_model_len=64))
         assert response.status_code == 503
         assert str(error_of(response)["message"]).endswith("another model is served")
         assert len(own.requests) == 1
-        assert _context(served) == 64
+        _until_exchanged(served, own)
 
 
 def test_an_interrupted_request_waits_for_its_own_model(own: FakeTriton) -> None:

@@ -78,11 +78,7 @@ def test_another_content_encoding_is_refused(served: Endpoint, encoding: str) ->
 
 
 @pytest.mark.parametrize("header", ["x-api-key", "api-key"])
-def test_a_key_may_come_as_anthropics_and_azures_clients_send_it(
-    triton: FakeTriton, tmp_path: Path, header: str
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("sk-first\n")
+def test_a_key_may_come_as_anthropics_and_azures_clients_send_it(triton: FakeTriton, keys: Path, header: str) -> None:
     with endpoint(triton.port, api_keys_file=keys) as served:
         assert served.http.get("/v1/models", headers={header: "sk-first"}).status_code == 200
         assert served.http.get("/v1/models", headers={header: "sk-other"}).status_code == 401

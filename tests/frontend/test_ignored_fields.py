@@ -138,6 +138,14 @@ def test_unknown_fields_are_left_out_wherever_they_are(lenient: Endpoint, triton
             | {"tools": [{"type": "function", "name": "f", "parameters": {}, "d": 1}]},
             "input.c, input.content.b, temprature, tools.d",
         ),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}], "c": 1}],
+                "max_tokens": 1,
+            },
+            "messages.c, messages.content.b, temprature",
+        ),
         ("/tokenize", {"prompt": "a"}, "temprature"),
         ("/detokenize", {"tokens": [1]}, "temprature"),
     ],

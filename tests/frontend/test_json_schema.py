@@ -8,7 +8,7 @@ import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal
 from frontend.fake_triton import FakeTriton
 from llguidance import LLMatcher
-from triton_llama_openai.output.json_schema import Unenforced, enforceable
+from triton_llama_openai.guides.json_schema import Unenforced, enforceable
 
 HEADER = "x-ignored-parameters"
 TAGS: Json = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}

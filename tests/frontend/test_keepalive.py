@@ -23,16 +23,24 @@ class Forwarder:
         self.port = self._listener.getsockname()[1]
         self._peers: dict[socket.socket, socket.socket] = {}
         self._silent: dict[socket.socket, socket.socket] = {}
+        self._becomes_silent = threading.Event()
         self._is_open = True
 
     def silence(self) -> None:
-        """Pass nothing more on over the connections that there are, from 0.1 s later on."""
-        self._silent, self._peers = self._peers, {}
-        time.sleep(0.1)
+        """Pass nothing more on over the connections that there are."""
+        self._becomes_silent.set()
+        latest = time.monotonic() + 20
+        while self._becomes_silent.is_set():
+            assert time.monotonic() < latest, "the forwarder has ended"
+            time.sleep(0.01)
 
     def run(self) -> None:
         """Pass everything on until it is closed."""
         while self._is_open:
+            # This thread alone changes the connections: another one would do it between two lines of `_pass_on`.
+            if self._becomes_silent.is_set():
+                self._silent, self._peers = self._peers, {}
+                self._becomes_silent.clear()
             for ready in select.select([self._listener, *self._peers], [], [], 0.01)[0]:
                 if ready is self._listener or ready in self._peers:
                     self._pass_on(ready)
@@ -60,9 +68,11 @@ def _forwarding(port: int) -> Iterator[Forwarder]:
     forwarder = Forwarder(port)
     thread = threading.Thread(target=forwarder.run)
     thread.start()
-    yield forwarder
-    forwarder.close()
-    thread.join()
+    try:
+        yield forwarder
+    finally:
+        forwarder.close()
+        thread.join()
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton)
 
 
 def test_a_body_that_does_not_arrive_is_refused(triton: FakeTriton) -> None:
-    with endpoint(triton.port, body_timeout=0.6) as served:
+    with endpoint(triton.port, body_timeout=2) as served:
         with served.begin(WITHOUT_ITS_BODY) as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
         assert served.chat().status_code == 200
@@ -45,9 +45,9 @@ def test_lists_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
 def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(
     served: Endpoint, triton: FakeTriton
 ) -> None:
-    for prompt in ([1] * 2048, [[1], [1] * 4000]):
+    for prompt, field in (([1] * 2048, "prompt"), ([[1], [1] * 4000], "prompt[1]")):
         error = error_of(served.complete(prompt=prompt, echo=True))
-        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+        assert (error["param"], error["code"]) == (field, "context_length_exceeded")
         assert "maximum context length is 2048 tokens" in str(error["message"])
     assert not triton.requests
     assert served.complete(prompt=[1] * 2047).status_code == 200
@@ -186,7 +186,7 @@ def test_a_browser_page_may_read_the_headers_of_an_answer(triton: FakeTriton) ->
     with endpoint(triton.port, allowed_origins="*") as open_to:
         response = open_to.http.get("/v1/models", headers={"origin": "https://chat.example"})
     exposed = response.headers["access-control-expose-headers"].split(", ")
-    assert exposed == ["x-request-id", "x-ignored-parameters", "retry-after"]
+    assert exposed == ["x-request-id", "request-id", "x-ignored-parameters", "retry-after"]
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n\n"])

@@ -91,11 +91,6 @@ def test_the_templates_own_variables_are_refused_by_name(served: Endpoint, name:
     check_refusal(served.chat(chat_template_kwargs={name: None}), "chat_template_kwargs", f"kwargs has {name};")
 
 
-def test_chat_template_kwargs_are_bounded(served: Endpoint) -> None:
-    kwargs = {str(number): number for number in range(65)}
-    check_refusal(served.chat(chat_template_kwargs=kwargs), "chat_template_kwargs", "at most 64 items")
-
-
 @pytest.mark.parametrize(
     ("name", "shown", "text"),
     [

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from frontend.descriptions import changed
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of
-from frontend.fake_triton import FakeTriton, fake_triton
-from triton_llama.endpoint import Endpoint as Address
-from triton_llama_openai.routes.backend import Backend
-from triton_llama_openai.routes.models import Models
-from triton_llama_openai.settings import ModelSettings
-
-
-class _Backend(Backend):
-    """Answers once all expected questions have come."""
-
-    def __init__(self, name: str, together: asyncio.Barrier) -> None:
-        super().__init__(ModelSettings(served_name=name), Address.parse("a:1", "grpc"), [], None)
-        self._together = together
-
-    async def why_not_ready(self) -> str | None:
-        await self._together.wait()
-        return "no"
-
-
-def test_all_models_are_probed_at_the_same_time() -> None:
-    async def ask() -> dict[str, str]:
-        together = asyncio.Barrier(2)
-        async with asyncio.timeout(20):
-            return await Models([_Backend(name, together) for name in ("a", "b")]).ready()
-
-    assert asyncio.run(ask()) == {"a": "no", "b": "no"}
+from frontend.fake_server import fake_triton
+from frontend.fake_triton import FakeTriton
 
 
 def test_the_models_are_listed_with_their_context(served: Endpoint) -> None:
     (model,) = served.http.get("/v1/models").json()["data"]
     assert model["id"] == "pydoc-llama"
     assert model["max_model_len"] == 2048
-    assert (model["root"], model["parent"]) == ("pydoc-llama", None)
+    assert (model["root"], model["parent"], model["tasks"]) == ("pydoc-llama", None, ["generate", "embed"])
     assert served.http.get("/v1/models/pydoc-llama").json() == model
     assert error_of(served.http.get("/v1/models/other"))["code"] == "model_not_found"
 
@@ -66,16 +41,29 @@ def test_several_models_are_served_by_name(triton: FakeTriton, tmp_path: Path) -
             )
 
 
-@pytest.mark.parametrize(
+generating_paths = pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/completions", {"prompt": "a", "model": None}),
         ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
     ],
 )
+
+
+@generating_paths
 def test_the_only_model_needs_no_name(served: Endpoint, path: str, body: Json) -> None:
     assert served.http.post(path, json=body).json()["model"] == "pydoc-llama"
+
+
+@generating_paths
+def test_a_model_that_only_embeds_refuses_to_generate(own: FakeTriton, path: str, body: Json) -> None:
+    own.models["llama"] = changed(tasks=["embed"])
+    with endpoint(own.port) as served:
+        response = served.http.post(path, json=body)
+    assert response.status_code == 400
+    assert "model is 'pydoc-llama', which generates no text" in response.json()["error"]["message"]
 
 
 def test_a_name_that_two_models_have_is_refused(triton: FakeTriton, tmp_path: Path) -> None:

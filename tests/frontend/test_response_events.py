@@ -115,14 +115,6 @@ def test_the_last_event_has_the_answer_that_is_not_streamed(
     assert (streamed.status, streamed.usage) == (whole.status, whole.usage)
 
 
-def test_each_delta_has_the_logprobs_of_its_tokens(served: Endpoint) -> None:
-    events = read_events(served.respond(stream=True, include=["message.output_text.logprobs"], top_logprobs=1))
-    deltas = [event for event in events if isinstance(event, ResponseTextDeltaEvent)]
-    assert [[entry.token for entry in event.logprobs] for event in deltas] == [[" Hello"], [","], [" world"], ["."]]
-    (done,) = [event for event in events if isinstance(event, ResponseTextDoneEvent)]
-    assert [entry.token for entry in done.logprobs] == [" Hello", ",", " world", "."]
-
-
 def test_an_error_within_a_response_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
     triton.failing = "INTERNAL: the server's log has the reason"
     triton.after_tokens = 2

@@ -208,8 +208,8 @@ def test_fields_with_the_endpoints_own_behaviour_are_taken(served: Endpoint, fie
 def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
     calls = [_call(str(number)) for number in range(3)]
     with endpoint(triton.port, max_messages=3) as served:
-        check_refusal(served.respond(input=[USER, *calls]), "input", "4 items")
-        check_refusal(served.respond(input=[USER] * 3, instructions="a"), "input", "4 messages")
+        check_refusal(served.respond(input=[USER, *calls]), "input", "input is '4 items'; it must")
+        check_refusal(served.respond(input=[USER] * 3, instructions="a"), "input", "4 items with instructions")
 
 
 def test_a_refusal_of_the_template_names_the_input(triton: FakeTriton, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of, resumptions_of, text_of
-from frontend.fake_triton import FIRST_ID, FakeTriton
+from frontend.fake_triton import FakeTriton
+from frontend.model_responses import FIRST_ID
 from httpx import Response
 from triton_llama_openai.triton.resumption import MAX_FAILURES
 

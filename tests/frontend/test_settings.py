@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 
 PREFIX = "TRITON_LLAMA_OPENAI_"

@@ -7,8 +7,9 @@ import json
 import pytest
 from frontend.endpoints import Endpoint, Json, error_of
 from frontend.fake_triton import FakeTriton
-from triton_llama_openai.output.json_schema import close_objects
-from triton_llama_openai.output.structured_output import json_guide
+from frontend.test_json_schema import schema_format
+from triton_llama_openai.guides.json_schema import close_objects
+from triton_llama_openai.guides.structured_output import json_guide
 
 OPEN: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED: Json = {**OPEN, "additionalProperties": False}
@@ -59,10 +60,6 @@ def test_a_schema_that_says_more_stays_as_it_is(schema: Json) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "false", "[" * 100_000])
 def test_what_is_no_object_is_the_models_to_refuse(text: str) -> None:
     assert json_guide("guided_json", text).guide == text
-
-
-def schema_format(schema: Json) -> Json:
-    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
 
 @pytest.mark.parametrize(

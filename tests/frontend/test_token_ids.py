@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from frontend.endpoints import Endpoint, Json, check_refusal
-from frontend.fake_triton import FIRST_ID, FakeTriton
+from frontend.fake_triton import FakeTriton
+from frontend.model_responses import FIRST_ID
 
 IDS = [FIRST_ID + number for number in range(4)]
 

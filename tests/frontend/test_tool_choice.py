@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from frontend.endpoints import Endpoint, Json, events_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
-from triton_llama.completion import Chunk
-from triton_llama_openai.output.output_parser import OutputParser
-from triton_llama_openai.output.tool_calls import ForcedCalls
-from triton_llama_openai.triton.generation import until_ended
+from openai.types.chat import ChatCompletion
 
 PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
 ADD: Json = {"type": "function", "function": {"name": "add", "description": "Add one.", "parameters": PARAMETERS}}
 CLOCK: Json = {"type": "function", "function": {"name": "clock"}}
-OTHER_N: Json = {"type": "function", "function": {"name": "b", "parameters": {"$defs": {"N": {"type": "string"}}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 NAMED: Json = {"type": "function", "function": {"name": "add"}}
 QUESTION = {"role": "user", "content": "a?"}
@@ -192,23 +187,13 @@ def test_forced_calls_that_are_cut_off_are_the_complete_ones(
 def test_a_repeated_forced_call_ends_the_list_and_the_generation(
     served: Endpoint, triton: FakeTriton, stream: bool
 ) -> None:
-    # A model that would go on for ever.
-    triton.tokens, triton.hold_after = [f"[{_CALLS[0]}", *[f", {_CALLS[0]}"] * 9], 2
-    response = served.chat(tools=[ADD], tool_choice="required", n=2, stream=stream)
+    # One or two choices end by themselves; the others would go on for ever.
+    repeated = [f"[{_CALLS[0]}", *[f", {_CALLS[0]}"] * 9]
+    triton.by_seed, triton.hold_after = lambda seed: repeated if seed % 2 else [f"[{_CALLS[0]}]"], 2
+    response = served.chat(tools=[ADD], tool_choice="required", n=3, stream=stream)
     expected = {"name": "add", "arguments": '{"a": 0}'}
-    assert _calls(response, stream) == ([expected, expected], "tool_calls")
+    assert _calls(response, stream) == ([expected] * 3, "tool_calls")
     triton.wait_for(lambda triton: len(triton.cancelled) == 1)
-
-
-async def test_a_choice_that_ends_by_itself_lets_the_generation_end() -> None:
-    async def responses() -> AsyncGenerator[list[Chunk]]:
-        yield [Chunk("[", "stop", 1, 1)]
-        yield [Chunk(f"[{_CALLS[0]}, {_CALLS[0]}", "", 1, 1, index=1)]
-        yield [Chunk("never read", "", 1, 1, index=1)]
-
-    parsers = {index: OutputParser((), ForcedCalls()) for index in range(2)}
-    chunks = [chunk async for chunks in until_ended(responses(), parsers) for chunk in chunks]
-    assert [chunk.finish_reason for chunk in chunks] == ["stop", "stop"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -253,3 +238,14 @@ def test_the_choice_none_hides_the_tools(served: Endpoint, triton: FakeTriton) -
     (choice,) = served.chat(tools=[ADD], tool_choice="none").json()["choices"]
     assert choice["message"]["content"] == CALL
     assert "add" not in str(triton.last.value("text_input"))
+
+
+def test_an_answer_with_calls_can_be_sent_back_as_it_came(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(CALL)
+    message = ChatCompletion.model_validate(served.chat(tools=[ADD]).json()).choices[0].message
+    assert message.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"}
+    # With every field that OpenAI's library knows and the endpoint doesn't, null.
+    response = served.chat(messages=[QUESTION, message.model_dump(), result], tools=[ADD])
+    assert response.status_code == 200, response.text
+    assert '"arguments": {"a": 1}' in str(triton.last.value("text_input"))

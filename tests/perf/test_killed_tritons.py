@@ -103,11 +103,3 @@ def test_no_request_fails_while_a_triton_drains_and_is_replaced(
         tritons[0].restart()
 
     _check_while(served, quiet, drain)
-
-
-def test_answers_wait_for_the_only_triton_until_it_is_started_again(
-    tritons: Sequence[RestartedTriton], served: Served, quiet: Answers
-) -> None:
-    first, second = tritons
-    first.stop()
-    assert _check_while(served, quiet, lambda: _kill_in_mid_answer(second, "tritonserver")) > 0

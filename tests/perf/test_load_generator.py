@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -99,7 +98,7 @@ async def test_every_request_is_recorded_with_its_fault() -> None:
         assert 0 <= record.scheduled <= record.sent <= record.first_token <= record.last_token
     assert by_prompt["two tokens"].error == "2 tokens came, not 3"
     assert by_prompt["500"].error == "HTTP 500: no room"
-    assert "before its answer was whole" in by_prompt["hang up"].error or "reset" in by_prompt["hang up"].error
+    assert by_prompt["hang up"].error.startswith("connection failed: ")
     assert by_prompt["hang"].error.startswith("no whole answer when the run's time was over")
     assert len(by_prompt["hang"].token_times) == 1, "what came before the fault is in the record"
     assert (by_prompt["late"].error, by_prompt["late"].sent) == ("not sent: the run's time was over", None)
@@ -126,13 +125,14 @@ async def test_requests_after_the_last_second_are_no_part_of_the_run() -> None:
 
 
 async def test_requests_arrive_at_their_moments_whatever_is_unanswered() -> None:
-    requests, arrivals = [Request("hang", 3), Request("fine", 3)], [0.1, 0.3]
+    # The first is only answered once the second has arrived.
+    requests, arrivals = [Request("wait for measured", 3), Request("measured", 3)], [0.1, 0.3]
     async with serving() as (target, _):
-        first, second = await asyncio.to_thread(generate, target, requests, 2, 1.0, arrivals=arrivals)
+        first, second = await asyncio.to_thread(generate, target, requests, 2, 60.0, arrivals=arrivals)
+    assert [first.error, second.error] == ["", ""]
     assert [first.scheduled, second.scheduled] == arrivals
-    assert first.ended > second.ended
     assert second.sent is not None
-    assert second.sent >= 0.3
+    assert first.ended > second.sent >= 0.3
 
 
 async def test_a_turn_has_the_chat_before_it_in_its_prompt() -> None:
@@ -150,13 +150,3 @@ async def test_turns_after_a_failed_one_are_not_sent() -> None:
         records = await asyncio.to_thread(generate, target, chats, 1, 60.0)
     failed = "not sent: the turn before it failed"
     assert [record.error for record in records] == ["HTTP 500: no room", failed, failed, ""]
-
-
-def test_an_unreachable_server_is_recorded() -> None:
-    with socket.socket() as held:
-        # Bound, so that no other process gets the port, but not listening.
-        held.bind(("127.0.0.1", 0))
-        target = Target("test", "triton_generate", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
-        (refused,) = generate(target, [Request("a", 1)], 8, 30.0)
-    assert refused.error == "connection failed: Connection refused"
-    assert refused.sent is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-import pytest
-
 from perf.load.records import Record, Run, steady_state
 from perf.load.summary import summarize
 
@@ -32,14 +30,6 @@ def summary_of(concurrency: int, warmup: int, *records: Record) -> dict[str, Any
     return summarize(Run(concurrency, records, warmup))
 
 
-def test_the_steady_state_holds_whole_batches() -> None:
-    # A second for each batch of 8, and two batches at a time.
-    answered = [float(number // 8 + 1) for number in range(64)]
-    sent = [0.0] * 16 + answered[:48]
-    window = steady_state(sent, answered, warmup=16)
-    assert sum(window.begin <= moment < window.end for moment in answered) / window.seconds == 8.0
-
-
 def test_the_concurrency_holds_throughout_the_steady_state() -> None:
     concurrency = 4
     # Every request takes its own time; no two answers at one moment, which would be one answer or two.
@@ -63,18 +53,6 @@ def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:
     assert summary["requests_per_second"] == 2.0 / 3.2
     # All after the warm-up, those answered after the window too.
     assert (summary["requests"], summary["latency_ms"]["mean"], summary["latency_ms"]["max"]) == (3, 4000.0, 5000.0)
-
-
-@pytest.mark.parametrize("rounds", [1, 10])
-def test_the_throughput_does_not_depend_on_the_length_of_the_run(rounds: int) -> None:
-    # Four rows of a token a second, never two answers at a time.
-    free, records = [0.0, 0.25, 0.5, 0.75], []
-    for number in range(4 + 4 * rounds):
-        scheduled = min(free)
-        records.append(row(scheduled, 3 + 7 * number % 11))
-        free[free.index(scheduled)] = records[-1].ended
-    summary = summary_of(4, 4, *records)
-    assert summary["tokens_per_second"] == pytest.approx(4.0, abs=4 / summary["duration_s"])
 
 
 def test_latencies_include_the_time_before_sending() -> None:
@@ -120,10 +98,6 @@ def test_the_steady_state_of_chats_ends_with_the_first_chat_after_the_last_began
 def test_the_hit_rate_is_of_the_measured_prompts() -> None:
     records = (turn(1, 0, 9, 10, 0), turn(1, 10, 2, 13, 60), turn(2, 13, 1, 15, 90))
     assert summary_of(1, 1, *records)["hit_rate"] == 0.75
-
-
-def test_a_server_that_does_not_count_cached_tokens_has_no_hit_rate() -> None:
-    assert "hit_rate" not in summary_of(1, 1, turn(1, 0, 1, 2), turn(1, 2, 1, 4))
 
 
 def test_the_drafted_share_is_of_the_measured_output() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from transformers import LlamaConfig
 from perf import adapters
 from perf.bench import lora_steps
 from perf.bench.cases import CASES
-from perf.bench.lora import MIXES, Mix
-from perf.bench.lora import LoraLoad as Load
+from perf.bench.lora import MIXES
 from perf.checkpoint import EMBEDDED
 from perf.load.protocols import Protocol, Request, Target, body
 from perf.lora_report import cost, lora
-from perf.report import markdown
 from perf.results_file import RESULTS, Result, Results, read
+from perf.table import markdown
 
 
 @pytest.fixture
@@ -40,15 +38,6 @@ def test_the_engine_reads_eight_different_adapters_of_rank_16(project: Path) -> 
     assert {adapter.rank for adapter in read} == {16}
     assert len({adapter.digest for adapter in read}) == 8
     assert {len(layer) for layer in read[0].layers} == {7}
-
-
-@pytest.mark.parametrize(("mix", "counts"), [("none", {40}), ("one", {40}), ("eight", {5})])
-def test_each_adapter_of_a_mix_has_as_many_requests(mix: Mix, counts: set[int]) -> None:
-    requests, warmup = Load("small", mix, 8, 0, 20).requests(EMBEDDED)
-    named = Counter(request.adapter for request in requests[warmup : warmup + 40])
-    assert warmup == 8
-    assert set(named) == set(MIXES[mix])
-    assert set(named.values()) == counts
 
 
 @pytest.mark.parametrize(

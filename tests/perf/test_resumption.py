@@ -12,7 +12,6 @@ import pytest
 from perf.checkpoint import EMBEDDED
 from perf.load.protocols import Protocol
 from perf.load.records import Record
-from perf.resumption.__main__ import longest_pause
 from perf.resumption.answers import compare, content
 from perf.resumption.workload import FEATURES, SAMPLINGS, mixed
 
@@ -40,13 +39,6 @@ def test_a_stream_is_read_the_same_however_its_text_is_cut() -> None:
     assert json.loads(content(cut))["choices"][1]["delta"] == whole["choices"][1]["delta"]
 
 
-@pytest.mark.parametrize("token", ["index", "id", "text"])
-def test_a_token_among_the_best_is_no_field(token: str) -> None:
-    events = [{"choices": [{"index": 0, "logprobs": {"top_logprobs": [{token: value}]}}]} for value in (-1.0, -2.0)]
-    (choice,) = json.loads(content(_record(*events, USAGE)))["choices"]
-    assert choice["logprobs"]["top_logprobs"] == [{token: -1.0}, {token: -2.0}]
-
-
 def test_the_pieces_of_a_calls_arguments_are_joined() -> None:
     deltas = [{"tool_calls": [{"index": 0, "id": "x", "function": {"name": "make", "arguments": "{"}}]}]
     deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}]
@@ -69,11 +61,6 @@ def test_answers_that_fail_or_differ_are_counted() -> None:
     errors, different = compare({"openai_chat": [one, one]}, {"openai_chat": records})
     assert errors == ["openai_chat 2: gone"]
     assert [line[:18] for line in different] == ["openai_chat 1: at "]
-
-
-def test_the_longest_pause_includes_that_before_the_first_token() -> None:
-    assert longest_pause(Record(0.0, 1.0, 9.0, (5.0, 6.0, 8.0))) == 4.0
-    assert longest_pause(Record(0.0, 1.0, 9.0)) == 0.0
 
 
 @pytest.mark.parametrize("protocol", FEATURES)

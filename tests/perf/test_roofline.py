@@ -1,11 +1,10 @@
 """The roofline reproduces figures computed by hand, and a device's measured rates bound it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from transformers import LlamaConfig
 
-from perf import device_rates
 from perf.roofline import DeviceRates, Roofline, Weights, roofline
 
 MEASURED = DeviceRates("cpu", 2, {10: 50.0, 20: 20.0, 40: 21.0}, {"fp32": 95.0, "fp16": 11.0, "int8": 3.0})
@@ -35,18 +34,6 @@ def test_each_format_has_its_bytes_on_a_cpu(weights: Weights, weight_bytes: int,
     """One request of 2 tokens after 3: a step over 3 positions."""
     bound = roofline(TINY, weights, DeviceRates("cpu", 2, {1: 1.0}, {"fp32": 1e12}), 1, [2], 3)
     assert bound.seconds == weight_bytes + 3 * cached_bytes
-
-
-def test_the_compiled_kernels_rate_counts_both_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a weight of a server with one term, which the limit has, costs two operations of this rate."""
-
-    def best(action: Callable[[], object], *_: object) -> float:
-        action()
-        return 2.0
-
-    monkeypatch.setattr(device_rates, "_best", best)
-    # None where no compiler was.
-    assert device_rates._compiled(seconds=0.0) in (None, 2 * (2 * 1024**3) / 2.0)
 
 
 def test_a_load_bound_by_bandwidth_takes_the_time_of_its_bytes() -> None:

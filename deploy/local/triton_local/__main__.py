@@ -16,6 +16,7 @@ from types import FrameType
 
 import click
 from triton_supervisor.settings import RefusedError, whole_number
+from triton_supervisor.triton import Address, ApiError, exchange
 
 from triton_local.errors import EndpointEndedError, InterruptedStartError, InvalidSettingError, LauncherError
 from triton_local.openai_endpoint import OpenAIEndpoint
@@ -24,6 +25,8 @@ from triton_local.server import LocalTriton
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.25
+_MODELS_S = 5.0
+"""Timeout of the endpoint's list of models."""
 
 
 def port(value: object) -> int:
@@ -148,9 +151,26 @@ def _write_ready_file(path: Path | None, facts: Mapping[str, object] | None) -> 
 
 def _example(endpoint: OpenAIEndpoint) -> str:
     """Return a command that asks the endpoint, as a shell takes it."""
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
-    return f"curl -s {endpoint.url}/chat/completions -d {shlex.quote(json.dumps(body))}"
+    path: str
+    body: dict[str, object]
+    question = "What is the capital of France?"
+    if _embeds_alone(endpoint):
+        path, body = "embeddings", {"model": endpoint.served_name, "input": question}
+    else:
+        messages = [{"role": "user", "content": question}]
+        path = "chat/completions"
+        body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
+    return f"curl -s {endpoint.url}/{path} -d {shlex.quote(json.dumps(body))}"
+
+
+def _embeds_alone(endpoint: OpenAIEndpoint) -> bool:
+    """Return whether the model serves embeddings alone; False where the list of models needs an API key."""
+    try:
+        answer = exchange(Address.parse(endpoint.address), "GET", "/v1/models", _MODELS_S)
+    except ApiError:
+        # The caller's loop reports an endpoint that has ended.
+        return False
+    return answer.status == 200 and [model["tasks"] for model in json.loads(answer.body)["data"]][:1] == [["embed"]]
 
 
 class _Stopper:

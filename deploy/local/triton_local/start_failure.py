@@ -1,11 +1,11 @@
-"""tritonserver's log: kept in memory, and searched for the reason of a failed start."""
+"""Lines of tritonserver's log, and the reason of a failed start in them."""
 
 import json
 import re
 from collections.abc import Iterable
 
 MAX_LINES = 20_000
-"""Kept in memory: enough for any start, and bounded, as a server may run for weeks."""
+"""`LocalTriton` keeps these in memory: enough for any start, and bounded, as a server may run for weeks."""
 
 # Such as: E1121 00:42:30.407856 15449 model_lifecycle.cc:642] "failed to load ..."
 _HEADER = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [^:\]\s]+:\d+\] ?(.*)")

@@ -57,6 +57,8 @@ def inspect(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "served", _served(checkpoint)
     ends = find_end_tokens(checkpoint.generation_config, checkpoint.config, checkpoint.tokenizer)
     yield "ends", f"a completion ends at {describe_end_tokens(ends, checkpoint.tokenizer)}"
+    if checkpoint.pooling is not None:
+        yield "embeds", checkpoint.pooling.describe()
     yield "chats", ", ".join(checkpoint.tokenizer.chat_templates) or "no chat template"
     defaults = GenerationDefaults.from_config(
         checkpoint.generation_config, settings.default_max_tokens, ends, headers.architecture.vocabulary
@@ -70,11 +72,7 @@ def inspect(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _model(name: str, config: PreTrainedConfig, architecture: Architecture) -> str:
-    return (
-        f"{name}: {architecture.model_type}, {architecture.layers} layers, hidden {architecture.hidden:,}, "
-        f"{architecture.heads} heads ({architecture.kv_heads} KV) of {architecture.head_dim}, "
-        f"vocabulary {architecture.vocabulary:,}, context {config.max_position_embeddings:,}"
-    )
+    return f"{name}: {architecture.describe()}, context {config.max_position_embeddings:,}"
 
 
 def _saved(saved: SavedTensors, config: PreTrainedConfig) -> str:

@@ -79,7 +79,9 @@ def prepare(
             offset = read_architecture(headers.config, name).gain_offset - headers.architecture.gain_offset
             _quantize(headers, part, shard_bytes, offset, lora)
         print("prepare: loading the result", flush=True)
-        load_checkpoint(Settings(model=str(part), quantization="checkpoint"), torch.device("cpu"))
+        # Pooling doesn't change the weights, and the files' may not be served. A base model doesn't load without any.
+        pooling = "off" if headers.architecture.has_head else "last"
+        load_checkpoint(Settings(model=str(part), quantization="checkpoint", pooling=pooling), torch.device("cpu"))
         _flush(part)
         part.rename(out)
         _sync(out.parent)
@@ -97,7 +99,7 @@ def refuse_revision(name: str, revision: str | None) -> None:
 def _copy(folder: Path, out: Path, patterns: Sequence[str], with_weights: bool) -> None:
     """Copy the files of these patterns, such as configs, tokenizer and licence, and the weights with their index."""
     weights = {path.name for path in weight_files(folder)} if with_weights else set()
-    for path in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+    for path in (*folder.iterdir(), *folder.glob("*/*")):
         name = str(path.relative_to(folder))
         small = any(fnmatch(name, pattern) for pattern in patterns) and (with_weights or name != INDEX)
         if path.is_file() and (small or name in weights):

@@ -1,7 +1,8 @@
 """Health probe: whether a server's model computes, and why, in one line.
 
 It does if every instance of the model made a step recently, as Triton's metrics page shows, which costs the model
-nothing; else if it generates one token in time. The image has this program as `bin/health`. Standard library only.
+nothing; else if it generates one token in time, or one embedding where it has no output head. The image has this
+program as `bin/health`. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from triton_supervisor.triton import MODEL, Address, AnswerTimeoutError, ApiError, exchange, last_steps
@@ -23,7 +24,11 @@ from triton_supervisor.triton import MODEL, Address, AnswerTimeoutError, ApiErro
 REQUEST: dict[str, object] = {"text_input": "Python is", "max_tokens": 1, "min_tokens": 1, "temperature": 0.0}
 REQUEST |= {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 REQUEST |= {"seed": 0, "stop_words": [""], "bad_words": [""], "exclude_input_in_output": True}
+EMBEDDING_REQUEST = {"text_input": "Python is", "return_embedding": True, "lora_name": ""}
 REQUEST_ID = "health"  # in the server's log
+
+_EMBEDS_ALONE = "return_embedding is false or missing"
+"""In the refusal of a completion by a model without an output head."""
 
 # Prefix of the message for a request that reached the queue.
 _REQUEST_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
@@ -51,7 +56,7 @@ class Verdict(NamedTuple):
 
 
 def healthy(http: Address, metrics: Address | None, limits: Limits) -> Verdict:
-    """Return whether the model computes: every instance made a step recently, or else one token comes in time.
+    """Return whether the model computes: every instance made a step recently, or else one answer comes in time.
 
     http, metrics: Triton's; None for a server without metrics. Takes at most `limits.timeout` and METRICS_S. A server's
     misbehaviour never raises.
@@ -64,7 +69,7 @@ def healthy(http: Address, metrics: Address | None, limits: Limits) -> Verdict:
         steps = _describe(ages)
     if ages and all(-_CLOCK_SKEW_S <= age <= limits.step_age for age in ages):
         return Verdict(True, f"a step {max(min(ages), 0.0):.1f} s ago")
-    verdict = generate_token(http, limits.timeout)
+    verdict = compute(http, limits.timeout)
     return verdict._replace(reason=f"{verdict.reason} ({steps})")
 
 
@@ -75,27 +80,36 @@ def _describe(ages: Sequence[float]) -> str:
     return f"the last step was {max(ages):.0f} s ago" if max(ages) < time.time() - 1 else "no step yet"
 
 
-def generate_token(http: Address, timeout: float) -> Verdict:
-    """Return whether the model generates one token over HTTP within `timeout` seconds."""
-    began = time.monotonic()
-    body = json.dumps({"id": REQUEST_ID, **REQUEST}).encode()
+def compute(http: Address, timeout: float) -> Verdict:
+    """Return whether the model generates a token over HTTP in `timeout` seconds; without a head, an embedding."""
+    began, result = time.monotonic(), "token"
     try:
-        response = exchange(http, "POST", f"/v2/models/{MODEL}/generate", timeout, body)
+        failure = _ask(http, REQUEST, timeout)
+        if _EMBEDS_ALONE in failure:
+            result = "embedding"
+            failure = _ask(http, EMBEDDING_REQUEST, timeout - (time.monotonic() - began))
     except AnswerTimeoutError:
-        return Verdict(False, f"no token within {timeout:g} s")
+        failure = f"no {result} within {timeout:g} s"
     except ApiError as error:
-        return Verdict(False, str(error))
+        failure = str(error)
+    return Verdict(not failure, failure or f"one {result} in {time.monotonic() - began:.2f} s")
+
+
+def _ask(http: Address, request: Mapping[str, object], timeout: float) -> str:
+    """Return why the model doesn't answer a request, in one line; empty if it does. Raises as `exchange`."""
+    body = json.dumps({"id": REQUEST_ID, **request}).encode()
+    response = exchange(http, "POST", f"/v2/models/{MODEL}/generate", timeout, body)
     try:
         answer = json.loads(response.body)
-        if response.status == 200 and answer["num_output_tokens"] == 1:
-            return Verdict(True, f"one token in {time.monotonic() - began:.2f} s")
+        if response.status == 200 and (answer["num_output_tokens"] == 1 or answer.get("embedding")):
+            return ""
         message = _REQUEST_PREFIX.sub("", str(answer["error"]))
     except (ValueError, KeyError, TypeError):
         # Not Triton's answer; a proxy's, say.
         message = response.body
     # JSON can hold a lone surrogate, which can't be printed.
     line = " ".join(message.encode(errors="replace").decode().split()).rstrip(".")[:_MAX_MESSAGE]
-    return Verdict(False, f"HTTP {response.status}: {line}")
+    return f"HTTP {response.status}: {line}"
 
 
 # --- The command line
@@ -105,7 +119,8 @@ USAGE = 2
 
 _DESCRIPTION = """\
 Tell whether the model computes: it made a step recently, as Triton's metrics show; or else it generates one token in
-time. The probe adds no load to a busy server, and makes an idle one compute."""
+time, or one embedding where it has no output head. The probe adds no load to a busy server, and makes an idle one
+compute."""
 _EPILOG = """\
 Exit codes: 0 yes, 1 no, 2 wrong use of the command line. Standard output has one line with the reason. The probe takes
 at most the timeout and 2 s: give it 5 s more than the timeout before you kill it."""

@@ -49,7 +49,7 @@ def find_markers(source: str, is_token: Callable[[str], bool]) -> Markers | None
 
 
 def is_open(markers: Markers, prompt: str) -> bool:
-    """Return whether a prompt ends within reasoning, so that the text begins there."""
+    """Return whether a prompt ends with the start of reasoning, so that the text begins within it."""
     return prompt.rstrip().removesuffix(_SEED_BUDGET).endswith(markers[0])
 
 

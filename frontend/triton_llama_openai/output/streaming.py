@@ -1,6 +1,6 @@
 """What answers of all paths share: common fields, server-sent events, the end of a request whose client disconnects.
 
-Deltas are built in `chat`, `completions` and `responses`.
+The modules of `routes` build the deltas.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class ChoiceEvents(Events):
         options = generation.request.stream_options
         self._head = _encode_head(head)
         self._usage = generation.usage
+        self._timings = generation.timings
         self._ends_with_usage = bool(options and options.include_usage)
         # As under vLLM, include_usage false excludes both.
         self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
@@ -129,8 +130,10 @@ class ChoiceEvents(Events):
         self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
 
     async def end(self) -> bytes:
-        """Return the events after the last text: the token counts, where the request asks for them."""
-        return (self._head + self._counts() if self._ends_with_usage else b"") + b"data: [DONE]\n\n"
+        """Return the events after the last text: the token counts and timings, where the request asks for them."""
+        usage: Json = {"usage": self._usage_so_far()} if self._ends_with_usage else {}
+        fields = usage | self._timings()
+        return (self._head + b"]," + dumps(fields)[1:] + b"\n\n" if fields else b"") + b"data: [DONE]\n\n"
 
     async def fail(self, error: ApiError) -> bytes:
         """Return the error."""
@@ -154,7 +157,10 @@ class ChoiceEvents(Events):
         return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
 
     def _counts(self) -> bytes:
-        return b'],"usage":' + dumps(self._usage.body(before_text=not self._begun)) + b"}\n\n"
+        return b'],"usage":' + dumps(self._usage_so_far()) + b"}\n\n"
+
+    def _usage_so_far(self) -> Json:
+        return self._usage.body(before_text=not self._begun)
 
 
 async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:
@@ -174,15 +180,14 @@ async def _encode(generation: Generation, events: Events) -> AsyncGenerator[byte
     """Count all chunks and yield their events; an error of the engine after the first chunk is the last one."""
     begun = False
     try:
-        with generation.errors():
-            async with aclosing(generation.stream()) as responses:
-                async for chunks in responses:
-                    generation.count(chunks)
-                    beginning = b"" if begun else events.begin()
-                    encoded = beginning + b"".join(map(events.add, chunks))
-                    if encoded or not begun:
-                        begun = True
-                        yield encoded
+        async with aclosing(generation.stream()) as responses:
+            async for chunks in responses:
+                generation.count(chunks)
+                beginning = b"" if begun else events.begin()
+                encoded = beginning + b"".join(map(events.add, chunks))
+                if encoded or not begun:
+                    begun = True
+                    yield encoded
         yield await events.end()
     except ApiError as error:
         if not begun:

@@ -10,7 +10,7 @@ Hermes, and with it Qwen and others, marks each call and may write text around i
     I add them. <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
 
 Hermes' calls are held back until they are complete, Llama's until the text is. Text that is no call, because its JSON
-is broken or no tool has its name, stays text. A call is sent whole; `chat` writes it into messages and deltas.
+is broken or no tool has its name, stays text. A call is sent whole; the modules of `routes` write it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class RenderedPrompt:
 class SpecialTokenGuard:
     """Keeps a tokenizer's special tokens out of clients' texts.
 
-    turn_text: a conversation's prompt. Added tokens in brackets in it mark turns: special, whether declared so or not.
+    turn_text: short conversations as the chat templates render them. Added tokens in it that begin with a bracket mark
+    turns: they are special, whether declared so or not.
     """
 
     def __init__(self, tokenizer: Tokenizer, turn_text: str) -> None:
@@ -64,7 +65,7 @@ class SpecialTokenGuard:
         return hidden, {text: name for name, text in placeholders.items()}
 
     def encode(self, prompt: RenderedPrompt, add_special_tokens: bool) -> list[int]:
-        """Return a prompt's tokens, as `Checkpoint.encode` does.
+        """Return a prompt's tokens, as `PromptTokenizer.encode` does.
 
         Raises:
             ApiError: the tokenizer has special tokens as words, too, and takes the client's text as one.

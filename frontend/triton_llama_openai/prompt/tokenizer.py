@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
-from triton_llama_openai.prompt.conversation import template_tool
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
+from triton_llama_openai.prompt.tool_use import template_tool
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import Settings
@@ -25,22 +25,22 @@ class UnusableCheckpointError(Exception):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint's tokenizer side.
+class PromptTokenizer:
+    """Makes prompts for one checkpoint: its tokenizer with its chat templates, as transformers' tokenizers have both.
 
-    templates: by name. context: tokens of prompt and completion. special_tokens: bos_token, eos_token and others, empty
-    where there is none. tokenizer_class: transformers' name of the tokenizer's class.
+    name: the checkpoint's. templates: by name. context: tokens of prompt and completion. special_tokens: bos_token,
+    eos_token and others, empty where there is none. tokenizer_class: transformers' name of the tokenizer's class.
     """
 
     name: str
-    tokenizer: Tokenizer
+    backend_tokenizer: Tokenizer
     templates: Mapping[str, ChatTemplate]
     context: int
     special_tokens: Mapping[str, str]
     tokenizer_class: str
 
     @classmethod
-    def of(cls, description: Description, template: str | None) -> Checkpoint:
+    def of(cls, description: Description, template: str | None) -> PromptTokenizer:
         """Load from a description. template: in place of the checkpoint's own ones. Raises UnusableCheckpointError."""
         try:
             tokenizer = Tokenizer.from_str(description.tokenizer)
@@ -65,7 +65,7 @@ class Checkpoint:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return a text's tokens. With special tokens, a BOS in the text is doubled, which the server undoes."""
         # Of a batch: only these calls release Python's lock, so that in a thread they stop no event loop.
-        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        (encoded,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
     def num_tokens(self, text: str) -> int:
@@ -78,10 +78,18 @@ class Checkpoint:
             return prompt
         return self._without_second_bos(self.encode(prompt, add_special_tokens=True))
 
+    def first_ids(self, prompt: str | list[int], count: int) -> list[int]:
+        """Return a prompt's first tokens, at most `count`; of a text, the special tokens around it are among them."""
+        if not isinstance(prompt, str):
+            return prompt[:count]
+        (encoded,) = self.backend_tokenizer.encode_batch([prompt], add_special_tokens=False)
+        encoded.truncate(max(count - self.backend_tokenizer.num_special_tokens_to_add(is_pair=False), 0))
+        return self._without_second_bos(list(self.backend_tokenizer.post_process(encoded).ids))[:count]
+
     @cached_property
     def guard(self) -> SpecialTokenGuard:
         """Keeps special tokens out of clients' texts."""
-        return SpecialTokenGuard(self.tokenizer, "".join(item.turn_text() for item in self.templates.values()))
+        return SpecialTokenGuard(self.backend_tokenizer, "".join(item.turn_text() for item in self.templates.values()))
 
     def prompt_of(self, rendered: RenderedPrompt) -> str | list[int]:
         """Return a conversation's prompt: its text, or its tokens where clients' texts have special tokens in them."""
@@ -90,64 +98,64 @@ class Checkpoint:
         return self._without_second_bos(self.guard.encode(rendered, add_special_tokens=True))
 
     def _without_second_bos(self, tokens: list[int]) -> list[int]:
-        bos = self.tokenizer.token_to_id(self.special_tokens["bos_token"])
+        bos = self.backend_tokenizer.token_to_id(self.special_tokens["bos_token"])
         return tokens[1:] if bos is not None and tokens[:2] == [bos, bos] else tokens
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens, special ones included."""
-        (text,) = self.tokenizer.decode_batch([tokens], skip_special_tokens=False)
+        (text,) = self.backend_tokenizer.decode_batch([tokens], skip_special_tokens=False)
         return str(text)
 
     def token_strings(self, tokens: list[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""
-        return [self.tokenizer.id_to_token(token) or "" for token in tokens]
+        return [self.backend_tokenizer.id_to_token(token) or "" for token in tokens]
 
 
-def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, settings: Settings) -> JsonObject:
-    """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
+def tokenize(tokenizer: PromptTokenizer, request: TokenizeRequest, settings: Settings) -> JsonObject:
+    """Return the answer of /tokenize: the tokens of a prompt, or of a conversation. Raises ApiError."""
     messages = request.messages or []
     if len(messages) > settings.max_messages:
         raise invalid("messages", f"{len(messages)} messages", f"at most {settings.max_messages}")
     if request.messages is None:
-        tokens = checkpoint.encode(request.prompt or "", request.add_special_tokens is not False)
+        tokens = tokenizer.encode(request.prompt or "", request.add_special_tokens is not False)
     else:
-        rendered, special = _rendered(checkpoint, request, settings), bool(request.add_special_tokens)
+        rendered, special = _rendered(tokenizer, request, settings), bool(request.add_special_tokens)
         if rendered.placeholders:
-            tokens = checkpoint.guard.encode(rendered, special)
+            tokens = tokenizer.guard.encode(rendered, special)
         else:
-            tokens = checkpoint.encode(rendered.text, special)
-    strings = checkpoint.token_strings(tokens) if request.return_token_strs else None
-    return {"count": len(tokens), "max_model_len": checkpoint.context, "tokens": tokens, "token_strs": strings}
+            tokens = tokenizer.encode(rendered.text, special)
+    strings = tokenizer.token_strings(tokens) if request.return_token_strs else None
+    return {"count": len(tokens), "max_model_len": tokenizer.context, "tokens": tokens, "token_strs": strings}
 
 
-def detokenize(checkpoint: Checkpoint, request: DetokenizeRequest) -> JsonObject:
-    """Return the text of tokens. Raises ApiError for a token that isn't in the vocabulary."""
-    size = checkpoint.tokenizer.get_vocab_size()
+def detokenize(tokenizer: PromptTokenizer, request: DetokenizeRequest) -> JsonObject:
+    """Return the answer of /detokenize: the text of tokens. Raises ApiError for one that isn't in the vocabulary."""
+    size = tokenizer.backend_tokenizer.get_vocab_size()
     beyond = next((number for number, token in enumerate(request.tokens) if token >= size), None)
     if beyond is not None:
         raise invalid(f"tokens[{beyond}]", request.tokens[beyond], f"below {size}, the size of the vocabulary")
-    return {"prompt": checkpoint.decode(request.tokens)}
+    return {"prompt": tokenizer.decode(request.tokens)}
 
 
-def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
-    """Return what lm_eval asks for; special tokens and the chat template are null where the checkpoint has none."""
-    special: JsonObject = {name: text or None for name, text in checkpoint.special_tokens.items()}
-    template = checkpoint.template()
+def tokenizer_info(tokenizer: PromptTokenizer) -> JsonObject:
+    """Return the answer of /tokenizer_info, which lm_eval asks for; a text that the checkpoint lacks is null."""
+    special: JsonObject = {name: text or None for name, text in tokenizer.special_tokens.items()}
+    template = tokenizer.template()
     return special | {
-        "tokenizer_class": checkpoint.tokenizer_class,
+        "tokenizer_class": tokenizer.tokenizer_class,
         "chat_template": None if template is None else template.source,
-        "max_model_len": checkpoint.context,
+        "max_model_len": tokenizer.context,
     }
 
 
-def _rendered(checkpoint: Checkpoint, request: TokenizeRequest, settings: Settings) -> RenderedPrompt:
+def _rendered(tokenizer: PromptTokenizer, request: TokenizeRequest, settings: Settings) -> RenderedPrompt:
     tools = [template_tool(tool) for tool in request.tools or []]
     return render_messages(
-        checkpoint.template(with_tools=bool(tools)),
+        tokenizer.template(with_tools=bool(tools)),
         request.messages or [],
         tools,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs,
-        guard=checkpoint.guard if settings.special_tokens == "text" else None,
+        guard=tokenizer.guard if settings.special_tokens == "text" else None,
     )

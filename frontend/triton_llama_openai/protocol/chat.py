@@ -27,7 +27,8 @@ from triton_llama_openai.protocol.schema import (
 )
 
 TemplateKwargs = Annotated[JsonObject, Field(max_length=64)]
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+"""OpenAI's have at most 64 characters, Anthropic's 128."""
 
 
 class TextPart(Schema):
@@ -279,4 +280,5 @@ class ChatRequest(SamplingRequest):
     def engine_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""
         max_tokens = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return super().engine_fields() | {"max_tokens": max_tokens}
+        fields = super().engine_fields() | {"max_tokens": max_tokens}
+        return {name: self.client_field(field) for name, field in fields.items()}

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self, cast
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import invalid, unsupported
+from triton_llama_openai.protocol.prompts import Prompts, prompts_of
 from triton_llama_openai.protocol.sampling import SamplingRequest
-from triton_llama_openai.protocol.schema import MAX_TOKEN, Items, TokenId, Unsupported, by_json_type, refused
-
-Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[Items[TokenId], Field(min_length=1)]
-
-
-def _prompt_kind(value: object) -> str | None:
-    """Return the tag of a prompt's form; a list's first element decides."""
-    if not isinstance(value, list):
-        return by_json_type(value) if isinstance(value, str) else None
-    match value[0] if value else None:
-        case str():
-            return "<texts>"
-        case list():
-            return "<token lists>"
-    return "<tokens>"
-
-
-Prompt = Annotated[
-    Annotated[Text, Tag("<string>")]
-    | Annotated[Items[Text], Tag("<texts>")]
-    | Annotated[Tokens, Tag("<tokens>")]
-    | Annotated[Items[Tokens], Tag("<token lists>")],
-    Discriminator(
-        _prompt_kind,
-        custom_error_type="union_type",
-        custom_error_message="Input should be a text, a list of texts, a list of tokens, or a list of such lists",
-    ),
-]
+from triton_llama_openai.protocol.schema import MAX_TOKEN, Unsupported, refused
 
 
 class CompletionRequest(SamplingRequest):
@@ -52,7 +25,7 @@ class CompletionRequest(SamplingRequest):
 
     DEFAULT_MAX_TOKENS = 16
 
-    prompt: Prompt
+    prompt: Prompts
     """a text, a list of texts, tokens, or a list of token lists, each shorter than `max_model_len`; at most
     `max_prompts`, which are computed at the same time"""
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = None
@@ -91,9 +64,4 @@ class CompletionRequest(SamplingRequest):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Every prompt, as a text or as tokens."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        # The form's validation has looked at every element of what may be millions.
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return cast("list[str | list[int]]", self.prompt)
+        return prompts_of(self.prompt)

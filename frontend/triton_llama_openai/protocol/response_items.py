@@ -15,12 +15,15 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 def without_nulls(value: object) -> object:
-    """Return an object without its null fields: libraries dump every field that OpenAI's servers may send."""
+    """Return an object without its own null fields, another value as it is.
+
+    Libraries dump every field that OpenAI's servers may send.
+    """
     return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
 
 
 def _with_type(value: object) -> object:
-    """Return an item with its type, which a message may lack, and without null fields."""
+    """Return an item without null fields, one with a role and no type as a message. Refuses an item_reference."""
     item = without_nulls(value)
     if not isinstance(item, dict):
         return item

@@ -109,9 +109,9 @@ class ResponsesRequest(SamplingFields):
         Annotated[str, Tag("<string>")] | Annotated[Items[InputItem], Field(min_length=1), Tag("<list>")],
         one_of("a string or a list of items"),
     ]
-    """a text, or items, at most `max_messages`: messages with or without `type` (roles user, assistant, system,
-    developer; a content is text, or parts `input_text` and `output_text`), `function_call`, `function_call_output`
-    (after its call), `reasoning` (its `content`, for templates that show it)"""
+    """a text, or items, with `instructions` at most `max_messages`: messages with or without `type` (roles user,
+    assistant, system, developer; a content is text, or parts `input_text` and `output_text`), `function_call`,
+    `function_call_output` (after its call), `reasoning` (its `content`, for templates that show it)"""
     instructions: str | None = None
     """a system message in front"""
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None

@@ -56,6 +56,10 @@ def _not_zero(count: int) -> int:
     return count
 
 
+Priority = Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)]
+TruncatedLength = Annotated[int, Field(ge=-1, le=MAX_TOKEN), AfterValidator(_not_zero)]
+
+
 def check_names(name: str, value: float | None, other_name: str, other_value: float | None) -> None:
     """Raise ApiError if both names of one field are given, with different values."""
     if value is not None and other_value is not None and value != other_value:
@@ -111,7 +115,7 @@ class SamplingFields(Schema):
     """vLLM's; strings that are never generated"""
     ignore_eos: bool | None = None
     """vLLM's; true: end tokens are ordinary tokens"""
-    priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
+    priority: Priority | None = None
     """vLLM's; lower first among the requests that wait for a slot"""
     truncate_max_tokens: bool | None = None
     """true: a maximum beyond the context is cut to it, false: it is refused; default: the server's setting"""
@@ -121,6 +125,8 @@ class SamplingFields(Schema):
     """OpenAI's; requests with the same key go to the same replica (docs/openai.md#several-tritons)"""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's newer form of the `guided_` fields; ignored beside a forced tool"""
+    timings: bool | None = None
+    """true: `timings` beside `usage` (docs/openai.md#timings)"""
 
 
 class SamplingRequest(SamplingFields):
@@ -155,7 +161,7 @@ class SamplingRequest(SamplingFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """vLLM's; refused in a stream; tokens of all prompts × `n` × (alternatives + 1) at most 524288, where a text counts
     its bytes, up to the context"""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN), AfterValidator(_not_zero)] | None = None
+    truncate_prompt_tokens: TruncatedLength | None = None
     """vLLM's; of a longer prompt its last tokens, at most `max_model_len` - 1; -1 leaves room for the maximum of
     tokens, or one token. What is cut off may be the BOS or the system message"""
     return_token_ids: bool | None = None

@@ -138,4 +138,4 @@ CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 
 OnlyTrue = Literal[True] | None
 OnlyFalse = Literal[False] | None
-"""Fields of other servers of which this endpoint has one behaviour."""
+"""Both are types of other servers' fields of which this endpoint has one behaviour: the other value is refused."""

@@ -1,1 +1,1 @@
-"""One module a path of the API, with its response objects."""
+"""One module a path of the API, with the inputs and outputs of its protocol."""

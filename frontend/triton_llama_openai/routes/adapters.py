@@ -8,9 +8,9 @@ from starlette.responses import PlainTextResponse, Response
 from triton_llama.errors import RejectedInputError, TritonLlamaError
 
 from triton_llama_openai.errors import ApiError, from_engine
-from triton_llama_openai.middleware import parse_request
 from triton_llama_openai.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.request_body import parse_request
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
 _FIELDS = {"lora_name": "lora_name", "lora_path": "lora_path", "lora_task_id": "lora_int_id"}

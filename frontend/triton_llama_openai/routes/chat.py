@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk
 
-from triton_llama_openai.middleware import parse_request
+from triton_llama_openai.errors import invalid
 from triton_llama_openai.output.logprobs import logprobs_content
 from triton_llama_openai.output.output_parser import ContentPart, Reasoning
 from triton_llama_openai.output.streaming import (
@@ -25,7 +25,8 @@ from triton_llama_openai.output.streaming import (
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.chat import ChatRequest
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.request_body import parse_request
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
 
@@ -34,7 +35,10 @@ def add_chat(router: APIRouter, models: Models, settings: Settings) -> None:
 
     async def prepare(request: Request) -> tuple[ChatRequest, PreparedChat]:
         chat = await parse_request(request, ChatRequest, settings)
-        return chat, await prepare_chat(chat, await models.find(chat.model), settings, request.state.record)
+        if len(chat.messages) > settings.max_messages:
+            raise invalid("messages", f"{len(chat.messages)} messages", f"at most {settings.max_messages}")
+        model = await models.find_for("generate", chat.model, request.state.record)
+        return chat, await prepare_chat(chat, model, settings, request.state.record)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
@@ -45,7 +49,7 @@ def add_chat(router: APIRouter, models: Models, settings: Settings) -> None:
     async def render(request: Request) -> Response:
         """vLLM's: a chat's prompt as tokens, `{"model": …, "token_ids": […]}`, without an answer."""
         _, prepared = await prepare(request)
-        return JSONResponse({"model": prepared.model.name, "token_ids": await _prompt_ids(prepared)})
+        return JSONResponse({"model": prepared.model.name, "token_ids": await prepared.prompt_ids()})
 
 
 async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -> Response:
@@ -55,7 +59,7 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     head = response_head("chatcmpl", kind, model.name, model.fingerprint)
     ids: Json = {}
     if chat.return_token_ids:
-        ids = {"prompt_token_ids": await _prompt_ids(prepared)}
+        ids = {"prompt_token_ids": await prepared.prompt_ids()}
     if chat.streamed:
         return await stream_answer(request, generation, ChatEvents(prepared, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
@@ -63,13 +67,8 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     bodies = [choice.body(chunk) for choice, chunk in zip(choices, chunks, strict=True)]
     await _count_reasoning(prepared, choices)
     prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
-    answer = {"choices": bodies, "prompt_logprobs": prompt_logprobs, "usage": generation.usage.body()}
+    answer = {"choices": bodies, "prompt_logprobs": prompt_logprobs, **generation.counts()}
     return Response(dumps(head | ids | answer), media_type="application/json")
-
-
-async def _prompt_ids(prepared: PreparedChat) -> list[int]:
-    # In a thread: a long text takes the tokenizer long.
-    return await asyncio.to_thread(prepared.model.checkpoint.prompt_ids, prepared.prompt)
 
 
 async def _count_reasoning(prepared: PreparedChat, choices: Sequence[_Choice]) -> None:

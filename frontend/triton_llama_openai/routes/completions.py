@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk, TokenLogprobs
 
-from triton_llama_openai.errors import invalid, prompt_too_long
-from triton_llama_openai.middleware import parse_request
+from triton_llama_openai.errors import invalid
+from triton_llama_openai.guides.structured_output import guide_of
 from triton_llama_openai.output.logprobs import CompletionLogprobs
 from triton_llama_openai.output.streaming import (
     ChoiceEvents,
@@ -23,13 +23,13 @@ from triton_llama_openai.output.streaming import (
     stream_answer,
     until_disconnect,
 )
-from triton_llama_openai.output.structured_output import guide_of
-from triton_llama_openai.prompt.tokenizer import Checkpoint
+from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.protocol.completions import CompletionRequest
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.request_body import parse_request
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation, truncate
-from triton_llama_openai.triton.inputs import Prompt
+from triton_llama_openai.triton.inputs import Prompt, check_lengths
 
 
 def add_completions(router: APIRouter, models: Models, settings: Settings) -> None:
@@ -44,24 +44,24 @@ def add_completions(router: APIRouter, models: Models, settings: Settings) -> No
     async def render(request: Request) -> Response:
         """vLLM's: the list of a completion's prompts as tokens, without an answer."""
         completion = await parse_request(request, CompletionRequest, settings)
-        model = await models.find(completion.model)
-        prompts = await _prompts(completion, model.checkpoint, settings)
-        prompt_ids = await _prompt_ids(prompts, model.checkpoint)
+        model = await models.find_for("generate", completion.model, request.state.record)
+        prompts = await _prompts(completion, model.tokenizer, settings)
+        prompt_ids = await _prompt_ids(prompts, model.tokenizer)
         return JSONResponse([{"model": model.name, "token_ids": ids} for ids in prompt_ids])
 
 
 async def _answer(request: Request, completion: CompletionRequest, models: Models, settings: Settings) -> Response:
-    model = await models.find(completion.model)
-    prompts = await _prompts(completion, model.checkpoint, settings)
+    model = await models.find_for("generate", completion.model, request.state.record)
+    prompts = await _prompts(completion, model.tokenizer, settings)
     request.state.record.prompt = completion.prompt
     guide = guide_of(completion)
     generation = Generation(completion, prompts, guide, model, settings, request.state.record)
     echoes = [Echo()] * len(prompts)
     if completion.echo:
-        echoes = await asyncio.to_thread(_echoes, completion, prompts, model.checkpoint)
+        echoes = await asyncio.to_thread(_echoes, completion, prompts, model.tokenizer)
     prompt_ids: list[list[int]] = []
     if completion.return_token_ids:
-        prompt_ids = await _prompt_ids(prompts, model.checkpoint)
+        prompt_ids = await _prompt_ids(prompts, model.tokenizer)
     # One a choice.
     echoes = [echo for echo in echoes for _ in range(completion.choices)]
     prompt_ids = [ids for ids in prompt_ids for _ in range(completion.choices)]
@@ -75,33 +75,26 @@ async def _answer(request: Request, completion: CompletionRequest, models: Model
         choices = [_choice(completion, chunk, echo) for chunk, echo in zip(chunks, echoes, strict=True)]
         for choice, chunk, ids in zip(choices, chunks, prompt_ids, strict=False):
             choice |= {"token_ids": chunk.output_ids, "prompt_token_ids": ids}
-        return dumps(head | {"choices": choices, "usage": generation.usage.body()})
+        return dumps(head | {"choices": choices, **generation.counts()})
 
     # In a thread: log probabilities are megabytes.
     return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
 
-async def _prompts(completion: CompletionRequest, checkpoint: Checkpoint, settings: Settings) -> Sequence[Prompt]:
+async def _prompts(completion: CompletionRequest, tokenizer: PromptTokenizer, settings: Settings) -> Sequence[Prompt]:
     """Return the prompts as they are computed. Raises ApiError."""
     prompts = completion.prompts
     if len(prompts) > settings.max_prompts:
         raise invalid("prompt", f"{len(prompts)} prompts", f"at most {settings.max_prompts}")
     if completion.truncate_prompt_tokens is not None:
-        prompts = await asyncio.to_thread(truncate, completion, prompts, checkpoint)
-    _check_lengths(prompts, checkpoint.context)
+        prompts = await asyncio.to_thread(truncate, completion, prompts, tokenizer)
+    check_lengths("prompt", prompts, tokenizer.context)
     return prompts
 
 
-def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
-    """Refuse tokens beyond the context before anything copies them; a text's length is the model's to check."""
-    longest = max((len(prompt) for prompt in prompts if not isinstance(prompt, str)), default=0)
-    if longest >= context:
-        raise prompt_too_long("prompt", longest, context)
-
-
-async def _prompt_ids(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[int]]:
+async def _prompt_ids(prompts: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
     # In a thread: a long text takes the tokenizer long.
-    return await asyncio.to_thread(lambda: [checkpoint.prompt_ids(prompt) for prompt in prompts])
+    return await asyncio.to_thread(lambda: [tokenizer.prompt_ids(prompt) for prompt in prompts])
 
 
 @dataclass(frozen=True)
@@ -112,12 +105,12 @@ class Echo:
     first_id: int | None = None
 
 
-def _echoes(completion: CompletionRequest, prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Echo]:
+def _echoes(completion: CompletionRequest, prompts: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[Echo]:
     named = completion.logprobs is not None and completion.return_tokens_as_token_ids
     return [
         Echo(
-            prompt if isinstance(prompt, str) else checkpoint.decode(prompt),
-            next(iter(checkpoint.prompt_ids(prompt)), None) if named else None,
+            prompt if isinstance(prompt, str) else tokenizer.decode(prompt),
+            next(iter(tokenizer.prompt_ids(prompt)), None) if named else None,
         )
         for prompt in prompts
     ]

@@ -9,8 +9,8 @@ from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem
 from triton_llama_openai.protocol.responses import AllowedTools, FlatJsonSchema, FunctionByName, ResponsesRequest
-from triton_llama_openai.protocol.sampling import SamplingFields
 from triton_llama_openai.protocol.schema import JsonObject, Schema
+from triton_llama_openai.routes.turns import assistant_message, function_call, sampling_fields
 
 
 class ResponseChat(ChatRequest):
@@ -25,17 +25,15 @@ class ResponseChat(ChatRequest):
         "tool_choice.function.name": "tool_choice.name",
     }
 
-    def engine_fields(self) -> dict[str, str]:
-        """Return the response's field for each input of the model, for the model's errors."""
-        return {name: self.client_field(field) for name, field in super().engine_fields().items()}
-
 
 def chat_request(body: ResponsesRequest, max_items: int) -> ResponseChat:
     """Return the chat of a request. Raises ApiError."""
-    if len(body.items) > max_items:
-        raise invalid("input", f"{len(body.items)} items", f"at most {max_items}")
-    values: JsonObject = {name: getattr(body, name) for name in SamplingFields.model_fields}
-    values |= {
+    count = len(body.items) + (body.instructions is not None)
+    if count > max_items:
+        with_instructions = " with instructions" if body.instructions is not None else ""
+        raise invalid("input", f"{count} items{with_instructions}", f"at most {max_items}")
+    values: JsonObject = {
+        **sampling_fields(body),
         "messages": _messages(body),
         "max_tokens": body.max_output_tokens,
         "logprobs": body.logprobs,
@@ -80,21 +78,12 @@ def _messages(body: ResponsesRequest) -> list[JsonObject]:
 
 
 def _assistant_message(turn: Sequence[Item]) -> list[JsonObject]:
-    """Return the message of an answer's items; none for reasoning alone, whose answer is missing."""
     texts = [text_of(item.content) for item in turn if isinstance(item, MessageItem)]
     calls = [
-        {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-        for item in turn
-        if isinstance(item, FunctionCallItem)
+        function_call(item.call_id, item.name, item.arguments) for item in turn if isinstance(item, FunctionCallItem)
     ]
-    if not texts and not calls:
-        return []
-    message: JsonObject = {"role": "assistant", "content": "\n".join(texts)}
-    if calls:
-        message["tool_calls"] = calls
-    if reasoning := [part.text for item in turn if isinstance(item, ReasoningItem) for part in item.content or []]:
-        message["reasoning_content"] = "\n".join(reasoning)
-    return [message]
+    reasoning = [part.text for item in turn if isinstance(item, ReasoningItem) for part in item.content or []]
+    return assistant_message(texts, calls, reasoning)
 
 
 def _tools(body: ResponsesRequest) -> JsonObject:

@@ -11,13 +11,13 @@ from starlette.responses import Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError, shorten
-from triton_llama_openai.middleware import parse_request
 from triton_llama_openai.output.streaming import Events, Json, dumps_with, join_array, stream_answer, until_disconnect
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.responses import ResponsesRequest
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.routes.response_input import chat_request
 from triton_llama_openai.routes.response_output import Output, new_id
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
 
@@ -43,7 +43,7 @@ def add_stored_responses(router: APIRouter) -> None:
 
 
 async def _answer(request: Request, body: ResponsesRequest, models: Models, settings: Settings) -> Response:
-    model = await models.find(body.model)
+    model = await models.find_for("generate", body.model, request.state.record)
     chat = chat_request(body, settings.max_messages)
     prepared = await prepare_chat(chat, model, settings, request.state.record)
     generation = prepared.generation
@@ -85,6 +85,7 @@ class ResponseObject:
             "error": None if error is None else _error(error),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": self._usage_body() if ended else None,
+            **(self._prepared.generation.timings() if ended else {}),
         }
         items = self.output.items if ended else []
         return dumps_with(fields, {"output": join_array(item.body() for item in items)})

@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triton_llama_openai.middleware import parse_request
 from triton_llama_openai.prompt.tokenizer import detokenize, tokenize, tokenizer_info
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from triton_llama_openai.routes.models import Models
+from triton_llama_openai.request_body import parse_request
+from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
 
@@ -24,14 +24,14 @@ def add_tokenization(router: APIRouter, models: Models, settings: Settings) -> N
         """vLLM's: a text or a conversation as tokens."""
         body = await parse_request(request, TokenizeRequest, settings)
         model = await models.find(body.model)
-        return JSONResponse(await asyncio.to_thread(tokenize, model.checkpoint, body, settings))
+        return JSONResponse(await asyncio.to_thread(tokenize, model.tokenizer, body, settings))
 
     @router.post("/detokenize", response_model=None)
     async def detokenize_tokens(request: Request) -> Response:
         """vLLM's: tokens as text."""
         body = await parse_request(request, DetokenizeRequest, settings)
         model = await models.find(body.model)
-        return JSONResponse(await asyncio.to_thread(detokenize, model.checkpoint, body))
+        return JSONResponse(await asyncio.to_thread(detokenize, model.tokenizer, body))
 
 
 def add_tokenizer_info(router: APIRouter, models: Models) -> None:
@@ -40,4 +40,4 @@ def add_tokenizer_info(router: APIRouter, models: Models) -> None:
     @router.get("/tokenizer_info", response_model=None)
     async def describe_tokenizer(model: str | None = None) -> Response:
         """vLLM's: special tokens, chat template, `tokenizer_class` and `max_model_len`, which `lm_eval` asks for."""
-        return JSONResponse(tokenizer_info((await models.find(model)).checkpoint))
+        return JSONResponse(tokenizer_info((await models.find(model)).tokenizer))

@@ -1,1 +1,1 @@
-"""The way to Triton: clients, replicas, balancing, resumption, generations."""
+"""The way to Triton: its client, a request's inputs, resumption, generations."""

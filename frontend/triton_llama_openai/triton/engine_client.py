@@ -7,14 +7,13 @@ steps, also for an answer that isn't streamed to the client. All streams share o
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import grpc
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
@@ -27,13 +26,14 @@ from triton_llama.errors import (
     from_stream_error,
 )
 from triton_llama.grpc_transport import open_channel
-from triton_llama.tensors import OUTPUT_NAMES, Tensor, decode_response, encode_request, read_chunks
+from triton_llama.outputs import OUTPUT_NAMES, read_chunks
+from triton_llama.tensors import Tensor, decode_response, encode_request
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from triton_llama_openai.errors import from_validation
-from triton_llama_openai.middleware import TRACEPARENT
-from triton_llama_openai.triton.description import Adapter, Description
+from triton_llama_openai.record import TRACEPARENT
+from triton_llama_openai.triton.description import ADAPTERS, Adapter, Description, parse_description
 
 KEY_HEADER = "x-llama-key"
 """The metadata by which a proxy picks a request's replica."""
@@ -49,13 +49,10 @@ CONFIG_S = 60.0
 """Seconds after which the model's config is read again."""
 CONFIG_TIMEOUT_S = 2.0
 
-OUTPUTS = (
-    *OUTPUT_NAMES,
-    *("stop_reason", "sequence_index", "logprobs", "prompt_logprobs", "output_ids", "seed"),
-)
-"""The outputs that are read."""
-OUTPUTS_OF_ONE = tuple(name for name in OUTPUTS if name not in ("sequence_index", "seed"))
-"""Those of a request for one choice, whose seed the request has."""
+OUTPUTS_OF_ONE = (*OUTPUT_NAMES, "stop_reason", "logprobs", "prompt_logprobs", "output_ids")
+"""The outputs that are read of a request for one choice, whose seed the request has."""
+OUTPUTS = (*OUTPUTS_OF_ONE, "sequence_index", "seed")
+"""Those of a request for several choices."""
 
 
 class EngineClient:
@@ -77,6 +74,7 @@ class EngineClient:
     async def stream(
         self,
         tensors: Sequence[Tensor],
+        outputs: Sequence[str],
         request_id: str,
         choices: range,
         timeout: float,
@@ -85,16 +83,15 @@ class EngineClient:
     ) -> AsyncGenerator[list[Chunk], None]:
         """Send one request and yield each response as a list of its chunks; `timeout` seconds for all of it.
 
-        choices: the indices of its choices. key: by which a proxy picks its replica. skipped: choices that aren't
-        wanted. Closing the stream cancels the request on the server. A stream that ends without an error is complete;
-        one with skipped choices ends with the last one of the others.
+        outputs: names of those that are read. choices: the indices of its choices. key: by which a proxy picks its
+        replica. skipped: choices that aren't wanted. Closing the stream cancels the request on the server. A stream
+        that ends without an error is complete; one with skipped choices ends with the last one of the others.
 
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
         """
         unfinished = set(choices).difference(skipped)
         with self.errors(timeout):
-            outputs = OUTPUTS if len(choices) > 1 else OUTPUTS_OF_ONE
             request = encode_request(self.model, request_id, tensors, outputs)
             if traceparent := TRACEPARENT.get():
                 request.parameters["traceparent"].string_param = traceparent
@@ -136,7 +133,7 @@ class EngineClient:
         try:
             text = await self._command([Tensor("description_digest", "BYTES", (known_digest,))], timeout)
             # In a thread: a large vocabulary takes long.
-            description, adapters = await asyncio.to_thread(_parse_description, text, known_digest)
+            description, adapters = await asyncio.to_thread(parse_description, text, known_digest)
         except RejectedInputError as error:
             raise self._other_version(error) from error
         except ValidationError as violation:
@@ -165,7 +162,7 @@ class EngineClient:
     async def _update_adapters(self, tensors: Sequence[Tensor], timeout: float) -> None:
         text = await self._command(tensors, timeout)
         try:
-            self.adapters = _by_name(_ADAPTERS.validate_json(text))
+            self.adapters = _by_name(ADAPTERS.validate_json(text))
         except ValidationError as violation:
             reason = from_validation(violation)
             raise ServerError(f"the answer of {self.endpoint} is no list of adapters: {reason}") from violation
@@ -230,15 +227,5 @@ class EngineClient:
         return LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
 
 
-_ADAPTERS = TypeAdapter(list[Adapter])
-
-
 def _by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
     return {adapter.name: adapter for adapter in adapters}
-
-
-def _parse_description(text: str, known_digest: str) -> tuple[Description | None, list[Adapter]]:
-    fields = json.loads(text)
-    # A server of a version without adapters lists none.
-    adapters = _ADAPTERS.validate_python(fields.pop("adapters", []))
-    return None if fields.get("digest") == known_digest else Description.model_validate(fields), adapters

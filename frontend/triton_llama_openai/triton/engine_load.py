@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
 from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +20,18 @@ _MAX_AGE_S = 0.3
 _WANTED_S = 180.0
 """Seconds after the last question in which the page is read: Prometheus asks once a minute by default."""
 _PENDING = "nv_inference_pending_request_count"
-_NAMES = ("llama_waiting_requests", "llama_slots_in_use", "llama_kv_cache_pages", "llama_model_info", _PENDING)
+_NAMES = (
+    "llama_waiting_requests",
+    "llama_slots",
+    "llama_kv_cache_pages",
+    "llama_model_info",
+    "llama_generated_tokens",
+    "llama_prefix_cache",
+    "llama_draft_tokens",
+    "llama_accepted_draft_tokens",
+    _PENDING,
+)
+"""Beginnings of the names of the metrics that are read."""
 PAGE_SIZES = {"cpu": 16, "cuda": 256}
 """Tokens in a page of the engine's KV cache, by device."""
 
@@ -67,7 +77,8 @@ class MetricsPage:
                 self._latest = began, engine_load(read_page(self._url, _MAX_AGE_S), self._model)
                 self._failed = False
             except (OSError, HTTPException, LookupError, ValueError) as error:
-                if not self._failed:
+                # The server may end with the endpoint, while this thread reads its page.
+                if not self._failed and not self._closed.is_set():
                     LOG.warning(
                         "the vllm: gauges of /metrics are without %s, which can't be read: %s", self._url, error
                     )
@@ -102,16 +113,14 @@ def engine_load(page: str, model: str) -> EngineLoad:
         # Triton's queue, and what its batcher has handed over.
         waiting=total(_PENDING) + total("llama_waiting_requests"),
         running=total("llama_slots_in_use"),
+        slots=total("llama_slots"),
         used_pages=total("llama_kv_cache_pages", "used"),
+        cached_pages=total("llama_kv_cache_pages", "cached"),
         pages=total("llama_kv_cache_pages"),
         page_size=PAGE_SIZES[devices[0]],
+        generated=total("llama_generated_tokens_total"),
+        queried=total("llama_prefix_cache_queries_total"),
+        hit=total("llama_prefix_cache_hits_total"),
+        guessed=total("llama_draft_tokens_total"),
+        accepted=total("llama_accepted_draft_tokens_total"),
     )
-
-
-def load_of_all(pages: Sequence[MetricsPage]) -> EngineLoad | None:
-    """Return the sum over a model's Tritons, without those whose page can't be read; None if none can be."""
-    loads = [load for page in pages if (load := page.load()) is not None]
-    if not loads:
-        return None
-    waiting, running, used_pages, all_pages, _ = map(sum, zip(*loads, strict=True))
-    return EngineLoad(waiting, running, used_pages, all_pages, loads[0].page_size)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
+from triton_llama_openai.errors import from_engine, prompt_too_long
+from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
 
 if TYPE_CHECKING:
-    from triton_llama_openai.output.structured_output import Guide
-    from triton_llama_openai.routes.served_model import ServedModel
+    from triton_llama_openai.served.served_model import ServedModel
+    from triton_llama_openai.triton.resumption import ChunkStream
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
@@ -37,17 +42,10 @@ def inputs_of(
 ) -> list[Tensor]:
     """Return the tensors of one prompt; fields without a value are left to the model's defaults.
 
-    Every request is a stream with its tokens' ids, so that it can be resumed, and names the description by which it was
-    prepared, so that no other model runs it; beside an adapter's name goes its digest, for the same reason.
+    A request always has max_tokens and a seed, and a temperature unless the checkpoint has its own default.
+    Every request is a stream with its tokens' ids, so that it can be resumed.
     """
-    if isinstance(prompt, str):
-        tensors = [Tensor("text_input", "BYTES", (prompt,))]
-    else:
-        tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
-    tensors += [Tensor("description_digest", "BYTES", (model.digest,)), Tensor("stream", "BOOL", (True,))]
-    if model.adapter is not None:
-        tensors.append(Tensor("lora_name", "BYTES", (model.adapter.name,)))
-        tensors.append(Tensor("lora_digest", "BYTES", (model.adapter.digest,)))
+    tensors = [*prompt_tensors(prompt, model), Tensor("stream", "BOOL", (True,))]
     values = {name: getattr(request, name) for name in PASSTHROUGH_FIELDS} | {
         "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
         "stop_words": request.stop_strings,
@@ -56,6 +54,7 @@ def inputs_of(
         "prompt_logprobs": request.num_prompt_logprobs,
         "stream_interval_ms": stream_interval_ms,
         "return_output_ids": True,
+        "return_perf_metrics": request.timings or None,
         "cache_salt": cache_salt,
         "prediction": request.predicted_text,
     }
@@ -78,6 +77,51 @@ def inputs_of(
         if elements and value is not None:
             tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
     return tensors
+
+
+def prompt_tensors(prompt: Prompt, model: ServedModel) -> list[Tensor]:
+    """Return the tensors of a prompt and of the model that computes it.
+
+    They name the description by which the request was prepared, so that no other model runs it; beside an adapter's
+    name goes its digest, for the same reason.
+    """
+    if isinstance(prompt, str):
+        tensors = [Tensor("text_input", "BYTES", (prompt,))]
+    else:
+        tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
+    tensors.append(Tensor("description_digest", "BYTES", (model.digest,)))
+    if model.adapter is not None:
+        tensors.append(Tensor("lora_name", "BYTES", (model.adapter.name,)))
+        tensors.append(Tensor("lora_digest", "BYTES", (model.adapter.digest,)))
+    return tensors
+
+
+def check_lengths(field: str, prompts: Sequence[Prompt], context: int) -> None:
+    """Refuse tokens beyond the context before anything copies them; a text's length is the model's to check.
+
+    Raises ApiError. field: the prompts' name in the request.
+    """
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and len(prompt) >= context:
+            raise prompt_too_long(_field_of_prompt(field, number, len(prompts)), len(prompt), context)
+
+
+async def with_api_errors(chunks: ChunkStream, fields: Mapping[str, str], number: int, count: int) -> ChunkStream:
+    """Yield the chunks of one of a request's `count` prompts; raise the engine's errors as ApiErrors.
+
+    fields: the request's field for each input of the model.
+    """
+    prompt = {name: _field_of_prompt(fields[name], number, count) for name in ("text_input", "input_ids")}
+    try:
+        async with aclosing(chunks):
+            async for response in chunks:
+                yield response
+    except TritonLlamaError as error:
+        raise from_engine(error, {**fields, **prompt}) from error
+
+
+def _field_of_prompt(field: str, number: int, count: int) -> str:
+    return field if count == 1 else f"{field}[{number}]"
 
 
 def cache_salt_of(key_digest: bytes, cache_salt: str | None) -> str | None:

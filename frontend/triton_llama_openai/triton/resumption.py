@@ -26,7 +26,7 @@ from triton_llama.errors import (
 )
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.middleware import RequestRecord
+from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.triton.engine_client import EngineClient
 
 _QUEUED_RESPONSES = 64
@@ -46,15 +46,16 @@ ChunkStream = AsyncGenerator[list[Chunk], None]
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request of one prompt. choices: indices of its completions. key: by which a proxy picks its replica.
+    """A request of one prompt. outputs: names of those that are read. choices: indices of its completions.
 
-    timeout: seconds for everything. resume_timeout: seconds until it goes on after an interruption, 0: it isn't
-    resumed. streamed: whether its client gets a stream; any other request can be answered by a model that can't stream,
-    too.
+    key: by which a proxy picks its replica. timeout: seconds for everything. resume_timeout: seconds until it goes on
+    after an interruption, 0: it isn't resumed. streamed: whether its client gets a stream; any other request can be
+    answered by a model that can't stream, too.
     """
 
     id: str
     tensors: Sequence[Tensor]
+    outputs: Sequence[str]
     choices: range
     key: str
     timeout: float
@@ -120,7 +121,7 @@ class Resumption:
         timeout = self._deadline - time.monotonic()
 
         def stream(tensors: Sequence[Tensor], choices: range, skipped: Collection[int] = ()) -> ChunkStream:
-            return self._engine.stream(tensors, request.id, choices, timeout, key, skipped)
+            return self._engine.stream(tensors, request.outputs, request.id, choices, timeout, key, skipped)
 
         begun = {index: choice for index, choice in self._choices.items() if choice.ids}
         if not begun:

@@ -36,7 +36,7 @@ from triton_llama.errors import (
 )
 from triton_llama.status import metrics_address
 from triton_llama_openai.triton.description import Description
-from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.engine_client import OUTPUTS_OF_ONE, EngineClient
 
 from triton_llama_dynamo.capacity import Capacity, CapacityError, read_capacity
 from triton_llama_dynamo.model_files import write_model_files
@@ -133,7 +133,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         num_logprobs, _ = parse_logprob_options(request.get("output_options") or {})
         answer = Answer(num_logprobs)
         # Without a key: there is one Triton.
-        responses = self._triton.stream(tensors, context.id(), range(1), _REQUEST_S, "")
+        responses = self._triton.stream(tensors, OUTPUTS_OF_ONE, context.id(), range(1), _REQUEST_S, "")
         self._num_requests += 1
         try:
             async with aclosing(_until_stopped(responses, context)) as chunks:

@@ -65,15 +65,15 @@ class TritonPythonModel:
         Under `scheduling: inflight` responses go out through response senders and None is returned. Under
         `scheduling: batch` the responses are returned together, when the last sequence has finished.
         """
-        responses = [self._decoder.decode(request) for request in requests]
-        sequences = [sequence for response in responses for sequence in response.sequences]
+        responders = [self._decoder.decode(request) for request in requests]
+        sequences = [sequence for responder in responders for sequence in responder.sequences]
         self._scheduler.add(sequences)
         self._commands.start()
         if self._decoder.inflight:
             self._scheduler.wait_until_admitted(sequences)
             return None
         self._scheduler.wait_until_finished(sequences)
-        return [response.build() for response in responses]
+        return [responder.build() for responder in responders]
 
     def is_ready(self) -> bool:
         """Return whether the model would compute a new request. Triton calls this from 26.03 on, with a 5 s timeout."""
@@ -109,7 +109,7 @@ class TritonPythonModel:
         engine = _load_engine(settings, gpu_of(args), int(str(model_config["max_batch_size"])))
         queue_policy = QueuePolicy.of(model_config)
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args), engine.info_labels())
+        metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args), engine.description.labels)
         self._stats = Stats(metrics, engine.slots, queue_policy.size)
         self._dispatcher = ResponseDispatcher()
         self._scheduler = Scheduler(engine, self._dispatcher, self._stats, settings.stuck_seconds)
@@ -126,6 +126,8 @@ class TritonPythonModel:
                 settings.truncate_max_tokens == "on",
                 engine.description.digest,
                 engine.adapters.loaded,
+                "generate" in engine.description.tasks,
+                "embed" in engine.description.tasks,
             ),
             queue_policy,
             decoupled,
@@ -155,6 +157,8 @@ def _load_engine(settings: Settings, gpu: int | None, max_batch_size: int) -> En
     _log.info("%s", loaded.info.describe())
     engine = Engine(loaded, settings, settings.slots or max_batch_size)
     _log.info("%s", engine.plan.describe())
+    if loaded.pooling is not None:
+        _log.info("embeddings: %s", loaded.pooling.describe())
     _log.info("end tokens: %s", describe_end_tokens(engine.defaults.end_tokens, engine.tokenizer))
     if engine.defaults.ignored:
         _log.warning("fields of the generation config without effect: %s", engine.defaults.describe_ignored())

@@ -50,13 +50,7 @@ def _sigterm_to_every_process(launcher: Launcher) -> None:
     launcher.process.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        _repeated_ctrl_c,
-        pytest.param(_sigterm_to_every_process, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("stop", [_repeated_ctrl_c, pytest.param(_sigterm_to_every_process, marks=pytest.mark.long)])
 def test_an_accepted_request_is_answered_before_the_end(launch: Launch, stop: Callable[[Launcher], None]) -> None:
     launcher = launch("--openai-port=0", BUSY="1", TRITON_GRACE_SECONDS="600")
     address, endpoint = launcher.facts()["http"], launcher.endpoint()

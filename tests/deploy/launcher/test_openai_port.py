@@ -14,6 +14,7 @@ import pytest
 from deploy.launcher.conftest import Launch, own_lines
 from end_to_end.plans import copy_repository
 from end_to_end.servers import HTTP, until
+from engine.families import save_base_model, save_family
 
 OPENAI = "--openai-port=0"
 
@@ -60,6 +61,19 @@ def test_a_chat_is_streamed_to_its_end_in_the_drain(launch: Launch, tmp_path: Pa
         rest = [line for line in lines if line]
     assert '"finish_reason":"length"' in rest[-2]
     assert rest[-1] == "data: [DONE]"
+    assert launcher.ends()[0] == 0
+
+
+@pytest.mark.long
+def test_the_printed_command_of_a_base_model_returns_an_embedding(launch: Launch, tmp_path: Path) -> None:
+    repository = copy_repository(tmp_path / "repository")
+    model = save_base_model(tmp_path / "base", save_family(tmp_path / "mistral", "mistral"))
+    settings = {"LLAMA_MODEL": str(model), "LLAMA_POOLING": "mean", "OMP_NUM_THREADS": "1"}
+    launcher = launch(OPENAI, f"--model-repository={repository}", **settings)
+    command = shlex.split(launcher.line("try: ").partition("try: ")[2])
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert '"embedding":[' in said
+    launcher.process.send_signal(signal.SIGTERM)
     assert launcher.ends()[0] == 0
 
 

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,13 @@ def test_a_model_path_that_does_not_exist_is_refused(typo: str) -> None:
 
 def test_free_ports_differ() -> None:
     assert len({*choose_ports("127.0.0.1", dict.fromkeys((*SERVICES, "openai"), 0)).values()}) == 4
+
+
+def test_a_port_that_is_held_is_free_for_its_server_alone() -> None:
+    with ExitStack() as holder, socket.socket() as other, socket.socket() as server:
+        address = ("127.0.0.1", choose_ports("127.0.0.1", {"http": 0}, holder)["http"])
+        with pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen()

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 from triton_local.errors import MissingPartError
-from triton_local.runtime import (
-    Interpreter,
-    TritonWheel,
-    find_wheel,
-    link_runtime,
-    refuse_numpy_2,
-    runtime_environment,
-)
+from triton_local.runtime import Interpreter, TritonWheel, find_wheel, link_runtime, refuse_numpy_2, runtime_environment
 
 INTERPRETER = Interpreter.current()
 WHEEL = find_wheel(INTERPRETER.site_packages)

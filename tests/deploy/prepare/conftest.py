@@ -81,8 +81,8 @@ class Hub:
         match request.url.path.split("/"):
             case ["", "api", "models", owner, name, *rest]:
                 return self._info(f"{owner}/{name}", *rest)
-            case ["", _, _, "resolve", _, name]:
-                return self._file(request, name)
+            case ["", _, _, "resolve", _, *name]:
+                return self._file(request, "/".join(name))
         return _refusal(HTTPStatus.NOT_FOUND, "RepoNotFound")
 
     def _info(self, model: str, kind: str = "", revision: str = "main", *folder: str) -> httpx2.Response:
@@ -92,7 +92,8 @@ class Hub:
             return _refusal(HTTPStatus.NOT_FOUND, "RevisionNotFound")
         if folder:
             return _refusal(HTTPStatus.NOT_FOUND, "EntryNotFound")
-        sizes = {path.name: path.stat().st_size for path in self.folder.iterdir()}
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        sizes = {str(path.relative_to(self.folder)): path.stat().st_size for path in files}
         tree = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()]
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
         info = {"id": model, "sha": self.commit, "siblings": siblings}

@@ -75,16 +75,6 @@ def test_floats_are_described_as_they_are_loaded(
     _assert_same(save_small(tmp_path, tokenizer, **changed), quantization, **parameters)
 
 
-@pytest.mark.parametrize("saved", SAVED)
-def test_a_quantized_checkpoint_is_described_as_it_is_loaded(
-    original: Path, tmp_path: Path, tokenizer: Tokenizer, saved: str
-) -> None:
-    config = BitsAndBytesConfig(**SAVED[saved])
-    AutoModelForCausalLM.from_pretrained(original, quantization_config=config).save_pretrained(tmp_path)
-    tokenizer.pretrained.save_pretrained(tmp_path)
-    _assert_same(tmp_path, "checkpoint")
-
-
 @pytest.fixture(scope="module")
 def wide(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its widths are those of every format's groups and blocks."""
@@ -92,14 +82,20 @@ def wide(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
     return save_small(tmp_path_factory.mktemp("wide") / "wide", tokenizer, **sizes)
 
 
-@pytest.mark.parametrize("name", quantized_checkpoints.FORMATS)
-def test_every_format_is_described_as_it_is_loaded(wide: Path, tmp_path: Path, name: str) -> None:
-    _assert_same(quantized_checkpoints.write(wide, name, tmp_path / name), "checkpoint")
-
-
-@pytest.mark.parametrize("name", gguf_checkpoints.TYPES)
-def test_a_gguf_file_is_described_as_it_is_loaded(wide: Path, tmp_path: Path, name: str) -> None:
-    _assert_same(gguf_checkpoints.write(wide, name, tmp_path / "model.gguf"), "checkpoint")
+@pytest.mark.parametrize("name", [*SAVED, *quantized_checkpoints.FORMATS, *gguf_checkpoints.TYPES])
+def test_a_quantized_checkpoint_is_described_as_it_is_loaded(
+    wide: Path, tmp_path: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    if name in gguf_checkpoints.TYPES:
+        path = gguf_checkpoints.write(wide, name, tmp_path / "model.gguf")
+    elif name in quantized_checkpoints.FORMATS:
+        path = quantized_checkpoints.write(wide, name, tmp_path / name)
+    else:
+        path = tmp_path / name
+        config = BitsAndBytesConfig(**SAVED[name])
+        AutoModelForCausalLM.from_pretrained(wide, quantization_config=config).save_pretrained(path)
+        tokenizer.pretrained.save_pretrained(path)
+    _assert_same(path, "checkpoint")
 
 
 def test_the_contents_of_weights_are_not_read(out: Path) -> None:
@@ -134,6 +130,14 @@ def test_ignored_fields_of_the_generation_config_are_a_line(
     (folder / "generation_config.json").write_text('{"no_repeat_ngram_size": 3, "bos_token_id": 1}')
     assert main([str(folder)]) == 0
     assert "\nignored  of the generation config: no_repeat_ngram_size 3\n" in capsys.readouterr().out
+
+
+def test_the_pooling_of_embeddings_is_a_line(
+    original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLAMA_POOLING", "mean")
+    assert main([str(original)]) == 0
+    assert "\nembeds   mean of all hidden states, L2 norm 1\n" in capsys.readouterr().out
 
 
 def test_the_settings_are_those_of_the_environment(

@@ -21,11 +21,12 @@ from engine.logits import logits_of
 from engine.lora_adapters import save_adapter
 from gguf import GGMLQuantizationType as Kind
 from llama_engine.checkpoint.headers import read_checkpoint_headers
+from llama_engine.checkpoint.pooling import Pooling
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 from triton_prepare import inspect
 from triton_prepare.__main__ import main
 from triton_prepare.prepare import prepare
@@ -230,6 +231,27 @@ def test_named_chat_templates_are_copied(original: Path, tmp_path: Path) -> None
     prepare(str(source), None, tmp_path / "out")
     templates = load("checkpoint", model=str(tmp_path / "out")).tokenizer.chat_templates
     assert templates.keys() == {"default", "tool_use"}
+
+
+def test_a_base_model_for_embeddings_is_prepared(original: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(original, tmp_path / "source"))
+    AutoModel.from_pretrained(original).save_pretrained(source)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    (source / "modules.json").write_text(json.dumps([{"path": path, "type": kind} for path, kind in kinds.items()]))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    prepare(str(source), None, tmp_path / "out")
+    loaded = load("checkpoint", model=str(tmp_path / "out"))
+    assert loaded.pooling == Pooling("mean", normalizes=False)
+    assert not loaded.architecture.has_head
+    _assert_same(loaded, load("int8", model=str(source)))
+
+
+def test_a_checkpoint_with_modules_that_are_not_served_is_prepared(original: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(original, tmp_path / "source"))
+    (source / "modules.json").write_text('[{"path": "", "type": "Transformer"}, {"path": "2_Dense", "type": "Dense"}]')
+    prepare(str(source), None, tmp_path / "out")
+    assert load("checkpoint", model=str(tmp_path / "out"), pooling="last").pooling == Pooling("last")
 
 
 @pytest.mark.long

@@ -44,6 +44,16 @@ def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path) -> No
     assert _downloaded(hub) == set()
 
 
+def test_the_files_of_sentence_transformers_are_downloaded(hub: Hub, repository: Path) -> None:
+    (repository / "1_Pooling").mkdir()
+    for name in ("modules.json", "1_Pooling/config.json", "2_Dense.json"):
+        (repository / name).write_text("{}")
+    folder = resolve_folder(MODEL, None)
+    assert (folder / "1_Pooling" / "config.json").exists()
+    assert "modules.json" in _downloaded(hub)
+    assert "2_Dense.json" not in _downloaded(hub)
+
+
 def _shard(repository: Path) -> None:
     """Save the repository's weights in SHARDS and a file that the index doesn't name."""
     tensors = load_file(repository / WEIGHTS)

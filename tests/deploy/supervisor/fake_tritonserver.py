@@ -2,8 +2,7 @@
 
 Run as a program, with tritonserver's options. The environment sets its behaviour:
 
-    FAKE_EVENTS     file: gets a line for each event: loading, asked, ready MODEL, unloading MODEL, unloaded MODEL
-    FAKE_LOADS      the model is loading forever, and the port is closed
+    FAKE_EVENTS     file: gets a line for each event: loading, asked N, ready MODEL, unloading MODEL, unloaded MODEL
     FAKE_BUSY       file: while it exists, a request is running that unloading waits for, as the metrics show
     FAKE_REFUSES    unloading is refused with this message
     FAKE_WAITS      it doesn't end on SIGINT, as with an idle connection that Triton waits for
@@ -41,7 +40,6 @@ class FakeTriton(ThreadingHTTPServer):
     """The server, its models' states and the processes of `llama`."""
 
     def __init__(self, port: int, restricted: str, models: list[str]) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
         self.header, _, self.key = restricted.partition(":")[2].partition("=")
         self.states = dict.fromkeys(models, "READY")
         # The supervisor takes it for a model's process by its name.
@@ -50,6 +48,8 @@ class FakeTriton(ThreadingHTTPServer):
         instances = int(os.environ.get("FAKE_INSTANCES", "1"))
         self.processes = [subprocess.Popen(["sleep", "600"], executable=stub) for _ in range(instances)]
         self.asked = 0
+        # Listens last: a supervisor that is answered, if only that the model isn't ready, finds its processes.
+        super().__init__(("127.0.0.1", port), Handler)
 
     def unload(self, model: str) -> None:
         """Unload a model once no request is running; end the processes of `llama`."""
@@ -76,9 +76,10 @@ class Handler(BaseHTTPRequestHandler):
         *_, models, model, ready = self.path.split("/")
         assert (models, ready) == ("models", "ready")
         self.server.asked += 1
-        is_ready = self.server.states[model] == "READY" and self.server.asked > 1
+        is_ready = self.server.states[model] == "READY" and self.server.asked > 2
+        # Before the answer, so that what the supervisor does upon it has a later line.
+        note(f"ready {model}" if is_ready else f"asked {self.server.asked}")
         self._answer(200 if is_ready else 400)
-        note(f"ready {model}" if is_ready else "asked")
 
     def do_POST(self) -> None:
         if self.headers[self.server.header] != self.server.key:
@@ -110,8 +111,6 @@ def main() -> None:
     note("loading")
     if end := os.environ.get("FAKE_ENDS"):
         os.abort() if end == "abort" else sys.exit(int(end))
-    if "FAKE_LOADS" in os.environ:
-        time.sleep(600)
     models = [word.partition("=")[2] for word in sys.argv if word.startswith("--load-model=")]
     triton = FakeTriton(int(options["--http-port"]), options["--http-restricted-api"], models)
     signal.signal(signal.SIGINT, signal.SIG_IGN if "FAKE_WAITS" in os.environ else lambda *_: os._exit(0))

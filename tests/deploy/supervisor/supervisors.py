@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from end_to_end.servers import until
+from end_to_end.servers import PATIENCE_S, until
 from triton_local.ports import choose_ports
 from triton_supervisor.process import model_processes, runs
 
-PATIENCE_S = 30.0
 _FAKE = Path(__file__).with_name("fake_tritonserver.py")
 _REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 # Python would print a traceback of a SIGINT at its start.
@@ -25,13 +24,14 @@ trap "" INT
 case "$*" in *--help*) echo "  --model-repository <string>"; exit ;; esac
 exec "{sys.executable}" -I -S "{_FAKE}" "$@"
 """
-# With other constants.
+# With other constants. On a busy machine the stand-in is late to answer and to unload.
 _PROGRAM = """
 from triton_supervisor.signals import block_signals
 block_signals()
 import sys
-from triton_supervisor import signals, supervisor
-signals.POLL_S, supervisor.FLUSH_S, supervisor.END_S, supervisor.IDLE_S = 0.05, 0.1, 0.2, 0.3
+from triton_supervisor import signals, supervisor, triton
+signals.POLL_S, supervisor.FLUSH_S, supervisor.END_S = 0.05, 0.1, 0.2
+supervisor.IDLE_S = triton.METRICS_S = triton._ANSWER_S = triton._UNLOAD_ANSWER_S = 60.0
 {changes}
 sys.exit(supervisor.main(sys.argv[1:]))
 """

@@ -11,9 +11,9 @@ import pytest
 from client.peers import HOST, hang_up, respond, server, stay_silent
 from llama_engine.observability.metrics import METRICS
 from triton_llama import SamplingParams
-from triton_llama.tensors import prepare
+from triton_llama.tensors import prepare, prepare_embeddings
 from triton_supervisor import triton
-from triton_supervisor.health import REQUEST, Limits, healthy, main
+from triton_supervisor.health import EMBEDDING_REQUEST, REQUEST, Limits, healthy, main
 from triton_supervisor.triton import Address, ApiError, RepositoryApi
 
 IN_TIME = Limits(timeout=20.0, step_age=30.0)
@@ -128,9 +128,10 @@ def test_wrong_use_is_one_line_on_stderr_and_exit_code_2(
     assert message in written.err
 
 
-def test_the_probes_request_has_the_client_librarys_inputs() -> None:
+def test_the_probes_requests_have_the_client_librarys_inputs() -> None:
     """Triton batches only requests with the same set of inputs: another set would split a batch."""
     assert set(REQUEST) == {tensor.name for tensor in prepare("a", SamplingParams(seed=1)).tensors}
+    assert set(EMBEDDING_REQUEST) == {tensor.name for tensor in prepare_embeddings(["a"], "")[0].tensors}
 
 
 def test_the_probe_reads_metrics_that_exist() -> None:

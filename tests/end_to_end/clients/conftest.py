@@ -9,14 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import pytest
 from adjacent_ports import adjacent_ports
 from end_to_end.clients.environments import installed
 from end_to_end.clients.question import MODEL
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import copy_repository
-from end_to_end.servers import new_server, until
+from end_to_end.servers import is_healthy, new_server, until
 from frontend.endpoints import HOST, Endpoint
 from triton_llama_openai.triton.engine_load import PAGE_SIZES
 from triton_local.ports import choose_ports
@@ -47,7 +46,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # On a busy machine the tokens of a quick answer come in one event.
     repository = copy_repository(tmp_path_factory.mktemp("repository"), "slow_model")
     with (
-        new_server("streaming", repository=repository) as server,
+        new_server("streaming", {"LLAMA_POOLING": "last"}, repository=repository) as server,
         in_front_of(server, stream_interval_ms=0) as endpoint,
     ):
         yield endpoint.base_url
@@ -96,14 +95,7 @@ def _routing(policy: str, workers: tuple[Worker, Worker], home: Path) -> Iterato
         ) as process,
     ):
         try:
-            until(lambda: _is_healthy(url), lambda: f"the router is healthy: {log.read_text()}")
+            until(lambda: is_healthy(f"{url}/health"), lambda: f"the router is healthy: {log.read_text()}")
             yield Router(policy, f"{url}/v1", (workers[0].endpoint, workers[1].endpoint))
         finally:
             process.terminate()
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").status_code == 200
-    except httpx.ConnectError:
-        return False

@@ -39,7 +39,7 @@ def run(
 
 
 def _environment(base_url: str, home: Path) -> dict[str, str]:
-    """Return the variables of a client's process: OpenAI's own, and none that lead out of this machine."""
+    """Return the variables of a client's process: the libraries' own, and none that lead out of this machine."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -47,6 +47,8 @@ def _environment(base_url: str, home: Path) -> dict[str, str]:
         "PYTHONPATH": str(FOLDER.parents[1]),
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": "unused",
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": "unused",
         # LiteLLM's table of prices, Hugging Face's hub.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "HF_HUB_OFFLINE": "1",

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI and OpenAI."""
+"""LangChain's ChatOpenAI, OpenAI and OpenAIEmbeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from end_to_end.clients.question import MODEL, QUESTION, Topic
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 
 def chat(**fields: object) -> ChatOpenAI:
@@ -43,16 +43,6 @@ def test_a_batch_is_answered_in_order() -> None:
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_a_pydantic_model(method: str) -> None:
     assert isinstance(chat().with_structured_output(Topic, method=method).invoke(QUESTION), Topic)
-
-
-def test_structured_output_is_streamed() -> None:
-    *_, last = chat().with_structured_output(Topic).stream(QUESTION)
-    assert isinstance(last, Topic)
-
-
-def test_json_mode_writes_an_object() -> None:
-    answer = chat(max_tokens=40).bind(response_format={"type": "json_object"}).invoke(QUESTION)
-    assert str(answer.content).lstrip().startswith("{")
 
 
 @pytest.mark.parametrize("choice", ["any", "Topic"])
@@ -99,3 +89,11 @@ def test_a_call_in_a_response_is_answered() -> None:
     Topic.model_validate(call["args"])
     conversation = [HumanMessage(QUESTION), called, ToolMessage("2", tool_call_id=call["id"])]
     assert model.bind_tools([Topic], tool_choice="none").invoke(conversation).text
+
+
+def test_documents_have_the_embeddings_of_their_texts() -> None:
+    embeddings = OpenAIEmbeddings(model=MODEL, check_embedding_ctx_length=False)
+    texts = [QUESTION, "What is a dict?"]
+    assert embeddings.embed_documents(texts) == [embeddings.embed_query(text) for text in texts]
+    (short,) = OpenAIEmbeddings(model=MODEL, check_embedding_ctx_length=False, dimensions=8).embed_documents(texts[:1])
+    assert len(short) == 8

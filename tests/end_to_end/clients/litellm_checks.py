@@ -108,8 +108,3 @@ def test_a_call_in_a_response_is_answered() -> None:
     result = {"type": "function_call_output", "call_id": call.call_id, "output": json.dumps({"found": 2})}
     again = {**RESPONSE, "input": [*MESSAGES, call.model_dump(exclude_none=True), result]}
     assert litellm.responses(tools=[tool], tool_choice="none", **again).output_text
-
-
-def test_embeddings_are_refused() -> None:
-    with pytest.raises(litellm.BadRequestError, match="they have no embeddings"):
-        litellm.embedding(model=CHAT["model"], input=["a"], api_base=ENDPOINT["api_base"], api_key="unused")

@@ -123,7 +123,7 @@ def test_second_turns_go_to_the_replica_with_their_pages(site: Site, client: ope
         chats = list(pool.map(first_turn, range(CHATS)))
     assert all(count > earlier for count, earlier in zip(site.requests(), before, strict=True))
     # The events of the pages are on their way. One turn at a time, because a replica with much load gives way.
-    time.sleep(1.0)
+    time.sleep(3.0)
     for messages, prompt_tokens in chats:
         messages.append({"role": "user", "content": "And then?"})
         answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=4)
@@ -151,7 +151,7 @@ def test_the_worker_passes_the_checks_of_dynamos_contract(site: Site) -> None:
     python, checks = installed("dynamo") / "bin" / "python", FOLDER / "dynamo_checks.py"
     command: list[str | Path] = [python, "-m", "pytest", *options, checks]
     urls = {"TRITON": site.replicas[0].triton.grpc_url, "TRITON_METRICS": site.replicas[0].triton.metrics_url}
-    ended = subprocess.run(command, env={**site.environment, **urls}, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, env={**site.environment, **urls}, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

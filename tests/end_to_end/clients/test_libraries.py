@@ -1,4 +1,4 @@
-"""Libraries that speak OpenAI's protocol, each in its own environment, as its users install it."""
+"""Libraries that speak OpenAI's or Anthropic's protocol, each in its own environment, as its users install it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_library_in_python_passes_its_checks(client: str, base_url: str, tmp_p
     assert " skipped" not in ended.stdout
 
 
-@pytest.mark.parametrize("library", ["openai", "vercel"])
+@pytest.mark.parametrize("library", ["openai", "anthropic", "vercel"])
 def test_a_library_in_javascript_passes_its_checks(library: str, base_url: str, tmp_path: Path) -> None:
     # Node looks for packages in the folders above a script alone.
     (tmp_path / "node_modules").symlink_to(installed("node") / "node_modules")

@@ -46,6 +46,14 @@ async def test_a_stream_and_asyncio_have_the_text_of_the_whole_answer(client: op
         assert same.choices[0].message.content == text
 
 
+def test_an_answer_has_log_probabilities(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=2, extra_body={"ignore_eos": True}
+    )
+    assert answer.choices[0].logprobs is not None
+    assert [len(token.top_logprobs) for token in answer.choices[0].logprobs.content or []] == [2, 2, 2]
+
+
 def test_an_answer_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Topic)
     assert isinstance(answer.choices[0].message.parsed, Topic)

@@ -94,7 +94,7 @@ def test_a_loaded_endpoint_gives_way_to_the_one_without_the_pages(router: Router
     with _client(router) as client, ExitStack() as streams:
         client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
         # The router reads which pages that left; nothing shows when.
-        time.sleep(0.5)
+        time.sleep(2.0)
         for count in range(1, LOAD + 1):
             stream = client.chat.completions.create(
                 model=MODEL,

@@ -51,7 +51,8 @@ def test_the_named_config_is_served(project: ComposeProject) -> None:
 
 
 def test_a_container_whose_model_is_killed_comes_back_by_the_restart_policy(project: ComposeProject) -> None:
-    project.inside("sh", "-c", KILL_THE_MODEL)
+    # The container may end before this command does.
+    project.inside("sh", "-c", KILL_THE_MODEL, check=False)
     until(lambda: project.inspect(".RestartCount") == 1, project.log)
     # Waits until it is healthy again.
     project.compose("up", "--detach", "--wait", timeout=240)
@@ -86,7 +87,7 @@ def test_stop_answers_every_accepted_request(project: ComposeProject) -> None:
         until(lambda: queued() >= waiting, lambda: f"{waiting} requests are queued: {queued()}")
         assert not any(response.done() for response in responses)
         project.compose("stop", timeout=STOP_S)
-        assert [response.result(timeout=5) for response in responses] == [TOKENS] * len(PROTOCOLS)
+        assert [response.result(timeout=60) for response in responses] == [TOKENS] * len(PROTOCOLS)
     # 137 would mean that Docker had to kill the container.
     assert [project.inspect(".State.ExitCode", service) for service in ("server", "openai")] == [0, 0]
     project.compose("down", timeout=STOP_S)

@@ -1,5 +1,5 @@
-// The kernels of AVX512-VNNI, and with -DTILES those of AMX, for a processor that has AVX2 and FMA alone: each instruction
-// is a loop over its lanes, after the operation in Intel's intrinsics guide.
+// The kernels of AVX512-VNNI, with -DPAIRS those of AVX512-BF16, and with -DTILES, too, those of AMX, for a processor that
+// has AVX2 and FMA alone: each instruction is a loop over its lanes, after the operation in Intel's intrinsics guide.
 #include <immintrin.h>
 #include <sched.h>
 
@@ -21,6 +21,7 @@
 #undef _mm512_roundscale_ps
 #undef _mm512_slli_epi32
 #undef _mm512_srli_epi16
+#undef _mm512_srli_epi32
 #undef _tile_dpbsud
 #undef _tile_loadconfig
 #undef _tile_loadd
@@ -60,7 +61,11 @@ inline __m512d doubles(const Body& lane) {
     return each<__m512d, double>(lane);
 }
 
-inline __m512 _mm512_loadu_ps(const float* p) { return floats([&](int i) { return p[i]; }); }
+inline __m512 _mm512_loadu_ps(const void* p) {
+    __m512 x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+}
 inline void _mm512_storeu_ps(float* p, __m512 x) { std::memcpy(p, &x, sizeof(x)); }
 inline __m512 _mm512_set1_ps(float x) { return floats([&](int) { return x; }); }
 inline __m512 _mm512_add_ps(__m512 x, __m512 y) { return x + y; }
@@ -119,6 +124,9 @@ inline __m128i _mm512_cvtepi32_epi8(__m512i x) {
 inline __m512i _mm512_slli_epi32(__m512i x, unsigned bits) {
     return integers([&](int i) { return at<uint32_t>(x, i) << bits; });
 }
+inline __m512i _mm512_srli_epi32(__m512i x, unsigned bits) {
+    return integers([&](int i) { return at<uint32_t>(x, i) >> bits; });
+}
 inline __m512i _mm512_srli_epi16(__m512i x, unsigned bits) {
     return each<__m512i, uint16_t>([&](int i) { return static_cast<uint16_t>(at<uint16_t>(x, i) >> bits); });
 }
@@ -147,6 +155,22 @@ inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i weights, __m512i terms)
     return integers([&](int i) {
         uint32_t sum = at<uint32_t>(sums, i);
         for (int j = 4 * i; j < 4 * i + 4; j++) sum += at<uint8_t>(weights, j) * at<int8_t>(terms, j);
+        return sum;
+    });
+}
+
+inline float widened(uint16_t bfloat16) { return reinterpret_cast<__v4sf>(_mm_set1_epi32(bfloat16 << 16))[0]; }
+inline __m256bh _mm512_cvtneps_pbh(__m512 x) {
+    return each<__m256bh, uint16_t>([&](int i) {
+        const uint32_t bits = at<uint32_t>(x, i), rounded = bits + 0x7fff + (bits >> 16 & 1);
+        return static_cast<uint16_t>((std::isnan(x[i]) ? bits | 0x400000 : rounded) >> 16);
+    });
+}
+// The second product of a pair is added first. Denormals, which are 0 there, are kept.
+inline __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh x, __m512bh y) {
+    return floats([&](int i) {
+        float sum = sums[i];
+        for (int j = 2 * i + 1; j >= 2 * i; j--) sum += widened(at<uint16_t>(x, j)) * widened(at<uint16_t>(y, j));
         return sum;
     });
 }
@@ -221,6 +245,9 @@ inline void _tile_dpbsud(int c, int a, int b) {
 
 #define __AVX512F__ 1
 #define __AVX512VNNI__ 1
+#ifdef PAIRS
+#define __AVX512BF16__ 1
+#endif
 #ifdef TILES
 #define __AMX_INT8__ 1
 #endif

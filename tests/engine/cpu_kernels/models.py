@@ -38,7 +38,7 @@ from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
-from llama_engine.kernels.lora_limits import LoraLimits, LoraPart, lora_parts
+from llama_engine.kernels.lora_layout import LoraLimits, LoraPart, lora_parts
 from torch.nn import functional
 
 
@@ -52,7 +52,7 @@ RUNNABLE = runnable_instruction_sets()
 if not RUNNABLE:
     pytest.skip("this CPU has no AVX2", allow_module_level=True)
 
-EMULATED = {"avx512-amx": ["-DTILES"], "avx512-vnni": []}
+EMULATED = {"avx512-amx": ["-DPAIRS", "-DTILES"], "avx512-bf16": ["-DPAIRS"], "avx512-vnni": []}
 """Compiler options of emulated.cpp by instruction set."""
 EMULATED_DIRECTORY = Path(__file__).parents[3] / ".work" / "emulated"
 
@@ -135,11 +135,11 @@ class SmallLlama:
         head = pack_head(kernels, self.architecture, self.head)
         return CpuLlama(kernels, self.architecture, layers, self.norm, head, self.tables, terms)
 
-    def cache_shape(self, slots: int, dtype: torch.dtype, tokens: int = POSITIONS) -> KVCacheShape:
-        """Return the KV cache of `slots` sequences of up to `tokens` tokens, with pages for all."""
+    def cache_shape(self, slots: int, dtype: torch.dtype) -> KVCacheShape:
+        """Return the KV cache of `slots` sequences of up to POSITIONS tokens, with pages for all."""
         heads, dim = self.architecture.kv_heads, padded_head_dim(self.architecture)
-        pages = slots * -(-tokens // CPU_PAGE_SIZE)
-        return KVCacheShape(len(self.layers), slots, heads, tokens, dim, dtype, CPU_PAGE_SIZE, pages)
+        pages = slots * POSITIONS // CPU_PAGE_SIZE
+        return KVCacheShape(len(self.layers), slots, heads, POSITIONS, dim, dtype, CPU_PAGE_SIZE, pages)
 
     def reference(self, tokens: torch.Tensor, adapter: LoraAdapter | None = None) -> torch.Tensor:
         """Return the logits of a sequence in float64. Activations are not quantized, nor is the KV cache."""
@@ -278,9 +278,9 @@ def runner(
     forward = CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room, loras)
     for index, adapter in enumerate(adapters, 1):
         forward.loras.load(index, adapter)
-    pages = forward.cache.pages // forward.cache.slots
-    for slot in range(forward.cache.slots):
-        forward.set_pages(slot, 0, range(1 + slot * pages, 1 + (slot + 1) * pages))
+    pages = forward.cache.shape.pages // forward.cache.shape.slots
+    for slot in range(forward.cache.shape.slots):
+        forward.cache.set_pages(slot, 0, range(1 + slot * pages, 1 + (slot + 1) * pages))
     return Runner(llama, forward)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from llama_engine.kernels.cpu import build
-from llama_engine.kernels.cpu.build import SCRIPT, compile_object, find_compiler, object_path
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, SCRIPT, compile_object, find_compiler, object_path
 from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets
 
 compiler = find_compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
-EVERY = "avx512-amx, avx512-vnni, avx2"
+EVERY = ", ".join(INSTRUCTION_SETS)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from engine.cpu_kernels.models import PLAIN, RUNNABLE, SmallLlama, kernels, llam
 from engine.int8_layers import AUTO, each_terms, threads
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
+from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
 from llama_engine.kernels.cpu.packing import pack_layer
@@ -125,6 +126,52 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
     assert torch.equal(step, torch.stack([alone[i][-1] for i in order]))
 
 
+def _attend(name: str, model: Architecture, qkv: torch.Tensor, nan_before: int = 0) -> torch.Tensor:
+    """Return the attention of a sequence's last token after the others'. nan_before: values before it are NaN then."""
+    forward, last = runner(name, small_llama(model)).forward, len(qkv) - 1
+    forward.attention(qkv[:last], torch.zeros(last, dtype=torch.int64), torch.arange(last))
+    values = forward.cache.layers[0][1].view(model.kv_heads, -1, CPU_PAGE_SIZE // 2, model.head_dim, 2)
+    for position in range(nan_before):
+        page, within = divmod(position, CPU_PAGE_SIZE)
+        values[:, 1 + page, within // 2, :, within % 2] = torch.nan
+    return forward.attention(qkv[last:], torch.zeros(1, dtype=torch.int64), torch.tensor([last]))
+
+
+def _random_qkv(tokens: int, model: Architecture) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randn(tokens, model.heads + 2 * model.kv_heads, model.head_dim, generator=generator)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("window", [4, 5, 6, 19])
+def test_a_window_that_starts_between_two_values_of_a_pair_reads_one(name: str, window: int) -> None:
+    model = llama_of(128, 8, 2, 32, 192, 256, 0.2, windows=(window, window))
+    qkv = _random_qkv(37, model)
+    assert torch.equal(_attend(name, model, qkv, nan_before=37 - window), _attend("avx2", model, qkv))
+
+
+WITHOUT_ROPE = llama_of(128, 4, 2, 32, 192, 256, 0.25, ropes=(None, None), attention_softcap=0.7)
+
+
+@each_instruction_set
+def test_queries_halfway_between_two_bfloat16_become_the_even_one(name: str) -> None:
+    qkv = _random_qkv(37, WITHOUT_ROPE)
+    queries = (qkv[:, :4].contiguous().view(torch.int32) & ~0xFFFF) | 0x8000
+    upper = torch.where(queries >> 16 & 1 == 1, queries + 0x8000, queries & ~0xFFFF)
+    qkv[:, :4] = queries.view(torch.float32)
+    rounded = qkv.clone()
+    rounded[:, :4] = upper.view(torch.float32)
+    assert torch.equal(_attend(name, WITHOUT_ROPE, qkv), _attend("avx2", WITHOUT_ROPE, rounded))
+
+
+@each_instruction_set
+def test_a_query_that_is_not_finite_has_no_finite_attention(name: str) -> None:
+    for value in (torch.inf, -torch.inf, torch.nan):
+        qkv = _random_qkv(37, WITHOUT_ROPE)
+        qkv[-1, :4, 5] = value
+        assert not _attend(name, WITHOUT_ROPE, qkv).isfinite().any()
+
+
 # Emulated instructions take long, and the threads' code is that of the others.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in RUNNABLE)) for name in INSTRUCTION_SETS]
@@ -147,38 +194,6 @@ def test_threads_that_come_late_change_no_bit(name: str) -> None:
         with threads(8):
             for _ in range(passes if name in RUNNABLE else 3):
                 assert torch.equal(run.forward.forward(x.clone(), slots, torch.arange(rows)), expected)
-
-
-@each_instruction_set
-@each_cache
-def test_a_sequence_that_overflows_changes_no_bit_of_its_neighbours(name: str, cache: torch.dtype) -> None:
-    tokens, other = random_tokens(20, 0), random_tokens(20, 1)
-    expected = runner("avx2", cache=cache).logits(tokens, 0, 0)
-    run = runner(name, cache=cache)
-    x = run.llama.embedding[torch.stack((tokens, other), dim=1).flatten()]
-    x[9] = float("nan")  # of the sequence in slot 1, at position 4
-    slots, positions = torch.tensor([0, 1]).repeat(20), torch.arange(20).repeat_interleave(2)
-    result = run.forward.logits(run.forward.forward(x, slots, positions))
-    assert torch.equal(result[0::2], expected)
-    assert result[1::2].isnan().any(dim=1).tolist() == [False] * 4 + [True] * 16
-
-
-@each_instruction_set
-@each_cache
-def test_shared_and_copied_pages_in_any_order_give_the_same_bits(name: str, cache: torch.dtype) -> None:
-    prefix = random_tokens(20, 0)
-    first, second = (torch.cat([prefix, random_tokens(30, seed)]) for seed in (1, 2))
-    expected = [runner("avx2", cache=cache).logits(tokens, 0, 0)[20:] for tokens in (first, second)]
-    run = runner(name, cache=cache)
-    run.forward.set_pages(0, 0, [7, 3, 9, 4])
-    run.logits(prefix, 0, 0)
-    # The second shares the full page, and has a copy of the other.
-    run.forward.set_pages(1, 0, [7, 12, 1, 8])
-    run.forward.copy(3, 12)
-    # Both sequences in one pass, so that neighbouring rows read the same page for different slots.
-    tokens = torch.cat([first[20:], second[20:]])
-    slots, positions = torch.arange(2).repeat_interleave(30), torch.arange(20, 50).repeat(2)
-    assert torch.equal(run.logits(tokens, slots, positions), torch.cat(expected))
 
 
 def test_groups_of_heads_that_are_padded_become_rows() -> None:
@@ -214,7 +229,7 @@ def test_a_cache_that_kernels_cannot_take_is_refused(changed: dict[str, int], me
 )
 def test_a_token_without_a_page_is_refused(slot: int, position: int, message: str) -> None:
     run = runner("avx2")
-    run.forward.set_pages(1, 2, [0, 0])
+    run.forward.cache.set_pages(1, 2, [0, 0])
     with pytest.raises(IndexError, match=message):
         run.logits(random_tokens(2, 0), torch.tensor([1, slot]), torch.tensor([31, position]))
 
@@ -233,7 +248,7 @@ def test_a_token_without_a_page_is_refused(slot: int, position: int, message: st
 def test_pages_outside_the_table_or_the_pool_are_refused(slot: int, first: int, pages: list[int], message: str) -> None:
     forward = runner("avx2").forward
     with pytest.raises(IndexError, match=message):
-        forward.set_pages(slot, first, pages)
+        forward.cache.set_pages(slot, first, pages)
     for source, target in ((21, 1), (1, 21), (-1, 1)):
         with pytest.raises(IndexError, match="is outside the KV cache of 21 pages"):
-            forward.copy(source, target)
+            forward.cache.copy(source, target)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from engine.cpu_kernels.models import kernels
-from engine.int8_layers import AUTO, TERMS, random_rows, random_weight, relative_error, rows_with_outliers, threads
+from engine.int8_layers import AUTO, TERMS, random_rows, random_weight, rows_with_outliers
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import MAX_INPUTS, ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
@@ -118,24 +118,6 @@ def test_a_product_has_the_bits_of_the_reference(
 ) -> None:
     layer, x = case()
     assert torch.equal(linear(kernel, x, layer, terms), cpu_reference.linear(x, layer, terms))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_product_is_near_that_of_the_dequantized_weight(kind: str) -> None:
-    layer, x = weight(kind, 96, 1024, 128), random_rows(37, 1024)
-    assert layer.bias is not None
-    expected = x.double() @ layer.dequantized().double().T + layer.bias.double()
-    assert relative_error(linear("avx2", x, layer, TWO_TERMS), expected) < 1e-4
-
-
-@each_kernel_and_kind
-def test_a_row_has_the_same_bits_among_any_number_of_rows(kernel: str, kind: str, terms: ActivationTerms) -> None:
-    layer, x = weight(kind, 80, 256), rows_with_outliers(99, 256)
-    together = linear(kernel, x, layer, terms)
-    for rows in (1, 2, 3, 5, 6, 7, 13, 64, 97):
-        for count in (1, 2):
-            with threads(count):
-                assert torch.equal(linear(kernel, x[99 - rows :], layer, terms), together[99 - rows :])
 
 
 @each_kernel_and_kind

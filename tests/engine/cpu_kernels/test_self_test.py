@@ -14,9 +14,9 @@ from llama_engine.kernels.cpu.build import (
     find_compiler,
     object_path,
 )
-from llama_engine.kernels.cpu.forward import CACHE_TYPES
 from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
 from llama_engine.kernels.cpu.library import Model, openmp_runtimes
+from llama_engine.kernels.cpu.paged_cache import CACHE_TYPES
 from llama_engine.kernels.cpu.self_test import self_test
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
@@ -46,9 +46,10 @@ def test_the_fastest_instruction_set_is_chosen(built: Path, caplog: pytest.LogCa
 
 
 CAPS = {
-    3: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX10_1_512_AMX")),
+    4: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX10_1_512_AMX")),
         ("ATEN_CPU_CAPABILITY", "avx512")],
-    2: [("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "avx512_core_vnni")],
+    3: [("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE_FP16", "AVX512_CORE_BF16")],
+    2: [("ONEDNN_MAX_CPU_ISA", "avx512_core_vnni")],
     1: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE", "AVX2_VNNI", "AVX2")), ("DNNL_MAX_CPU_ISA", "AVX2"),
         ("ATEN_CPU_CAPABILITY", "avx2")],
     0: [("ONEDNN_MAX_CPU_ISA", "AVX"), ("ONEDNN_MAX_CPU_ISA", "SSE41"), ("ATEN_CPU_CAPABILITY", "default")],
@@ -60,7 +61,8 @@ CAPS = {
     ("variables", "missing", "number"),
     [
         *(({variable: value}, set(), number) for number, caps in CAPS.items() for variable, value in caps),
-        ({}, {"amx_int8"}, 2), ({}, {"amx_tile", "avx512_vnni"}, 1), ({}, {"avx512dq"}, 1), ({}, {"fma"}, 0),
+        ({}, {"amx_int8"}, 3), ({}, {"avx512_bf16"}, 2), ({}, {"amx_tile", "avx512_vnni"}, 1),
+        ({}, {"avx512dq"}, 1), ({}, {"fma"}, 0),
     ],
 )  # fmt: skip
 def test_the_environment_and_the_cpu_limit_the_instruction_sets(
@@ -69,7 +71,7 @@ def test_the_environment_and_the_cpu_limit_the_instruction_sets(
     monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: EVERYTHING - missing)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[3 - number :]
+    assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[len(INSTRUCTION_SETS) - number :]
 
 
 def test_a_cpu_without_avx2_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

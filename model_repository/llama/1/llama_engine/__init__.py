@@ -6,7 +6,7 @@ triton/            adapters to Triton: config, requests and responses, metrics
 observability/     metrics, stats, log, readiness
 engine/            the loop: scheduler, step, prefill, decode, sequences, pages
 grammar/           guides: checker, translation, matcher
-sampling/          sampler, filters, bias and bad words, log probabilities
+sampling/          sampler, filters, draw, bias and bad words, log probabilities
 model/             how a checkpoint is served, the forward passes, the KV cache
 kernels/           8-bit products, attention and fused elementwise operations, with their references
 checkpoint/        files, config, formats, weights

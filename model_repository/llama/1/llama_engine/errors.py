@@ -8,7 +8,7 @@ EngineError
     ├── InvalidRequest     the client's fault; the message names the input, its value and the bound
     │   └── ContextExceeded    prompt and completion don't fit into the context
     ├── Cancelled          the client cancelled the request
-    ├── Unavailable        timed out in the queue; the client may retry
+    ├── Unavailable        not served now: timed out in the queue, or one of those below; the client may retry
     │   ├── QueueFull      nothing was run; the client may retry later or elsewhere
     │   ├── OtherModel     prepared for another model; the client may prepare it again, or retry elsewhere
     │   ├── OtherAdapter   prepared for another version of its LoRA adapter; otherwise as OtherModel
@@ -80,7 +80,7 @@ class Cancelled(RequestError):
 
 
 class Unavailable(RequestError):
-    """The request timed out in the queue."""
+    """The server can't serve the request now: it timed out in the queue, or as the subclass says."""
 
     code = "UNAVAILABLE"
 

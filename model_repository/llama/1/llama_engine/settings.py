@@ -160,6 +160,12 @@ class Settings:
         16, Integer(1, 128),
         "maximum rank of an adapter",
     )
+    pooling: str = _setting(
+        "auto", Choice(("auto", "last", "mean", "off")),
+        "embeddings (the input `return_embedding`) are the hidden states after the final norm, of the last token or "
+        "the mean of all, with the L2 norm 1. auto: follows the checkpoint's sentence-transformers files "
+        "(modules.json) or its GGUF metadata; off if there are none",
+    )
     default_max_tokens: int = _setting(
         128, Integer(1, 1 << 20),
         "`max_tokens` of a request without it, unless the checkpoint has a `max_new_tokens`",
@@ -172,7 +178,8 @@ class Settings:
     )
     prefill_tokens: int = _setting(
         512, Integer(1, 1 << 20),
-        "maximum prompt tokens prefilled before a decode step; longer prompts are prefilled in chunks. Smaller: "
+        "maximum prompt tokens prefilled before a decode step; longer prompts are prefilled in chunks. "
+        "Embeddings take at most a quarter while other requests generate. Smaller: "
         "shorter gaps for decoding sequences; larger: lower TTFT (docs/decisions.md#batching-and-scheduling)",
     )
     stream_interval: int = _setting(

@@ -44,7 +44,8 @@ class Architecture:
     fused: whether q|k|v and gate|up are saved as one matrix each.
     embedding_scale: factor of the embeddings. residual_scale: that of the outputs of attention and MLP. logits_scale:
     that of the logits. attention_softcap, logits_softcap: c · tanh(x / c) of scores and logits; None is no cap.
-    tied: whether the head is the embedding.
+    tied: whether the head is the embedding. has_head: whether there is one; without, the embedding takes its place, and
+    the model serves embeddings alone.
     """
 
     model_type: str
@@ -75,6 +76,14 @@ class Architecture:
     logits_scale: float = 1.0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    has_head: bool = True
+
+    def describe(self) -> str:
+        """Return the shapes as one line, for people."""
+        return (
+            f"{self.model_type}, {self.layers} layers, hidden {self.hidden:,}, "
+            f"{self.heads} heads ({self.kv_heads} KV) of {self.head_dim}, vocabulary {self.vocabulary:,}"
+        )
 
 
 ROPE = "default"
@@ -198,6 +207,8 @@ def read_architecture(config: PreTrainedConfig, name: str) -> Architecture:
         raise CheckpointError(f"{name}: {field} is {show(activation)}; this engine computes {', '.join(_ACTIVATIONS)}")
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(f"{name}: use_bidirectional_attention is true; this engine serves causal attention")
+    if not getattr(config, "is_causal", True):
+        raise CheckpointError(f"{name}: is_causal is false; this engine serves causal attention")
     types = set(getattr(config, "layer_types", None) or ())
     if unknown := types - {_FULL, _SLIDING}:
         kind = show(min(unknown))

@@ -27,6 +27,8 @@ JSON_FILES = (
 )
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODULES, TRANSFORMER, POOLING = "modules.json", "sentence_bert_config.json", "1_Pooling"
+"""sentence-transformers' list of modules, its config of the first one, and its folder of the second one."""
 
 _LENGTH_BYTES = 8
 _MAX_JSON = 100_000_000
@@ -108,7 +110,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_advice(folder: Path) -> str:
-    """Return why a folder without weights that can be read has none, and what to do."""
+    """Return the end of an error: what a folder has instead of readable weights, and what to do if it has any."""
     if shards := sorted(path.name for path in folder.glob("*.safetensors")):
         return f"it has {shards[0]} and no {INDEX}, which lists the files of the weights; download that, too"
     if pickles := sorted(path.name for suffix in ("bin", "pth", "pt") for path in folder.glob(f"*.{suffix}")):
@@ -126,19 +128,25 @@ def is_lfs_pointer(start: bytes) -> bool:
 
 def read_object(path: Path, max_bytes: int = _MAX_JSON) -> Mapping[str, Any]:
     """Return the JSON object in a file. Raises CheckpointError if there is none, or if the file is larger."""
+    content = read_json(path, max_bytes)
+    if not isinstance(content, dict):
+        raise file_error(path, "it is not a JSON object")
+    return content
+
+
+def read_json(path: Path, max_bytes: int = _MAX_JSON) -> object:
+    """Return the JSON value in a file. Raises CheckpointError if there is none, or if the file is larger."""
     try:
         if (size := path.stat().st_size) > max_bytes:
             raise file_error(path, f"it has {size} bytes; a JSON file has at most {max_bytes}")
         data = path.read_bytes()
         if is_lfs_pointer(data):
             raise file_error(path, LFS_ADVICE)
-        content = json.loads(data)
+        content: object = json.loads(data)
     except OSError as error:
         raise file_error(path, str(error.strerror)) from error
     except (ValueError, RecursionError) as error:
         raise file_error(path, f"it is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise file_error(path, "it is not a JSON object")
     return content
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llama_engine.checkpoint.config import read_config
-from llama_engine.checkpoint.files import INDEX, WEIGHTS, weight_files
+from llama_engine.checkpoint.files import INDEX, MODULES, POOLING, TRANSFORMER, WEIGHTS, weight_files
 from llama_engine.checkpoint.lora import ADAPTER
 from llama_engine.checkpoint.lora_config import CONFIG
 from llama_engine.errors import CheckpointError, one_line
@@ -34,6 +34,9 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    MODULES,
+    TRANSFORMER,
+    f"{POOLING}/config.json",
     INDEX,
     *LICENCES,
 )
@@ -79,7 +82,8 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False,
 def resolve_adapter(source: str) -> Path:
     """Return the folder of a LoRA adapter. source: folder, or hub id, `owner/repository` or with `@revision`.
 
-    If the hub is unreachable, cached files are used. Raises CheckpointError with the reason.
+    A local path is returned unchecked: `read_adapter` refuses one that is no adapter's folder. If the hub is
+    unreachable, cached files are used. Raises CheckpointError with the reason.
     """
     if _ADAPTER_NAME.fullmatch(source) is None or Path(source).exists():
         return Path(source)

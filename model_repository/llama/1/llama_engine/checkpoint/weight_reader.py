@@ -1,8 +1,8 @@
 """Reads a model's weights layer by layer, in the form that the forward pass uses.
 
-Doesn't use transformers' modules: q|k|v and gate|up are fused while they are read. Quantized weights are read as saved;
-floats are quantized block by block. Besides the returned weights, memory holds the current linear layer and a few
-blocks.
+Doesn't use transformers' modules: q|k|v and gate|up are fused while they are read. Quantized weights stay as saved or
+are requantized, as the table in `formats` says; floats are quantized block by block. Besides the returned weights,
+memory holds the current linear layer and a few blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 
+from llama_engine.bounds import show
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, LinearFormat
 from llama_engine.checkpoint.per_channel import for_each_block, quantize_per_channel, requantized, row_blocks
@@ -161,7 +162,10 @@ class WeightReader:
             self._in_blocks(name, lambda rows, block: result[rows].copy_(block))
 
     def _quantize(self, name: str, weight: torch.Tensor, scales: torch.Tensor) -> None:
-        """Quantize a saved tensor to INT8 as transformers and bitsandbytes do: via the model's dtype and float16."""
+        """Read a tensor into `weight` and `scales`, quantized to INT8 as transformers and bitsandbytes do.
+
+        They convert it to the model's dtype and then to float16.
+        """
 
         def quantize(rows: slice, block: torch.Tensor) -> None:
             weight[rows], scales[rows] = quantize_per_channel(block.to(self._dtype).to(torch.float16))
@@ -190,7 +194,8 @@ class WeightReader:
             )
         for name, tensor in sorted(expected.items()):
             if saved[name].dtype not in tensor.dtypes:
-                raise CheckpointError(f"{folder} has {name} in {saved[name].dtype}, not in {', '.join(tensor.dtypes)}")
+                dtype = show(saved[name].dtype)
+                raise CheckpointError(f"{folder} has {name} in {dtype}, not in {', '.join(tensor.dtypes)}")
         if self._quantized is not None and in_floats:
             _log.warning(
                 "%d linear layers are saved in floats and quantized now, first %s", len(in_floats), min(in_floats)

@@ -10,7 +10,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.hub import resolve_adapter
 from llama_engine.checkpoint.lora import read_adapter
 from llama_engine.errors import CheckpointError, InvalidRequest, InvalidSettings, Stopping
-from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
+from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.request.adapters import Adapter
 from llama_engine.settings import Settings
@@ -113,7 +113,7 @@ class Adapters:
             return self._by_name.pop(name)
 
     def free(self, adapter: Adapter) -> None:
-        """Free the memory of a removed adapter. No sequence of the engine may have it."""
+        """Free the memory of a removed adapter, which no sequence has any more: `AdapterCommands` waits for that."""
         self._model.load_adapter(adapter.index, None)
         self._release(adapter.index)
         _log.info("adapter %s unloaded", adapter.name)

@@ -249,7 +249,7 @@ def capture_graphs(
     batch: DecodeBatch,
     capture: Capture | None = None,
 ) -> DecodeGraphs | None:
-    """Return the captured decode steps of a batch; if capture fails, log the reason and return None.
+    """Capture the decode steps of a batch and return them; if that fails, log the reason and return None.
 
     capture: None captures CUDA graphs if the checkpoint's decode step allows it.
     """

@@ -18,8 +18,8 @@ from llama_engine.engine.drafts import Draft
 from llama_engine.engine.failures import Isolation, names_of
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
-from llama_engine.kernels.cache_shape import to_device
-from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.kernels.transfers import to_device
+from llama_engine.model.model_runner import ModelRunner, TokenChunk
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.state import SamplingFeatures, SamplingState, features_of
 
@@ -222,6 +222,7 @@ class DecodeStep:
             hidden += self._hidden(slice(elements.start, min(elements.stop, decoding)), drafts)
         if elements.stop > decoding:
             place = max(elements.start - decoding, 0)
+            # Between the states of last tokens, which are sampled like these, and those of guessed ones.
             hidden.insert(1, torch.cat(prefilled)[place : elements.stop - decoding])
         logits = self._model.logits(torch.cat(hidden))
         tokens = self._sampler.sample(logits[: len(sequences)], elements, sequences, self._batch.features)
@@ -245,8 +246,8 @@ class DecodeStep:
         for sequence in sequences:
             assert sequence.kv_slot is not None, "the sequence has no KV slot"
             guesses = drafts[sequence].tokens if sequence in drafts else []
-            chunks.append(PromptChunk(sequence.kv_slot, sequence.num_cached, [sequence.output_tokens[-1], *guesses]))
-        hidden = self._model.prefill(chunks, every=True)
+            chunks.append(TokenChunk(sequence.kv_slot, sequence.num_cached, [sequence.output_tokens[-1], *guesses]))
+        hidden = self._model.run_chunks(chunks, every=True)
         is_last = torch.zeros(len(hidden), dtype=torch.bool)
         is_last[[0, *accumulate(len(chunk.tokens) for chunk in chunks[:-1])]] = True
         is_last = to_device(is_last, hidden.device)

@@ -1,4 +1,4 @@
-"""A sequence's chunks and result, the sinks that receive them, and the threads that work with the sinks.
+"""The threads that work with the sinks of sequences' events.
 
 The dispatcher sends the events, and `poll_cancellation` asks the sinks whether their clients have cancelled: Triton's
 Python backend has no callback for that.
@@ -7,98 +7,16 @@ Python backend has no callback for that.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.engine.events import Chunk, Event, ResponseSink
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The result of a sequence that finished without an error.
-
-    finish_reason: stop (end token, stop token or stop string) or length. stop_reason: the stop string, or the id of the
-    stop token; else empty. choice: index among the completions of the prompt, from 0.
-    """
-
-    text: str
-    finish_reason: str
-    num_input_tokens: int
-    num_output_tokens: int
-    stop_reason: str = ""
-    choice: int = 0
-
-
-Result = Completion | RequestError
-
-FAILURE = GenerationError("decoding failed; the server's log has the reason")
-
-
-def finish_reason(result: Result) -> str:
-    """Return a result's finish reason as in metrics and the request log, where errors have one, too."""
-    if isinstance(result, Completion):
-        return result.finish_reason
-    if isinstance(result, Cancelled):
-        return "cancelled"
-    if isinstance(result, Unavailable):
-        return "unavailable"
-    return "invalid" if isinstance(result, InvalidRequest) else "error"
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A part of a sequence's text, with the number of tokens since the previous chunk. choice: see `Completion`."""
-
-    text: str
-    num_tokens: int
-    choice: int = 0
-
-
-Event = Chunk | Result
-"""An event for a response sink: a chunk of a streaming sequence, or a sequence's result, always its last event."""
-
-
-class ResponseSink(Protocol):
-    """Receives the events of a request's sequences, normally to send them to the client. Hashed by identity."""
-
-    def send(self, events: list[Event]) -> None:
-        """Send the events since the previous call, in order."""
-
-    def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request. Blocks for a round trip to Triton."""
-
-
-class DiscardingSink:
-    """A sink for internal sequences, such as readiness probes."""
-
-    def send(self, events: list[Event]) -> None:
-        """Discard the events."""
-
-    def is_cancelled(self) -> bool:
-        """Return False."""
-        return False
-
-
-@dataclass(frozen=True)
-class RequestContext:
-    """Properties of a request that all of its sequences share.
-
-    sink: receives the events. name: the request's id in the log, one printable line. stream: whether the sink receives
-    chunks besides results. deadline: time on the monotonic clock by which a sequence must have a slot.
-    """
-
-    sink: ResponseSink = field(default_factory=DiscardingSink)
-    name: str = ""
-    stream: bool = False
-    deadline: float = math.inf
 
 
 PAUSE_ROUNDS = 3
@@ -134,7 +52,7 @@ class ResponseDispatcher:
                     self._urgent[sink] = None
             self._changed.notify()
 
-    def post_again(self, sink: ResponseSink) -> None:
+    def wake(self, sink: ResponseSink) -> None:
         """Schedule another `send` of a sink, even if it has no new events; it doesn't wait for the end of a pause."""
         with self._changed:
             self._pending.setdefault(sink, [])

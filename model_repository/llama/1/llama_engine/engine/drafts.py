@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.engine.dispatcher import Completion
+from llama_engine.engine.draft_matches import MAX_MATCH, MIN_MATCH, FinishedIndexes, NgramIndex
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.step_times import StepTimes
-from llama_engine.engine.token_history import MAX_MATCH, MIN_MATCH, FinishedHistories, History
-from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.model.model_runner import ModelRunner, TokenChunk
 
 if TYPE_CHECKING:
     from llama_engine.engine.page_manager import PageManager
@@ -84,11 +84,11 @@ def _class(length: int, place: int) -> int:
 class Drafting:
     """What drafts of one sequence are made of.
 
-    history: the prompt's last tokens and the prediction, if there is one, then prompt and output. predicted: number of
+    index: the prompt's last tokens and the prediction, if there is one, then prompt and output. predicted: number of
     the former. acceptance: that of its drafts.
     """
 
-    history: History
+    index: NgramIndex
     predicted: int
     acceptance: Acceptance
 
@@ -127,7 +127,7 @@ class Drafter:
         """limit: maximum tokens of a step. shares_prefixes: whether sequences of one salt see each other's tokens."""
         self.limit = limit
         self._tokenizer, self._pages, self._times = tokenizer, pages, StepTimes(limit)
-        self._finished = FinishedHistories() if shares_prefixes else None
+        self._finished = FinishedIndexes() if shares_prefixes else None
         # It counts the drafts of all sequences.
         self._acceptance = Acceptance()
 
@@ -168,7 +168,7 @@ class Drafter:
 
         def step(tokens: int) -> None:
             assert sequence.kv_slot is not None
-            hidden = model.prefill([PromptChunk(sequence.kv_slot, 0, [0] * tokens)], every=True)
+            hidden = model.run_chunks([TokenChunk(sequence.kv_slot, 0, [0] * tokens)], every=True)
             # Reading a value waits for the device.
             model.logits(hidden)[0, 0].item()
 
@@ -197,7 +197,7 @@ class Drafter:
     def add_finished(self, sequence: Sequence) -> None:
         """Keep the tokens of a completion for later sequences of its salt and adapter."""
         if self._finished is not None and isinstance(sequence.result, Completion):
-            self._finished.add(sequence.request.prefix_root, self._updated(sequence).history)
+            self._finished.add(sequence.request.prefix_root, self._updated(sequence).index)
 
     def _guess(self, sequence: Sequence, room: int) -> Draft | None:
         """Return the likeliest next tokens of a sequence, None if there is no guess."""
@@ -217,10 +217,10 @@ class Drafter:
     def _match(self, sequence: Sequence, room: int) -> Draft | None:
         """Return what followed the longest match of the sequence's last tokens; None without a match."""
         drafting = self._updated(sequence)
-        recent = drafting.history.tokens
+        recent = drafting.index.tokens
         if len(recent) < MIN_MATCH:
             return None
-        position, length = drafting.history.find(recent)
+        position, length = drafting.index.find(recent)
         if position and position < drafting.predicted:
             end = min(position + room, drafting.predicted)
             return Draft(recent[position:end], "prediction", length)
@@ -228,10 +228,10 @@ class Drafter:
             # A text that repeats itself goes on doing so.
             return Draft([*islice(cycle(recent[position:]), room)], "text", length)
         if self._finished is not None:
-            for history in self._finished.get(sequence.request.prefix_root):
-                position, length = history.find(recent)
+            for index in self._finished.get(sequence.request.prefix_root):
+                position, length = index.find(recent)
                 if position:
-                    return Draft(history.tokens[position : position + room], "finished", length)
+                    return Draft(index.tokens[position : position + room], "finished", length)
         return None
 
     def _forced(self, sequence: Sequence) -> list[int]:
@@ -245,9 +245,9 @@ class Drafter:
         if sequence.drafting is None:
             request = sequence.request
             predicted = request.prediction_tokens and (*request.prompt_tokens[-MIN_MATCH:], *request.prediction_tokens)
-            sequence.drafting = Drafting(History(predicted), len(predicted), Acceptance(self._acceptance))
+            sequence.drafting = Drafting(NgramIndex(predicted), len(predicted), Acceptance(self._acceptance))
         drafting = sequence.drafting
-        tokens = drafting.history.tokens
+        tokens = drafting.index.tokens
         tokens += sequence.tokens(len(tokens) - drafting.predicted, sequence.num_tokens)
         return drafting
 

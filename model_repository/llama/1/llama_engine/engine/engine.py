@@ -1,8 +1,5 @@
 """The engine: each step prefills prompts, decodes a token of each sequence or several, and removes finished ones.
 
-When the KV cache has no page for a sequence's next token, the youngest sequence of the lowest priority is preempted: it
-loses its pages and is prefilled again, with what it has generated, once there are enough.
-
 A sequence's tokens depend on its own prompt, parameters and seed. Where products are in floats, or on a GPU, other
 sequences of the batch can change a logit's last bits, and so a near tie (the table in `model.load_plan`).
 """
@@ -20,12 +17,14 @@ import torch
 from llama_engine.engine.adapters import Adapters, lora_limits
 from llama_engine.engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.engine.decode import DecodeBatch, DecodeStep
-from llama_engine.engine.dispatcher import Result
 from llama_engine.engine.drafts import Draft, Drafter
+from llama_engine.engine.events import Result
 from llama_engine.engine.failures import Isolation, names_of
 from llama_engine.engine.kv_events import KvEvents
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
+from llama_engine.engine.pooler import Pooler
+from llama_engine.engine.preemption import extend_pages
 from llama_engine.engine.prefill import Prefill
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.sequence_builder import SequenceBuilder
@@ -67,7 +66,8 @@ class Engine:
         self._batch = DecodeBatch(slots, loaded.architecture.vocabulary, self._device, self._pages)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._isolation = Isolation()
-        self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation)
+        pooler = None if loaded.pooling is None else Pooler(self._model, loaded.pooling)
+        self._prefill = Prefill(self._model, self._batch, self._pages, settings.prefill_tokens, self._isolation, pooler)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self._drafter: Drafter | None = None
         if settings.speculation in ("on", "auto" if loaded.info.batch_invariant else "on"):
@@ -88,12 +88,8 @@ class Engine:
     @cached_property
     def description(self) -> ModelDescription:
         """The description of the served model for its clients."""
-        return ModelDescription.of(self._loaded, self.plan.shape, self.defaults)
-
-    def info_labels(self) -> dict[str, str]:
-        """Return the labels of the metric `llama_model_info`: product of the linear layers, cache dtype, device."""
-        dtype = str(self.plan.shape.dtype).removeprefix("torch.")
-        return {"computation": self._loaded.info.computation, "kv_cache_dtype": dtype, "device": str(self._device)}
+        memory = self.plan.describe().removeprefix("memory plan ")
+        return ModelDescription.of(self._loaded, self.plan.shape, self.defaults, memory)
 
     def describe_decode(self) -> str:
         """Return one log line: the product, the attention, and whether decode steps replay CUDA graphs."""
@@ -105,7 +101,7 @@ class Engine:
         return f"decode steps: {self._loaded.info.computation}{attention}, {steps}"
 
     def take_cache_counts(self) -> CacheCounts:
-        """Return the numbers of the KV cache's pages, and of its events since the last step or call."""
+        """Return the pages by state, and what was evicted, looked up and found since the last step or call."""
         return self._pages.take_counts()
 
     def can_admit(self, sequence: Sequence) -> bool:
@@ -120,8 +116,7 @@ class Engine:
 
     def has_pages(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether pages are available for all tokens of waiting sequences. Any thread may call it."""
-        starting = [*self._prefill.queue, *sequences]
-        pages = sum(self.plan.shape.pages_of(sequence.num_tokens) + 1 for sequence in starting)
+        pages = sum(self.plan.shape.pages_of(each.num_tokens) + 1 for each in [*self._prefill.queue, *sequences])
         return pages + self.used_slots <= self._pages.num_available
 
     def add(self, sequence: Sequence) -> None:
@@ -159,7 +154,7 @@ class Engine:
             # bitsandbytes launches on the thread's current device, not on the tensors' device.
             torch.cuda.set_device(self._device)
         try:
-            result.preempted = self._prefill.extend_pages()
+            result.preempted = extend_pages(self._pages, self._batch, self._prefill)
             decoding = len(self._batch)
             prefilled = self._prefill_prompts()
             # On a GPU a step waits for the device once.
@@ -178,7 +173,7 @@ class Engine:
         result.terms = self._model.take_term_counts()
         result.cache = self.take_cache_counts()
         if self.kv_events is not None:
-            result.dropped_events = self.kv_events.take_dropped()
+            result.dropped_kv_events = self.kv_events.take_dropped()
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:

@@ -96,7 +96,7 @@ class EngineHealth:
 
     def record_step(self, step: StepResult) -> None:
         """Record a step that returned. A step that only prefills doesn't reset the count of failed steps."""
-        if step.sampled:
+        if step.succeeded:
             self._failed_steps = 0
         elif step.failed:
             self._failed_steps += 1

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.dispatcher import FAILURE
+from llama_engine.engine.events import FAILURE
 from llama_engine.engine.failures import names_of
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError
@@ -53,13 +53,16 @@ class GuideQueue:
             self._began = time.monotonic()
         return len(requests | {sequence.context.sink}) <= MAX_WAITING_GUIDES
 
-    def next(self, guided: list[Sequence]) -> list[Sequence]:
-        """Return the sequences whose guides may be compiled now. guided: the waiting ones with a guide, in order."""
+    def startable(self, guided: list[Sequence]) -> list[Sequence]:
+        """Return the sequences whose guides may be compiled now and aren't yet.
+
+        guided: the waiting sequences whose requests have a guide, in order of admission.
+        """
         return [sequence for sequence in guided[: self._slots] if sequence.guide is None]
 
     def start(self, guided: list[Sequence]) -> None:
-        """Start compiling the guides of the next sequences. guided: see `next`."""
-        for sequence in self.next(guided):
+        """Start compiling guides. guided: see `startable`."""
+        for sequence in self.startable(guided):
             request = sequence.request
             sequence.guide = self._guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide)
             sequence.guide.add_done_callback(partial(self._take, sequence))

@@ -66,11 +66,11 @@ class KvEvents:
         self._page_size, self._encode = page_size, encode
         self._topic = topic.encode()
         self._context = zmq.Context()
-        self._events, self._replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
+        self._publisher, self._replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         # Beyond its limit a socket drops messages: a replay needs all of them and its end.
         self._replay.set_hwm(KEPT_MESSAGES + 1)
         try:
-            self._events.bind(f"tcp://{endpoint}")
+            self._publisher.bind(f"tcp://{endpoint}")
             self._replay.bind(f"tcp://{replay_endpoint}")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -152,11 +152,11 @@ class KvEvents:
             _log.warning("KV cache events were dropped; subscribers start anew")
         message = self._encode([time.time(), events, 0])
         self._sent.append((self._number, message))
-        self._events.send_multipart([self._topic, self._number.to_bytes(8, "big"), message])
+        self._publisher.send_multipart([self._topic, self._number.to_bytes(8, "big"), message])
         self._number += 1
 
     def _replay_messages(self) -> None:
-        """Answer a request for a replay: a sequence number, behind the frames that lead back to the subscriber."""
+        """Send a subscriber the kept messages from the number on that its request ends with, then the end mark."""
         *route, frame = self._replay.recv_multipart()
         first = int.from_bytes(frame, "big")
         for number, message in self._sent:

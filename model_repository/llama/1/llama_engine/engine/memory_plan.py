@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose.
+    """Bytes by purpose, the device's budget for them, and the shape of the KV cache.
 
     weights: size of the loaded weights. sampling: sampling parameters and token histories. reserve: activations,
     attention and CUDA graphs. adapters: LoRA adapters as large as the settings allow. free: free memory of the device

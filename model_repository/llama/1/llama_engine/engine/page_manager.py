@@ -1,35 +1,27 @@
-"""The KV cache's slots and pages: which are free, which sequences hold them, which prefixes the pages have.
+"""Assigns slots and pages of the KV cache to sequences, and finds the pages that have their prefixes.
 
-A sequence in the engine has a slot in the model runner's page table, and pages. A full page can be cached: other
-sequences then match it, by a digest of the cache salt, the adapter and all tokens up to the page's end, share it, and
-never write to it. A page is free, held by sequences, or idle: cached, but held by none. When no page is free, the least
-recently used idle page is evicted. A salt that has half of all pages evicts its own first: a flood of prompts under one
-salt leaves the other half to others.
-
-Sources: vLLM's KV cache manager, nano-vllm's block manager.
+A sequence in the engine has a slot in the model runner's page table, and pages of the `PagePool`. A full page can be
+cached: other sequences then match it, by a digest of the cache salt, the adapter and all tokens up to the page's end,
+share it, and never write to it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from llama_engine.engine.kv_events import KvEvents
+from llama_engine.engine.page_pool import NULL_PAGE, PagePool
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
 
-NULL_PAGE = 0
-"""The page of positions that have none."""
-
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Pages by state, and events since the counts were last taken.
+    """Pages by state; evictions, and tokens looked up and found, since the counts were last taken.
 
     used_pages: held by sequences. cached_pages: held by none, but with a prefix. queried_tokens: tokens of admitted
     sequences that were looked up; hit_tokens: those found. evicted_pages: cached pages taken for other tokens.
@@ -46,36 +38,27 @@ class CacheCounts:
 class PageManager:
     """Assigns the slots and pages of a KV cache to sequences. Not thread-safe, except for `num_available`."""
 
-    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool, events: KvEvents | None = None) -> None:
-        """caching: whether pages with a prefix are kept for later sequences. events: publishes which these are."""
+    def __init__(self, shape: KVCacheShape, model: ModelRunner, caching: bool, kv_events: KvEvents | None) -> None:
+        """caching: whether pages with a prefix are kept for later sequences. kv_events: publishes which these are."""
         self.page_size = shape.page_size
         self._shape, self._model = shape, model
-        self._caching, self._events = caching, events
-        # The lists are descending, so that pop() returns the lowest at first. Page numbers are 1 to `shape.pages`.
+        self._caching, self._kv_events = caching, kv_events
+        # Descending, so that pop() returns the lowest at first.
         self._free_slots = list(reversed(range(shape.slots)))
-        self._free = list(range(shape.pages, NULL_PAGE, -1))
-        self._holders = [0] * (shape.pages + 1)
-        # The two maps hold the cached pages.
-        self._page_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
-        # The salt of each page that isn't free, and the number of these pages by salt.
-        self._salt_of: dict[int, str] = {}
-        self._num_pages_of = Counter[str]()
-        # The idle pages, least recently used first, in all and by salt.
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._idle_of: dict[str, OrderedDict[int, None]] = {}
-        self._queried = self._hits = self._evicted = 0
+        self._pool = PagePool(shape.pages, kv_events)
+        self._queried = self._hits = 0
 
     @property
     def num_available(self) -> int:
         """Number of pages that no sequence holds."""
-        return len(self._free) + len(self._idle)
+        return self._pool.num_available
 
     def take_counts(self) -> CacheCounts:
-        """Return the numbers of pages, and of events since the last call."""
-        used = self._shape.pages - self.num_available
-        counts = CacheCounts(used, len(self._idle), len(self._free), self._queried, self._hits, self._evicted)
-        self._queried = self._hits = self._evicted = 0
+        """Return the numbers of pages, and what was evicted, looked up and found since the last call."""
+        pool = self._pool
+        used = self._shape.pages - pool.num_available
+        counts = CacheCounts(used, pool.num_idle, pool.num_free, self._queried, self._hits, pool.take_evictions())
+        self._queried = self._hits = 0
         return counts
 
     def may_grow(self, sequence: Sequence) -> bool:
@@ -89,17 +72,16 @@ class PageManager:
         if sequence.prompt_source() is not None:
             # The choice takes over the prompt's pages, and gets one for the partly filled page.
             return 1
-        shared = sum(self._holders[page] > 0 for page in self.match_prefix(sequence))
-        return self._shape.pages_of(sequence.num_tokens) - shared
+        return self._shape.pages_of(sequence.num_tokens) - self._pool.num_held(self.match_prefix(sequence))
 
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Return the pages that have a sequence's longest cached prefix. The last token always remains to be computed.
 
-        A prompt whose log probabilities are requested is computed as a whole.
+        A prompt whose log probabilities or embedding are requested is computed as a whole.
         """
         matching: list[int] = []
         for digest in self._digests(sequence, self._num_shareable_pages(sequence)):
-            page = self._page_of.get(digest)
+            page = self._pool.find(digest)
             if page is None:
                 break
             matching.append(page)
@@ -116,17 +98,16 @@ class PageManager:
         """
         matching = self.match_prefix(sequence)
         count = self._shape.pages_of(sequence.num_tokens) - len(matching)
-        idle = sum(not self._holders[page] for page in matching)
+        idle = len(matching) - self._pool.num_held(matching)
         if self.num_available - idle - count < headroom:
             return False
-        for page in matching:
-            self._hold(page)
-        sequence.pages = matching + [self._take(sequence.request.cache_salt) for _ in range(count)]
+        self._pool.hold(matching)
+        sequence.pages = matching + [self._pool.take(sequence.request.cache_salt) for _ in range(count)]
         sequence.num_cached = len(matching) * self.page_size
         sequence.num_cached_pages = len(matching)
         if not sequence.has_sampled:
             sequence.num_cached_prompt_tokens = min(sequence.num_cached, sequence.num_prompt_tokens)
-            if self._caching and sequence.scored_from is None:
+            if self._caches(sequence) and sequence.scored_from is None:
                 self._queried += sequence.num_tokens
                 self._hits += sequence.num_cached
         self._assign_slot(sequence)
@@ -156,7 +137,7 @@ class PageManager:
         assert sequence.kv_slot is not None
         self._model.set_pages(sequence.kv_slot, kept, [NULL_PAGE] * len(unused))
         del sequence.pages[kept:]
-        self._drop(unused)
+        self._pool.drop(unused)
 
     def fork(self, source: Sequence, target: Sequence, headroom: int) -> bool:
         """Give `target` a slot, the full pages of the prompt that it has in common with `source`, and a page to write.
@@ -166,9 +147,8 @@ class PageManager:
         full, rest = divmod(source.num_prompt_tokens, self.page_size)
         if self.num_available - bool(rest) < headroom:
             return False
-        for page in source.pages[:full]:
-            self._hold(page)
-        target.pages = source.pages[:full] + ([self._take(target.request.cache_salt)] if rest else [])
+        self._pool.hold(source.pages[:full])
+        target.pages = source.pages[:full] + ([self._pool.take(target.request.cache_salt)] if rest else [])
         target.num_cached_pages = min(source.num_cached_pages, full)
         self._assign_slot(target)
         return True
@@ -183,16 +163,15 @@ class PageManager:
     def cache_pages(self, sequence: Sequence) -> None:
         """Let other sequences match the full pages of a sequence. Call it when its next token proves them finite."""
         full = sequence.num_cached // self.page_size
-        if not self._caching or sequence.num_cached_pages == full:
+        if not self._caches(sequence) or sequence.num_cached_pages == full:
             return
         digests = self._digests(sequence, full)
         # Two sequences may have computed the same page; the second one's is not cached.
-        new = [index for index in range(sequence.num_cached_pages, full) if digests[index] not in self._page_of]
+        new = [index for index in range(sequence.num_cached_pages, full) if self._pool.find(digests[index]) is None]
         for index in new:
-            digest, page = digests[index], sequence.pages[index]
-            self._page_of[digest], self._digest_of[page] = page, digest
-        if self._events is not None:
-            self._events.stored(sequence, new)
+            self._pool.cache(digests[index], sequence.pages[index])
+        if self._kv_events is not None:
+            self._kv_events.stored(sequence, new)
         sequence.num_cached_pages = full
 
     def release(self, sequence: Sequence) -> None:
@@ -202,10 +181,9 @@ class PageManager:
         """
         if isinstance(sequence.result, GenerationError):
             for page in sequence.pages:
-                if page in self._digest_of:
-                    self._forget(page)
+                self._pool.forget(page)
         # Drop the last page first, so that a prefix is evicted from its end.
-        self._drop(reversed(sequence.pages))
+        self._pool.drop(reversed(sequence.pages))
         sequence.pages = []
         sequence.num_cached = sequence.num_cached_pages = 0
         if sequence.kv_slot is not None:
@@ -215,28 +193,18 @@ class PageManager:
             self._free_slots.append(sequence.kv_slot)
             sequence.kv_slot = None
 
+    def _caches(self, sequence: Sequence) -> bool:
+        """Return whether a sequence takes over cached pages and leaves its own; one for an embedding does neither."""
+        return self._caching and not sequence.request.return_embedding
+
     def _room(self, sequence: Sequence) -> int:
         """Return how many positions a sequence's pages have besides the cached ones."""
         return len(sequence.pages) * self.page_size - sequence.num_cached
 
     def _append_page(self, sequence: Sequence) -> None:
         assert sequence.kv_slot is not None
-        sequence.pages.append(self._take(sequence.request.cache_salt))
+        sequence.pages.append(self._pool.take(sequence.request.cache_salt))
         self._model.set_pages(sequence.kv_slot, len(sequence.pages) - 1, sequence.pages[-1:])
-
-    def _drop(self, pages: Iterable[int]) -> None:
-        """Let a sequence's pages go: those that no other one holds become idle if they are cached, else free."""
-        for page in pages:
-            self._holders[page] -= 1
-            if self._holders[page]:
-                continue
-            salt = self._salt_of[page]
-            if page in self._digest_of:
-                self._idle[page] = None
-                self._idle_of.setdefault(salt, OrderedDict())[page] = None
-            else:
-                self._disown(page)
-                self._free.append(page)
 
     def _assign_slot(self, sequence: Sequence) -> None:
         """Give a sequence a free slot, and write its pages to the page table there."""
@@ -248,50 +216,10 @@ class PageManager:
 
     def _num_shareable_pages(self, sequence: Sequence) -> int:
         """Return how many full pages a sequence without pages could take over, or compute for others."""
-        if not self._caching:
+        if not self._caches(sequence):
             return 0
         # Cached pages have no hidden states, so that a prefix whose tokens get scores is computed again.
         return ((sequence.scored_from or sequence.num_tokens) - 1) // self.page_size
-
-    def _forget(self, page: int) -> None:
-        """Let no sequence match a cached page any more."""
-        digest = self._digest_of.pop(page)
-        del self._page_of[digest]
-        if self._events is not None:
-            self._events.removed(digest)
-
-    def _hold(self, page: int) -> None:
-        if not self._holders[page]:
-            self._remove_idle(page)
-        self._holders[page] += 1
-
-    def _remove_idle(self, page: int) -> None:
-        salt = self._salt_of[page]
-        del self._idle[page], self._idle_of[salt][page]
-        if not self._idle_of[salt]:
-            del self._idle_of[salt]
-
-    def _disown(self, page: int) -> None:
-        salt = self._salt_of.pop(page)
-        self._num_pages_of[salt] -= 1
-        if not self._num_pages_of[salt]:
-            del self._num_pages_of[salt]
-
-    def _take(self, salt: str) -> int:
-        """Return a page that no sequence holds, held once, for a sequence of a salt; there must be one."""
-        if self._free:
-            page = self._free.pop()
-        else:
-            own = self._idle_of.get(salt) if 2 * self._num_pages_of[salt] >= self._shape.pages else None
-            page = next(iter(own or self._idle))
-            self._remove_idle(page)
-            self._disown(page)
-            self._forget(page)
-            self._evicted += 1
-        self._holders[page] = 1
-        self._salt_of[page] = salt
-        self._num_pages_of[salt] += 1
-        return page
 
     def _digests(self, sequence: Sequence, count: int) -> list[bytes]:
         """Return the digests of a sequence's first `count` pages, of its root and all tokens up to each page's end."""

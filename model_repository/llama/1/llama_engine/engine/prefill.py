@@ -1,13 +1,14 @@
 """Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
-Prompts are computed in order of arrival, and after a preemption first, together with what was generated; so is an
-output that a request resumes. Each decode step is preceded by one pass of at most `budget`
-tokens, which bounds how long decoding sequences wait. Prompts that fit the budget are computed together; a longer
-prompt is computed in chunks, one per pass. A sequence gets its KV slot and pages when its prefill begins, and waits if
-there are too few; later sequences then wait, too. Of its prompt, what the prefix cache has is not computed. A sequence
-also waits while another one computes a page that it can take over. The choices of a request share a prompt: it is
-computed for one choice, and the others take over its pages, as long as some choice still has them (`PromptShare` in
-`sequence_builder` selects which).
+Prompts are computed in order of arrival, those of preempted sequences first, with the output so far or a resumed one.
+Each decode step is preceded by one pass of at most `budget` tokens, which bounds how long decoding sequences wait.
+Prompts that fit the budget are computed together; a longer prompt is computed in chunks, one per pass. A sequence gets
+its KV slot and pages when its prefill begins, and waits if there are too few; later sequences then wait, too. Of its
+prompt, what the prefix cache has is not computed. A sequence also waits while another one computes a page that it can
+take over. The choices of a request share a prompt: it is computed for one choice, and the others take over its pages,
+as long as some choice still has them (`PromptShare` in `sequence_builder` selects which). A sequence for an embedding
+finishes here: its hidden states are pooled. It leaves at once, and the next one comes: while other sequences decode or
+wait, embeddings have only a part of the budget, and those that exceed it are passed over.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
 from llama_engine.engine.decode import DecodeBatch
 from llama_engine.engine.failures import Isolation
 from llama_engine.engine.page_manager import PageManager
+from llama_engine.engine.pooler import Pooler, finish_embeddings
+from llama_engine.engine.prefill_pass import ComputedChunks, compute_chunks
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import PromptShare
-from llama_engine.kernels.cache_shape import to_device
-from llama_engine.model.model_runner import ModelRunner, PromptChunk
-from llama_engine.sampling.log_probs import TokenLogProbs, token_scores
+from llama_engine.model.model_runner import ModelRunner, TokenChunk
+
+EMBEDDING_SHARE = 4
+"""Divisor of the budget that embeddings have while other sequences decode or wait."""
 
 
 @dataclass
@@ -35,7 +37,8 @@ class Prefilled:
     """The outcome of a prefill pass.
 
     sequences: those whose prompts are now completely cached. hidden: hidden states of their last tokens, in order,
-    [sequences, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed.
+    [sequences, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed, or that have
+    their embedding.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -44,25 +47,21 @@ class Prefilled:
     finished: list[Sequence] = field(default_factory=list)
 
 
-class _Part(NamedTuple):
-    """The output of a pass over some sequences. hidden: hidden states of the chunks' last tokens, [sequences, hidden].
-    scores: result of `log_probs.token_scores`."""
-
-    sequences: list[Sequence]
-    chunks: list[PromptChunk]
-    hidden: torch.Tensor
-    scores: list[list[TokenLogProbs]]
-
-
 class Prefill:
     """Queues and prefills the sequences whose prompts are not completely cached."""
 
     def __init__(
-        self, model: ModelRunner, batch: DecodeBatch, pages: PageManager, budget: int, isolation: Isolation
+        self,
+        model: ModelRunner,
+        batch: DecodeBatch,
+        pages: PageManager,
+        budget: int,
+        isolation: Isolation,
+        pooler: Pooler | None = None,
     ) -> None:
-        """budget: maximum tokens computed per pass."""
+        """budget: maximum tokens computed per pass. pooler: None if no sequence is for an embedding."""
         self._model, self._batch, self._pages = model, batch, pages
-        self._budget, self._isolation = budget, isolation
+        self._budget, self._isolation, self._pooler = budget, isolation, pooler
         self.queue: deque[Sequence] = deque()
         """The sequences whose prefill has not begun, in the order in which it will."""
         self.partial: Sequence | None = None
@@ -81,39 +80,20 @@ class Prefill:
         return [*self._batch.sequences, *([] if self.partial is None else [self.partial])]
 
     def headroom(self, starting: Iterable[Sequence] = ()) -> int:
-        """Return how many pages a sequence that starts must leave: one for each running one that may grow.
-
-        starting: sequences that start in the same pass.
-        """
+        """Return how many pages another sequence must leave: one for each running or starting one that may grow."""
         return sum(map(self._pages.may_grow, dict.fromkeys([*self.running, *starting])))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.queue.append(sequence)
 
-    def extend_pages(self) -> int:
-        """Give every decoding sequence a page for its next position, the oldest first; return how many were preempted.
-
-        While there is no page, the youngest sequence of the lowest priority, which may be `partial`, loses its own.
-        """
-        preempted = 0
-        for sequence in sorted(self._batch.sequences, key=_seniority):
-            # Preempt until the sequence has its page or is itself preempted.
-            while sequence.kv_slot is not None and not self._pages.extend(sequence):
-                self._preempt(max(self.running, key=_seniority))
-                preempted += 1
-        return preempted
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages, and queue it before all others."""
-        if sequence in self._batch.sequences:
-            self._batch.remove(self._batch.sequences.index(sequence))
-        elif sequence is self.partial:
+    def requeue(self, sequence: Sequence) -> None:
+        """Queue a preempted sequence before all others; if it is `partial`, take its pages."""
+        if sequence is self.partial:
             # Like a sampled token, a finite last hidden state proves that everything before is finite.
             if self._partial_hidden is not None and bool(self._partial_hidden.isfinite().all()):
                 self._pages.cache_pages(sequence)
-            self.partial = None
-            self._pages.release(sequence)
+            self.remove(sequence)
         sequence.preempt()
         self.queue.appendleft(sequence)
 
@@ -163,8 +143,8 @@ class Prefill:
         """Return the sequences of the next pass; those that begin leave the queue and get a KV slot and pages.
 
         If a prompt is partly computed, its sequence alone. Else the next ones, in order, whose tokens fit the budget
-        together; a longer prompt is taken alone and becomes `partial`. If choices share a
-        prompt, only the first is taken; none is taken whose prompt can be copied.
+        together; a longer prompt is taken alone and becomes `partial`. An embedding beyond the embeddings' budget stays
+        queued, and later prompts are taken. Of the choices of a prompt, only the first is taken, none if one has it.
         """
         if self.partial is not None:
             self._computing.append(self.partial)
@@ -172,7 +152,8 @@ class Prefill:
         group: list[Sequence] = []
         shares: list[PromptShare] = []
         computed: set[bytes] = set()
-        tokens = 0
+        tokens = embedded = 0
+        share = self._embedding_budget()
         for sequence in list(self.queue):
             if sequence.share in shares or sequence.prompt_source() is not None:
                 continue
@@ -180,7 +161,12 @@ class Prefill:
             uncomputed = self._pages.uncomputed_pages(sequence, matching)
             if uncomputed and uncomputed[0] in computed:
                 continue
-            tokens += sequence.num_tokens - matching * self._pages.page_size
+            size = sequence.num_tokens - matching * self._pages.page_size
+            embeds = sequence.request.return_embedding
+            embedded += size if embeds else 0
+            if embeds and embedded > share and group:
+                continue
+            tokens += size
             if tokens > self._budget and group:
                 break
             if not self._pages.allocate(sequence, self.headroom(group)):
@@ -191,8 +177,9 @@ class Prefill:
             computed.update(uncomputed)
             if sequence.share is not None:
                 shares.append(sequence.share)
-            if tokens > self._budget:
+            if size > (share if embeds else self._budget):
                 self.partial, self._partial_hidden = sequence, None
+                break
         return group
 
     def _compute(self, group: list[Sequence], prefilled: Prefilled) -> None:
@@ -200,34 +187,32 @@ class Prefill:
         parts, failed = self._isolation.isolate("prefill", group, self._compute_part)
         prefilled.finished += failed
         for part in parts:
-            for sequence, chunk, scores in zip(part.sequences, part.chunks, part.scores, strict=True):
+            computed = zip(part.sequences, part.chunks, part.scores, part.pooled, strict=True)
+            for sequence, chunk, scores, pooled in computed:
                 prefilled.tokens += len(chunk.tokens)
                 sequence.num_cached += len(chunk.tokens)
                 sequence.add_scores(scores)
+                sequence.pooled = pooled
                 if sequence.share is not None and not sequence.num_uncached:
                     sequence.share.add(sequence)
             if part.sequences[0].num_uncached:
                 self._partial_hidden = part.hidden
                 continue
-            prefilled.sequences += part.sequences
-            prefilled.hidden.append(part.hidden)
+            embedded, remaining = finish_embeddings(part.sequences)
+            prefilled.finished += embedded
+            if remaining:
+                prefilled.sequences += [part.sequences[index] for index in remaining]
+                prefilled.hidden.append(part.hidden[remaining] if embedded else part.hidden)
 
-    def _compute_part(self, part: list[Sequence]) -> _Part:
+    def _compute_part(self, part: list[Sequence]) -> ComputedChunks:
         """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
         chunks = [self._next_chunk(sequence) for sequence in part]
-        scores: list[list[TokenLogProbs]] = [[] for _ in part]
-        if any(sequence.scored_from is not None for sequence in part):
-            states = self._model.prefill(chunks, every=True)
-            # Compute the logits of at most `slots` tokens at once, as in a decode step: the memory plan covers these.
-            scores = token_scores(self._model, part, chunks, states, self._batch.slots)
-            ends = accumulate(len(chunk.tokens) for chunk in chunks)
-            hidden = states[to_device([end - 1 for end in ends], states.device)]
-        else:
-            hidden = self._model.prefill(chunks)
+        # The memory plan covers the logits of at most `slots` tokens at once, as in a decode step.
+        computed = compute_chunks(self._model, self._pooler, part, chunks, self._batch.slots)
         for index, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
             if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
-                sequence.share.keep(hidden[index : index + 1])
-        return _Part(part, chunks, hidden, scores)
+                sequence.share.keep(computed.hidden[index : index + 1])
+        return computed
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
         """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""
@@ -256,13 +241,14 @@ class Prefill:
         share.add(sequence)
         return share.hidden
 
-    def _next_chunk(self, sequence: Sequence) -> PromptChunk:
+    def _next_chunk(self, sequence: Sequence) -> TokenChunk:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"
         start = sequence.num_cached
-        end = min(start + self._budget, sequence.num_tokens)
-        return PromptChunk(sequence.kv_slot, start, sequence.tokens(start, end))
+        budget = self._embedding_budget() if sequence.request.return_embedding else self._budget
+        end = min(start + budget, sequence.num_tokens)
+        return TokenChunk(sequence.kv_slot, start, sequence.tokens(start, end))
 
-
-def _seniority(sequence: Sequence) -> tuple[int, float]:
-    """Return a sort key: sequences of high priority first, then the oldest."""
-    return sequence.request.priority, sequence.arrived_at
+    def _embedding_budget(self) -> int:
+        """Return the maximum tokens of embeddings in a pass."""
+        alone = not self._batch.sequences and all(sequence.request.return_embedding for sequence in self.queue)
+        return self._budget if alone else max(self._budget // EMBEDDING_SHARE, 1)

@@ -16,8 +16,9 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.dispatcher import FAILURE, Event, ResponseDispatcher, ResponseSink, poll_cancellation
+from llama_engine.engine.dispatcher import ResponseDispatcher, poll_cancellation
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import FAILURE, Event, ResponseSink
 from llama_engine.engine.failures import EngineHealth, names_of
 from llama_engine.engine.guide_queue import GuideQueue
 from llama_engine.engine.sequence import Sequence, Status
@@ -51,7 +52,7 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
-        self._guides = GuideQueue(engine.guides, engine.slots, self._changed, self._abort)
+        self._guide_queue = GuideQueue(engine.guides, engine.slots, self._changed, self._abort)
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._polling = threading.Thread(
@@ -61,19 +62,19 @@ class Scheduler:
         self._polling.start()
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queue sequences; after `stop`, finish them with Unavailable at once."""
+        """Queue sequences; after `stop`, or if too many guides wait, finish them with Unavailable at once."""
         with self._changed:
             for sequence in sequences:
                 waits_for_guide = sequence.status is Status.WAITING_FOR_GUIDE
                 if self._drain_until is not None:
                     # The engine's thread may have ended.
                     self._finish(sequence, _STOPPING)
-                elif waits_for_guide and not self._guides.has_room(sequence, self._waiting):
+                elif waits_for_guide and not self._guide_queue.has_room(sequence, self._waiting):
                     self._finish(sequence, _TOO_MANY_GUIDES)
                 else:
                     # Sort ascending by priority; sequences of equal priority keep their order of arrival.
                     insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
-            self._start_guides()
+            self._guide_queue.start(self._guided())
             self._changed.notify_all()
 
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
@@ -91,7 +92,7 @@ class Scheduler:
 
         with self._changed:
             if any(sequence.status is Status.WAITING_FOR_GUIDE for sequence in sequences):
-                self._guides.wait(sequences)
+                self._guide_queue.wait(sequences)
             self._changed.wait_for(admitted)
 
     def wait_until_finished(self, sequences: list[Sequence]) -> None:
@@ -146,10 +147,6 @@ class Scheduler:
         """Return the waiting sequences that have a guide, in order of admission."""
         return [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
 
-    def _start_guides(self) -> None:
-        if guided := self._guided():
-            self._guides.start(guided)
-
     def _run(self) -> None:
         while True:
             try:
@@ -177,7 +174,7 @@ class Scheduler:
             self._health.record_busy()
             self._abort_cancelled_and_late()
             self._admit()
-            self._start_guides()
+            self._guide_queue.start(self._guided())
             # Record it before the step, so that the load is visible while a step hangs.
             self._stats.record_load(len(self._running), len(self._waiting))
             if not self._running:
@@ -191,7 +188,7 @@ class Scheduler:
         """Whether there is work other than waiting for guides."""
         now, guided = time.monotonic(), self._guided()
         return (
-            bool(self._running or self._cancelled or (guided and self._guides.next(guided)))
+            bool(self._running or self._cancelled or (guided and self._guide_queue.startable(guided)))
             or any(sequence.status is Status.WAITING or now >= sequence.context.deadline for sequence in self._waiting)
             or self._drain_until is not None
         )
@@ -250,7 +247,7 @@ class Scheduler:
             if not sequence.context.stream or isinstance(sequence.result, RequestError):
                 continue
             try:
-                chunk = sequence.next_chunk()
+                chunk = sequence.chunks.next()
             except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
                 _log.exception("making a chunk of %s failed", names_of([sequence]))
                 self._stats.record_error()

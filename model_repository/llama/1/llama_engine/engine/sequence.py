@@ -10,18 +10,21 @@ import math
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.dispatcher import FAILURE, Chunk, Completion, RequestContext, Result
+from llama_engine.engine.chunk_cutter import ChunkCutter
+from llama_engine.engine.events import FAILURE, Completion, RequestContext, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.request.parser import GenerationRequest
+from llama_engine.sampling.bias_and_masks import LogitsProcessor
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sampling.logits_processor import LogitsProcessor
 from llama_engine.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
+    import torch
+
     from llama_engine.engine.drafts import Drafting
     from llama_engine.engine.sequence_builder import PromptShare
     from llama_engine.grammar.matcher import GuideState
@@ -54,7 +57,7 @@ class Sequence:
     """The sequence's logits processor: bias, masks and guide; None if its request needs none."""
     context: RequestContext = field(default_factory=RequestContext)
     """What the sequence shares with the request's other ones."""
-    stream_interval: int = 1
+    stream_interval: InitVar[int] = 1
     """Tokens per chunk after the first one."""
     share: PromptShare | None = None
     """The prompt shared with the request's other choices; None for a single choice."""
@@ -94,6 +97,8 @@ class Sequence:
     """Log probabilities of the output tokens."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
     """Cumulative sums of the output tokens' log probabilities, one per output token."""
+    pooled: torch.Tensor | None = field(default=None, repr=False)
+    """What `Pooler` has made of the hidden states so far, at the end the embedding, [hidden]; None for a completion."""
     next_log_probs: TokenLogProbs | None = None
     """Log probabilities of the sampled token that `append` takes next."""
     arrived_at: float = field(default_factory=time.monotonic)
@@ -104,9 +109,12 @@ class Sequence:
     """Time of the first output token."""
     finished_at: float = math.nan
     """Time of the result."""
-    _num_chunked_tokens: int = 0
-    _next_chunk_at: float = -math.inf
+    chunks: ChunkCutter = field(init=False, repr=False)
+    """The chunks of the text, for a client that streams."""
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self, stream_interval: int) -> None:
+        self.chunks = ChunkCutter(self.request, self.detokenizer, stream_interval)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -185,8 +193,7 @@ class Sequence:
                 bound = f"; token {count} must conform to guided_decoding_guide"
                 raise self._guide_problem or InvalidRequest("resume_ids is ", f"a list of {len(tokens)} tokens", bound)
         if tokens:
-            self.detokenizer.next_delta()
-            self._num_chunked_tokens = len(tokens)
+            self.chunks.skip()
 
     def admit(self) -> None:
         """Record the admission to a slot: WAITING → PREFILL."""
@@ -198,6 +205,7 @@ class Sequence:
         with self._finishing:
             if self.status is Status.DECODE:
                 self.status = Status.PREFILL
+        self.pooled = None
         if self.scored_from is not None:
             # The log probabilities of partly cached tokens will be computed again.
             self.prompt_log_probs, self.log_probs, self.cum_log_probs = [], [], []
@@ -224,6 +232,12 @@ class Sequence:
             ruled_out = GenerationError(f"the text does not conform to the guide after {count} tokens")
             self.finish(self._guide_problem or ruled_out)
 
+    def finish_embedding(self) -> None:
+        """Finish with `pooled` as the embedding of the prompt."""
+        assert self.pooled is not None
+        embedding = tuple(self.pooled.tolist())
+        self.finish(Completion("", "stop", self.num_prompt_tokens, 0, embedding=embedding))
+
     def add_scores(self, scores: list[TokenLogProbs]) -> None:
         """Store the log probabilities of the next tokens from `scored_from` on: the prompt's, then resumed ones."""
         scores_prompt = self.request.prompt_logprobs is not None
@@ -249,28 +263,6 @@ class Sequence:
         """Finish with GenerationError. exhausted: the sequence, computed alone, ran out of device memory."""
         message = f"the device's memory was exhausted by this request alone, of {self.num_prompt_tokens} prompt tokens"
         self.finish(GenerationError(message) if exhausted else FAILURE)
-
-    def next_chunk(self) -> Chunk | None:
-        """Return the next chunk of a stream; None if none is due yet.
-
-        The text is final: it excludes a possible beginning of a stop string and an incomplete character.
-        """
-        detokenizer = self.detokenizer
-        pending = detokenizer.num_tokens - self._num_chunked_tokens
-        # The first chunk ignores the intervals, which must not increase TTFT.
-        waits = self._num_chunked_tokens > 0 and not detokenizer.finish_reason
-        if pending < (self.stream_interval if waits else 1) or (waits and time.monotonic() < self._next_chunk_at):
-            return None
-        text = detokenizer.next_delta()
-        if not self._num_chunked_tokens and not self.request.exclude_input_in_output:
-            text = self.request.prompt + text
-        if not text and not detokenizer.finish_reason:
-            return None
-        chunk = Chunk(text, pending, self.request.choice)
-        self._num_chunked_tokens = detokenizer.num_tokens
-        if self.request.stream_interval_ms:
-            self._next_chunk_at = time.monotonic() + self.request.stream_interval_ms / 1000
-        return chunk
 
     def completion(self) -> Completion:
         """Return the text so far and the token counts as a result."""

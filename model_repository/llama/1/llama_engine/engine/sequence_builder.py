@@ -7,11 +7,11 @@ from weakref import WeakSet
 
 import torch
 
-from llama_engine.engine.dispatcher import RequestContext
+from llama_engine.engine.events import RequestContext
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.request.parser import GenerationRequest
-from llama_engine.sampling.filters import choice_seed
-from llama_engine.sampling.logits_processor import BadWords, LogitsProcessor
+from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor
+from llama_engine.sampling.draw import choice_seed
 from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.tokenizer import Vocabulary
 
@@ -46,7 +46,7 @@ class PromptShare:
 
 
 def choices_of(request: GenerationRequest) -> list[GenerationRequest]:
-    """Return one request per completion, in order. The first has this request's seed, the others derived seeds."""
+    """Return a request for each completion, in order: the first has this request's seed, the others derived ones."""
     return [request, *(replace(request, choice=at, seed=choice_seed(request.seed, at)) for at in range(1, request.n))]
 
 

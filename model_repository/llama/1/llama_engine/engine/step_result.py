@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from llama_engine.engine.drafts import Draft
+from llama_engine.engine.events import Completion
 from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import InvalidRequest
@@ -19,7 +20,7 @@ class StepResult:
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
     terms: counts of exact INT8 products, including those of failed computations. drafts: the verified ones. verified:
     number of the appended tokens that followed a right guess. preempted: number of preemptions. cache: the KV
-    cache's pages after the step, and what happened to them. dropped_events: KV cache events that weren't published.
+    cache's pages after the step, and what happened to them. dropped_kv_events: KV cache events that weren't published.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -32,14 +33,19 @@ class StepResult:
     verified: int = 0
     preempted: int = 0
     cache: CacheCounts | None = None
-    dropped_events: int = 0
+    dropped_kv_events: int = 0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether a token was appended or an embedding computed."""
+        return bool(self.sampled) or any(isinstance(sequence.result, Completion) for sequence in self.finished)
 
     @property
     def failed(self) -> bool:
-        """Whether the step produced only failures: no token, and a failed computation or sequence.
+        """Whether the step produced only failures: no token or embedding, and a failed computation or sequence.
 
         A sequence that fails with InvalidRequest, because its masks leave no token, doesn't count as a failure.
         """
-        return not self.sampled and bool(
+        return not self.succeeded and bool(
             self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
         )

@@ -158,7 +158,10 @@ class _StructuralTag:
             yield self._rule(self._format(element, ""))
 
     def _tag(self, node: dict[str, Any], begin: str) -> str:
-        """Return the expression of a tag: `begin`, its content, its end. begin: the tag's opening text, or its rest."""
+        """Return the expression of a tag: `begin`, its content, its end.
+
+        begin: what of the tag's opening text isn't written yet; in free text its trigger is.
+        """
         content, end = node.get("content"), _text(node, "end")
         if end and isinstance(content, dict) and content.get("type") == "any_text":
             return self._any_text(end, begin)

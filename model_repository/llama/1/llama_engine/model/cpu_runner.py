@@ -22,9 +22,10 @@ from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
-from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
+from llama_engine.kernels.final_norm import final_norm
+from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 from llama_engine.model.builder import ReadWeights
-from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.model_runner import TokenChunk
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def build_compiled_llama(
 ) -> CompiledLlama:
     """Read an INT8 checkpoint and pack it for the compiled kernels.
 
-    terms: which tokens have two 8-bit terms.
+    terms: which activations have two 8-bit terms.
     """
     embedding = read.keep(reader.embedding())
     layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
@@ -81,10 +82,11 @@ class CpuRunner:
 
     def __init__(self, model: CompiledLlama, shape: KVCacheShape, loras: LoraLimits = NO_LORAS) -> None:
         self._embedding, self._scale = model.embedding, model.llama.architecture.embedding_scale
+        self._norm, self._epsilon = model.llama.norm, model.llama.architecture.epsilon
         self._forward = CpuForward(model.llama, shape, loras=loras)
 
-    def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Compute prompt chunks and cache them; see `ModelRunner`."""
+    def run_chunks(self, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
+        """Compute chunks of tokens and cache them; see `ModelRunner`."""
         lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
         ends = lengths.cumsum(0)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
@@ -97,7 +99,7 @@ class CpuRunner:
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
-        self._forward.set_pages(slot, first, pages)
+        self._forward.cache.set_pages(slot, first, pages)
 
     def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
         """Set the weights of an adapter, or free them; see `ModelRunner`."""
@@ -109,7 +111,7 @@ class CpuRunner:
 
     def copy(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`, in every layer."""
-        self._forward.copy(source, target)
+        self._forward.cache.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step of one token per sequence; return hidden states, [batch, hidden]. span is unused."""
@@ -118,6 +120,10 @@ class CpuRunner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
         return self._forward.logits(hidden)
+
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [n, hidden] after the final norm; see `ModelRunner`."""
+        return final_norm(hidden, self._norm, self._epsilon)
 
     def take_term_counts(self) -> TermCounts:
         """Return the counts of the linear layers since the last call."""

@@ -22,22 +22,42 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The document, with its name and digest, which it contains; the digest is the SHA-256 of the rest of it."""
+    """The document, and some of its fields. digest: the SHA-256 of the other fields but `serving`.
+
+    labels: those of the metric `llama_model_info`.
+    """
 
     name: str
     digest: str
+    tasks: list[str]
+    labels: dict[str, str]
     document: str
 
     @classmethod
-    def of(cls, loaded: LoadedModel, shape: KVCacheShape, defaults: GenerationDefaults) -> ModelDescription:
-        """Describe a model as an engine with this KV cache serves it. docs/api.md lists the fields."""
+    def of(
+        cls, loaded: LoadedModel, shape: KVCacheShape, defaults: GenerationDefaults, memory: str
+    ) -> ModelDescription:
+        """Describe a model as an engine with this KV cache serves it. docs/api.md lists the fields.
+
+        memory: the memory plan for people. The digest leaves it out: replicas may differ in their memory.
+        """
         pretrained, info = loaded.tokenizer.pretrained, loaded.info
+        name, tasks = _name(loaded.name), _tasks(loaded)
+        serving = {
+            "model": loaded.architecture.describe(),
+            "served": info.describe(),
+            "memory": memory,
+            "defaults on Triton's ports": defaults.describe(),
+        }
         fields = {
             "format": FORMAT,
-            "name": _name(loaded.name),
+            "name": name,
             "model_type": loaded.architecture.model_type,
             "max_model_len": shape.max_model_len,
             "vocabulary": loaded.architecture.vocabulary,
+            "embedding_size": loaded.architecture.hidden,
+            "pooling": loaded.pooling.mode if loaded.pooling else "",
+            "tasks": tasks,
             "end_token_ids": sorted(defaults.end_tokens),
             "special_tokens": pretrained.special_tokens_map,
             "chat_templates": loaded.tokenizer.chat_templates,
@@ -53,7 +73,8 @@ class ModelDescription:
             "tokenizer": pretrained.backend_tokenizer.to_str(),
         }
         digest = hashlib.sha256(_json(fields).encode()).hexdigest()
-        return cls(_name(loaded.name), digest, _json({"digest": digest, **fields}))
+        labels = {"computation": info.computation, "kv_cache_dtype": _dtype(shape.dtype), "device": str(info.device)}
+        return cls(name, digest, tasks, labels, _json({"digest": digest, "serving": serving, **fields}))
 
     def reply(self, known_digest: str, adapters: Iterable[Adapter]) -> str:
         """Return the document, or its digest for a client that has the document; and in both the loaded adapters."""
@@ -67,6 +88,12 @@ def _name(name: str) -> str:
     if path.is_dir():
         return path.resolve().name
     return path.stem if path.is_file() else name
+
+
+def _tasks(loaded: LoadedModel) -> list[str]:
+    """Return what the model is for; without an output head it doesn't generate."""
+    generate = ["generate"] if loaded.architecture.has_head else []
+    return [*generate, "embed"] if loaded.pooling else generate
 
 
 def _dtype(dtype: object) -> str:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from llama_engine.kernels.cache_shape import SCALE, KVCacheShape, to_device
+from llama_engine.kernels.cache_shape import SCALE, KVCacheShape
+from llama_engine.kernels.transfers import to_device
 
 
 class KVCache:

@@ -162,8 +162,9 @@ def plan_load(
     dtype = choose_dtype(name, architecture.model_type, settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
     int8 = quantization == "int8"
-    if gguf is not None and (quantization == "nf4" or threshold):
-        raise CheckpointError(f"{name} is a GGUF file; nf4 and an int8_threshold need a checkpoint in safetensors")
+    if (gguf is not None or not architecture.has_head) and (quantization == "nf4" or threshold):
+        kind = "is a GGUF file" if gguf is not None else "has no output head (lm_head)"
+        raise CheckpointError(f"{name} {kind}; nf4 and an int8_threshold need a checkpoint in safetensors with a head")
     # This compares the files with the config, before memory is allocated for what the config says.
     quantized = _saved_format(saved, config, int8)
     reader = WeightReader(saved, architecture, dtype, quantized, int8 or quantized is not None, device)

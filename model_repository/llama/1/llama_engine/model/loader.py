@@ -19,12 +19,13 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.checkpoint.hub import parse_gguf_name, resolve_folder
+from llama_engine.checkpoint.pooling import Pooling, choose_pooling
 from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.kernels.cpu.lora import packed_lora_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
-from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
+from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 from llama_engine.model.builder import ModelInfo
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.dry_run import describe_model
@@ -50,8 +51,9 @@ class LoadedModel:
     """A checkpoint's model, tokenizer and defaults, with a factory of model runners; several engines may share one.
 
     name: path or hub id. max_model_len: maximum tokens of prompt + completion. weights_digest: `SavedTensors.digest`.
-    attention: FlashAttention on a GPU; None uses PyTorch's attention, with masks on a GPU. is_loaded: whether the model
-    has its weights; without them, only its sizes are known.
+    pooling: how embeddings are made; None serves none. attention: FlashAttention on a GPU; None uses PyTorch's
+    attention, with masks on a GPU. is_loaded: whether the model has its weights; without them, only its sizes are
+    known.
     """
 
     name: str
@@ -63,6 +65,7 @@ class LoadedModel:
     max_model_len: int
     info: ModelInfo
     weights_digest: str = ""
+    pooling: Pooling | None = None
     attention: VarlenAttention | None = None
     is_loaded: bool = True
 
@@ -112,17 +115,14 @@ class LoadedModel:
         return TorchRunner(self.model, shape, self.attention, captured, loras)
 
 
-def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> LoadedModel:
-    """Load the settings' checkpoint onto the device. Raises CheckpointError with the reason.
-
-    show_progress: show the progress bars of transformers and downloads.
-    """
+def load_checkpoint(settings: Settings, device: torch.device) -> LoadedModel:
+    """Load the settings' checkpoint onto the device. Raises CheckpointError with the reason."""
     name = resolve_name(settings.model)
     if device.type == "cuda":
         # Otherwise every instance creates a CUDA context on the first GPU, which no memory plan includes.
         torch.cuda.set_device(device)
-    with loading(name, show_progress):
-        folder = resolve_folder(name, settings.revision, show_progress)
+    with loading(name):
+        folder = resolve_folder(name, settings.revision)
         return _load_files(name, read_checkpoint_headers(folder, name), settings, device)
 
 
@@ -136,15 +136,14 @@ def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Setting
 
 
 @contextmanager
-def loading(name: str, show_progress: bool = False) -> Iterator[None]:
+def loading(name: str) -> Iterator[None]:
     """Convert exceptions of the libraries to CheckpointError, and silence their messages and progress bars.
 
-    name: the checkpoint's, for error messages. show_progress: keep transformers' progress bars.
+    name: the checkpoint's, for error messages.
     """
     # transformers' warning about missing weights advises training the model; here, missing weights are refused.
     set_verbosity_error()
-    if not show_progress:
-        disable_progress_bar()
+    disable_progress_bar()
     try:
         yield
     except CheckpointError:
@@ -188,7 +187,11 @@ def _load_files(
     max_model_len: int = settings.max_model_len or min(config.max_position_embeddings, MAX_MODEL_LEN)
     if max_model_len > (positions := max_positions(config)):
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
-    tokenizer = headers.read_tokenizer()
+    tokenizer, pooling = headers.read_tokenizer(), choose_pooling(settings.pooling, headers)
+    if pooling is None and not headers.architecture.has_head:
+        raise CheckpointError(
+            f"{name} has no output head (lm_head), and serves embeddings alone: set pooling to last or mean"
+        )
     load = describe_model if dry_run else load_model
     model, info, attention = load(name, headers, settings, device, max_model_len)
     return LoadedModel(
@@ -201,6 +204,7 @@ def _load_files(
         max_model_len=max_model_len,
         info=info,
         weights_digest=headers.saved.digest(),
+        pooling=pooling,
         attention=attention,
         is_loaded=not dry_run,
     )

@@ -1,4 +1,4 @@
-"""The interface of model runners: forward passes over a KV cache for prefill and decode, and logits."""
+"""The interface of model runners: forward passes of chunks and of decode steps over a KV cache, and logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.kernels.activation_terms import TermCounts
 
 
-class PromptChunk(NamedTuple):
+class TokenChunk(NamedTuple):
     """Consecutive tokens of one sequence. slot: its slot in the page table. start: position of the first token."""
 
     slot: int
@@ -25,8 +25,10 @@ class ModelRunner(Protocol):
     Every pass is repeatable: it writes the same keys and values again and has no other side effects.
     """
 
-    def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Compute prompt chunks and cache them; return the hidden states of their last tokens, [chunks, hidden].
+    def run_chunks(self, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
+        """Compute successive tokens of prompts, or a last token and its drafts, and cache them.
+
+        Returns the hidden states of each chunk's last token, [chunks, hidden].
 
         every: return the hidden states of all tokens instead, [tokens, hidden].
         """
@@ -56,6 +58,9 @@ class ModelRunner(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
+
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [n, hidden] after the final norm, in float32; each has the same bits for any n."""
 
     def take_term_counts(self) -> TermCounts:
         """Return how many tokens the linear layers had since the last call; empty if they aren't counted."""

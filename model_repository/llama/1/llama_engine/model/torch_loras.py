@@ -17,7 +17,7 @@ import torch
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.tensor_names import SavedLinear, layer_linears
-from llama_engine.kernels.lora_limits import LoraLimits, lora_parts
+from llama_engine.kernels.lora_layout import LoraLimits, lora_parts
 from llama_engine.model.llama import Adapt, without_adapters
 
 

@@ -1,6 +1,6 @@
 """The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for CPUs and GPUs.
 
-Each prompt chunk takes one call, over a copy of the sequence's pages. On a CPU so does each sequence of a decode step;
+Each chunk takes one call, over a copy of the sequence's pages. On a CPU so does each sequence of a decode step;
 on a GPU that would be launch-bound, and all take one call with a mask over the longest sequence. With FlashAttention a
 pass takes one call, which reads the pages where they are.
 """
@@ -17,17 +17,19 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.kernels.activation_terms import TermCounts
-from llama_engine.kernels.cache_shape import KVCacheShape, lists_to_device
+from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.kernels.final_norm import final_norm
 from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
-from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
+from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
+from llama_engine.kernels.transfers import lists_to_device
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama, softcap
-from llama_engine.model.model_runner import PromptChunk
+from llama_engine.model.model_runner import TokenChunk
 from llama_engine.model.torch_loras import TorchLoras
 
 
 class Extent(NamedTuple):
-    """Consecutive positions of a slot: a prompt chunk or a single token.
+    """Consecutive positions of a slot: a chunk or a single token.
 
     masks: which positions the tokens of a chunk attend to, by a layer's window, [length, start + length], bool. Without
     a mask, attention is causal within the chunk, or that of a single token.
@@ -70,8 +72,8 @@ class TorchRunner:
         # `Layout.first` of a decode step, where every sequence has one query.
         self._first = torch.arange(shape.slots + 1, dtype=torch.int32, device=self.device)
 
-    def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
-        """Compute prompt chunks and cache them; see `ModelRunner`."""
+    def run_chunks(self, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
+        """Compute chunks of tokens and cache them; see `ModelRunner`."""
         counts = [len(chunk.tokens) for chunk in chunks]
         if self._attention is not None:
             ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
@@ -129,6 +131,10 @@ class TorchRunner:
         """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
         return self.model.logits(hidden)
 
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [n, hidden] after the final norm; see `ModelRunner`."""
+        return final_norm(hidden, self.model.norm, self.model.architecture.epsilon)
+
     def take_term_counts(self) -> TermCounts:
         """Return nothing: only the compiled kernels count terms."""
         return {}
@@ -145,7 +151,7 @@ class TorchRunner:
             for position in (0, shape.max_model_len - 1):
                 self.logits(self.decode(slots, tokens, torch.full_like(tokens, position), position + 1))
 
-    def _extent(self, chunk: PromptChunk) -> Extent:
+    def _extent(self, chunk: TokenChunk) -> Extent:
         slot, start, length = chunk.slot, chunk.start, len(chunk.tokens)
         if length == 1:
             return Extent(slot, start, length)
@@ -211,7 +217,7 @@ class TorchRunner:
         return self._attend(grouped[None], keys[None], values[None]).reshape(query.shape)
 
     def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Return the attention [length, heads, dim] of one prompt chunk."""
+        """Return the attention [length, heads, dim] of one chunk."""
         if extent.length == 1:
             return self._attend_token(layer, extent, query)
         length = extent.start + extent.length

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from llama_engine.engine.dispatcher import Result, finish_reason
+from llama_engine.engine.events import Result, finish_reason
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 

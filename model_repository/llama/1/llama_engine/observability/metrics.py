@@ -153,7 +153,7 @@ PREFIX_HITS = Metric(
     "llama_prefix_cache_hits_total", "counter", "Prompt tokens of llama_prefix_cache_queries_total that were found."
 )
 EVICTIONS = Metric("llama_kv_cache_evictions_total", "counter", "Cached pages that gave way to a sequence's new page.")
-DROPPED_EVENTS = Metric(
+DROPPED_KV_EVENTS = Metric(
     "llama_kv_events_dropped_total",
     "counter",
     "Events (kv_events) that were dropped because too many waited; subscribers then take the KV cache to be empty.",
@@ -189,9 +189,9 @@ MODEL_INFO = Metric(
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_SEQUENCES, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
-    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, DROPPED_EVENTS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
-    DRAFT_TOKENS, ACCEPTED_DRAFT_TOKENS, INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS, LOADED_ADAPTERS,
-    MODEL_INFO,
+    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, DROPPED_KV_EVENTS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS,
+    LAST_STEP, DRAFT_TOKENS, ACCEPTED_DRAFT_TOKENS, INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS,
+    LOADED_ADAPTERS, MODEL_INFO,
 )  # fmt: skip
 
 

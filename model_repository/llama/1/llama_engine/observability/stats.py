@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from functools import partial
 
-from llama_engine.engine.dispatcher import Completion, finish_reason
+from llama_engine.engine.events import Completion, finish_reason
 from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.step_result import StepResult
@@ -73,12 +73,12 @@ class Stats:
                 self._counts[metrics.ACCEPTED_DRAFT_TOKENS, draft.source] += draft.accepted
             if step.preempted:
                 self._counts[metrics.PREEMPTIONS, ""] += step.preempted
-            if step.dropped_events:
-                self._counts[metrics.DROPPED_EVENTS, ""] += step.dropped_events
+            if step.dropped_kv_events:
+                self._counts[metrics.DROPPED_KV_EVENTS, ""] += step.dropped_kv_events
             self._last_step = now
             self._set_load(running, waiting, step.cache)
             # After a failure, steps that only prefill must not update metrics.LAST_STEP: sampling may still fail.
-            self._failing = not step.sampled and (step.failed or self._failing)
+            self._failing = not step.succeeded and (step.failed or self._failing)
             if not self._failing:
                 self._gauges[metrics.LAST_STEP, ""] = time.time()
 

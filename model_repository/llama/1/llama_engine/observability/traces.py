@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from llama_engine.engine.dispatcher import finish_reason
+from llama_engine.engine.events import finish_reason
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.errors import Cancelled, RequestError
 

@@ -232,6 +232,10 @@ class RequestParameters:
         None, _LOG_PROBS,
         "Returns the output `prompt_logprobs`: log probabilities of each prompt token and of this many likeliest ones.",
     )
+    return_embedding: bool = parameter(
+        False, Flag(),
+        "True returns the `embedding` of the prompt and generates nothing; the setting `pooling` says how.",
+    )
     return_perf_metrics: bool = parameter(
         False, Flag(),
         "True returns the four times of the request.",
@@ -276,8 +280,17 @@ DESCRIPTION = "description_digest"
 LORA_PATH = "lora_path"
 """The parameter of a request that loads or unloads an adapter; it has no prompt."""
 
-NOT_SAMPLING = (*PROMPTS, DESCRIPTION, LORA_PATH, "resume_ids", "lora_digest", "stream", "sampling_parameters")
+NOT_SAMPLING = (
+    *(*PROMPTS, DESCRIPTION, LORA_PATH, "resume_ids", "lora_digest", "stream", "return_embedding"),
+    "sampling_parameters",
+)
 """Parameters that are not sampling parameters."""
+
+BESIDE_EMBEDDING = {
+    *(*PROMPTS, DESCRIPTION, "return_embedding", "priority", "cache_salt", "lora_name", "lora_task_id", "lora_digest"),
+    *("return_perf_metrics", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"),
+}
+"""Parameters of a request for an embedding; the others are of a completion."""
 
 SAMPLING_PARAMETERS: Mapping[str, str] = {
     **{name: parameter for name, parameter in NAMES.items() if parameter not in NOT_SAMPLING},

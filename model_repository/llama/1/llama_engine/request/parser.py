@@ -22,7 +22,14 @@ from llama_engine.errors import ContextExceeded, InvalidRequest, OtherModel
 from llama_engine.request.adapters import Adapter, requested_adapter
 from llama_engine.request.collection_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
-from llama_engine.request.parameters import DESCRIPTION, GUIDE_TYPES, LORA_PATH, MAX_COMPLETIONS, RequestParameters
+from llama_engine.request.parameters import (
+    BESIDE_EMBEDDING,
+    DESCRIPTION,
+    GUIDE_TYPES,
+    LORA_PATH,
+    MAX_COMPLETIONS,
+    RequestParameters,
+)
 from llama_engine.request.raw_values import RawElement, RawInputs, RequestValues, raw_elements
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -62,6 +69,7 @@ class GenerationRequest(RequestParameters):
             self.needs_log_probs
             or self.prompt_logprobs is not None
             or self.return_output_ids
+            or self.return_embedding
             or self.return_perf_metrics
         )
 
@@ -72,7 +80,7 @@ class RequestParser:
 
     max_model_len: maximum tokens of prompt + completion. truncate_max_tokens: default of the request parameter: whether
     a max_tokens that doesn't fit is reduced instead of refused. digest: of the model's description. adapters: returns
-    the loaded ones.
+    the loaded ones. generates: whether the model gives completions. embeds: whether it gives embeddings.
     """
 
     tokenizer: Tokenizer
@@ -81,6 +89,8 @@ class RequestParser:
     truncate_max_tokens: bool = False
     digest: str = ""
     adapters: Callable[[], Sequence[Adapter]] = tuple
+    generates: bool = True
+    embeds: bool = False
 
     def parse(self, inputs: RawInputs, values: RequestValues | None = None) -> list[GenerationRequest]:
         """Return one request per batch element. Raises InvalidRequest for the first violation of a bound.
@@ -114,6 +124,11 @@ class RequestParser:
         prompt, tokens = self._prompt(element)
         values = {"seed": secrets.randbits(64), **self.defaults.values, **element.values()}
         request = GenerationRequest(prompt, tokens, **values)  # type: ignore[arg-type]  # bounds give the fields' types
+        if request.return_embedding:
+            return self._embedding_request(request, element)
+        if not self.generates:
+            bound = "true: the checkpoint has no output head (lm_head), and serves embeddings alone"
+            raise element.refusal("return_embedding", "false or missing", bound)
         request = self._with_lengths(request, element)
         if request.top_p == 0:
             # TensorRT-LLM's clients send top_p 0 for greedy decoding.
@@ -132,6 +147,17 @@ class RequestParser:
             stop_token_ids=stop_token_ids,
             prediction_tokens=self._prediction_tokens(request),
             adapter=requested_adapter(request, element, self.adapters()),
+        )
+
+    def _embedding_request(self, request: GenerationRequest, element: RawElement) -> GenerationRequest:
+        """Return a request for an embedding, which generates no token. Refuses it beside parameters of a completion."""
+        if not self.embeds:
+            bound = "false: the setting pooling is off, or auto and the checkpoint has no pooling of its own"
+            raise element.refusal("return_embedding", "true", bound)
+        if others := sorted(element.raw.keys() - BESIDE_EMBEDDING):
+            raise element.refusal(others[0], "given", "missing beside return_embedding, which generates nothing")
+        return replace(
+            request, max_tokens=0, min_tokens=0, adapter=requested_adapter(request, element, self.adapters())
         )
 
     def _prompt(self, element: RawElement) -> tuple[str, tuple[int, ...]]:

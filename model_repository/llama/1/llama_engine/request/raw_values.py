@@ -7,7 +7,7 @@ must be equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -72,7 +72,7 @@ def raw_elements(inputs: RawInputs, values: RequestValues) -> list[RawElement]:
     batch_size = _batch_size(inputs)
     for name, value in inputs.items():
         if name not in NAMES:
-            raise InvalidRequest("", name, f" is no input of this model{_suggestion(name)}")
+            raise InvalidRequest("", name, f" is no input of this model{_suggestion(name, NAMES)}")
         parameter = PARAMETERS[NAMES[name]]
         if value.ndim != 2 or value.shape[0] != batch_size or (value.shape[1] != 1 and not parameter.is_list):
             columns = "number of words" if parameter.type == "STRING" else "number of values"
@@ -108,7 +108,7 @@ def _element(inputs: RawInputs, common: list[RawValue], index: int, prefix: str)
     def add(new: RawValue, names: Mapping[str, str], kind: str) -> None:
         name = names.get(new.name)
         if name is None:
-            raise InvalidRequest(prefix, show(new.name), f" is no {kind}{_suggestion(new.name)}")
+            raise InvalidRequest(prefix, show(new.name), f" is no {kind}{_suggestion(new.name, names)}")
         first = raw.setdefault(name, new)
         if first is not new and not _agree(PARAMETERS[name].bound, first, new):
             values = f"is {show(first.value)} and {new.name} is {show(new.value)}"
@@ -149,6 +149,6 @@ def _sampling_parameters(value: object, prefix: str) -> dict[str, object]:
     return values
 
 
-def _suggestion(name: str) -> str:
-    near = get_close_matches(name[:64], NAMES, 1)
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    near = get_close_matches(name[:64], names, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.kernels.cache_shape import to_device, to_host
-from llama_engine.model.model_runner import ModelRunner, PromptChunk
+from llama_engine.kernels.transfers import to_device, to_host
+from llama_engine.model.model_runner import ModelRunner, TokenChunk
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence as EngineSequence
@@ -69,7 +69,7 @@ def unpack(packed: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
 def token_scores(
     model: ModelRunner,
     sequences: Sequence[EngineSequence],
-    chunks: Sequence[PromptChunk],
+    chunks: Sequence[TokenChunk],
     hidden: torch.Tensor,
     block_size: int,
 ) -> list[list[TokenLogProbs]]:

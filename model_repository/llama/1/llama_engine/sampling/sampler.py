@@ -1,8 +1,8 @@
 """Samples the next token of every sequence of a batch, each with its own parameters.
 
 The order is: bias, repetition penalty, frequency and presence penalties, mask, temperature, min-p, top-k, top-p, draw.
-Penalties (`state`), sorting and noise (`draw`) are skipped if no sequence of the batch uses them. A sequence's token
-never depends on the features that others use.
+Penalties, sorting and noise (`draw`) are skipped if no sequence of the batch uses them. A sequence's token never
+depends on the features that others use.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.kernels.cache_shape import to_device
-from llama_engine.sampling.filters import (
-    apply_temperature,
-    draw,
-    draw_on_cpu,
-    keep_min_p,
-    keep_top_k_top_p,
-    position_keys,
-)
+from llama_engine.kernels.transfers import to_device
+from llama_engine.sampling.bias_and_masks import LogitsProcessor, forbidden
+from llama_engine.sampling.draw import draw, draw_on_cpu, position_keys
+from llama_engine.sampling.filters import apply_temperature, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.log_probs import log_probs_of
-from llama_engine.sampling.logits_processor import LogitsProcessor, forbidden
-from llama_engine.sampling.state import Elements, SamplingFeatures, SamplingState, penalize_output, penalize_repetition
+from llama_engine.sampling.penalties import penalize_output, penalize_repetition
+from llama_engine.sampling.state import Elements, SamplingFeatures, SamplingState
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence

@@ -1,7 +1,4 @@
-"""The sampler's state of a batch: the features that its sequences use, their parameters and histories as tensors.
-
-The penalties of these histories have the formulas of transformers' logits processors and, for OpenAI's, of vLLM.
-"""
+"""The sampler's state of a batch: the features that its sequences use, their parameters and histories as tensors."""
 
 from __future__ import annotations
 
@@ -11,18 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from llama_engine.kernels.cache_shape import to_device
+from llama_engine.kernels.transfers import to_device
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence
 
 _PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p")
 
-
 Elements = slice | list[int]
 """Batch indices: a slice, whose views of the state can be captured in a CUDA graph, or each one."""
-
-_FINITE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -116,24 +110,3 @@ class SamplingState:
         for state in (self.parameters, self.top_k, self.in_prompt, self.counts):
             state[target] = state[source]
         self.seeds[target] = self.seeds[source]
-
-
-def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
-    """Divide positive and multiply negative logits of tokens seen in prompt or completion.
-
-    logits: [batch, vocabulary]. seen: the same, bool. penalty: [batch], > 0, 1 = off. Source: CTRL, arXiv:1909.05858.
-    """
-    factor = penalty[:, None]
-    penalized = torch.where(logits > 0, logits / factor, logits * factor)
-    # A penalty near float32's limits can overflow to infinity, which later processors would turn into NaN.
-    return torch.where(seen, penalized.clamp(-_FINITE, _FINITE), logits)
-
-
-def penalize_output(
-    logits: torch.Tensor, counts: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor
-) -> torch.Tensor:
-    """Subtract `frequency` per occurrence in the completion, and `presence` once.
-
-    logits: [batch, vocabulary]. counts: the same, occurrences. frequency, presence: [batch], 0 = off.
-    """
-    return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)

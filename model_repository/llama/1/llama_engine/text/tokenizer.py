@@ -119,7 +119,7 @@ class Tokenizer:
     _in_json: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt, including the tokenizer's special tokens (a Llama's BOS)."""
+        """Return the token ids of a prompt with those that the tokenizer adds, such as BOS; a second BOS is dropped."""
         # verbose=False: no warning about prompts beyond the tokenizer's limit; the caller checks max_model_len.
         tokens = tuple(self.pretrained(text, verbose=False)["input_ids"])
         bos = self.pretrained.bos_token_id
@@ -148,7 +148,7 @@ class Tokenizer:
         return {"default": templates} if isinstance(templates, str) else dict(templates)
 
     def encode_inside(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text within a prompt, without special tokens such as BOS."""
+        """Return the token ids of a text within a prompt; unlike `encode`, this adds no special tokens such as BOS."""
         return tuple(self.pretrained(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

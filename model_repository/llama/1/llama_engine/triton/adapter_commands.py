@@ -15,7 +15,7 @@ from llama_engine.errors import CheckpointError, GenerationError, InvalidRequest
 from llama_engine.observability.stats import Stats
 from llama_engine.request.adapters import Adapter, AdapterCommand, adapters_json
 from llama_engine.request.parameters import LORA_PATH
-from llama_engine.triton.response import Response
+from llama_engine.triton.responder import Responder
 
 MAX_RUNNING = 16
 """Commands at a time: each has a thread, and an unload can wait for a long sequence."""
@@ -36,12 +36,12 @@ class AdapterCommands:
         self._scheduler, self._dispatcher, self._stats = scheduler, dispatcher, stats
         # Added commands wait for their adapter to unload; None loads.
         self._added: list[tuple[Future[Adapter | None], Adapter | None]] = []
-        # Guards the responses that aren't answered yet, so that each is answered once.
+        # Guards the responders of commands that run, so that each command is answered once.
         self._lock = threading.Lock()
-        self._running: dict[Response, threading.Thread] = {}
+        self._running: dict[Responder, threading.Thread] = {}
         stats.record_adapters(len(adapters.loaded()))
 
-    def add(self, command: AdapterCommand, response: Response) -> None:
+    def add(self, command: AdapterCommand, responder: Responder) -> None:
         """Add a command for `start`. Later requests can't name an adapter that it unloads.
 
         Raises InvalidRequest, QueueFull if MAX_RUNNING commands run, and GenerationError if no thread can be started.
@@ -50,7 +50,7 @@ class AdapterCommands:
             raise InvalidRequest(f"{LORA_PATH} is given; it must be missing: the setting lora_folder is off")
         scheduled: Future[Adapter | None] = Future()
         # A temporary thread: PyTorch keeps an OpenMP pool for every thread that has computed.
-        arguments = (command, scheduled, Path(self._folder), response)
+        arguments = (command, scheduled, Path(self._folder), responder)
         thread = threading.Thread(target=self._run, args=arguments, name="adapters", daemon=True)
         with self._lock:
             if len(self._running) >= MAX_RUNNING:
@@ -59,9 +59,9 @@ class AdapterCommands:
                 # Start it before the adapter is removed, which can't be undone.
                 thread.start()
             except RuntimeError as error:
-                _log.exception("no thread for request %s", response.name)
+                _log.exception("no thread for request %s", responder.name)
                 raise GenerationError(_FAILURE) from error
-            self._running[response] = thread
+            self._running[responder] = thread
         try:
             self._added.append((scheduled, None if command.path else self._adapters.remove(command.name)))
         except InvalidRequest as error:
@@ -83,11 +83,11 @@ class AdapterCommands:
             thread.join(max(deadline - time.monotonic(), 0))
         with self._lock:
             unanswered = [*self._running]
-        for response in unanswered:
-            self._answer(response, Stopping())
+        for responder in unanswered:
+            self._answer(responder, Stopping())
 
     def _run(
-        self, command: AdapterCommand, scheduled: Future[Adapter | None], folder: Path, response: Response
+        self, command: AdapterCommand, scheduled: Future[Adapter | None], folder: Path, responder: Responder
     ) -> None:
         try:
             removed = scheduled.result()
@@ -97,12 +97,12 @@ class AdapterCommands:
                 self._scheduler.wait_until_unused(removed)
                 self._adapters.free(removed)
         except (InvalidRequest, Stopping) as error:
-            self._answer(response, error)
+            self._answer(responder, error)
         except Exception:  # noqa: BLE001 - any failure: the client must get a response
-            _log.exception("request %s: adapter %s could not be loaded or unloaded", response.name, command.name)
-            self._answer(response, GenerationError(_FAILURE))
+            _log.exception("request %s: adapter %s could not be loaded or unloaded", responder.name, command.name)
+            self._answer(responder, GenerationError(_FAILURE))
         else:
-            self._answer(response)
+            self._answer(responder)
 
     def _load(self, command: AdapterCommand, folder: Path) -> None:
         try:
@@ -112,16 +112,16 @@ class AdapterCommands:
             message = str(error).replace(str(folder), folder.name)
             raise InvalidRequest(f"{LORA_PATH} is ", repr(command.path), f": {message}") from error
 
-    def _answer(self, response: Response, error: RequestError | None = None) -> None:
-        """Send the loaded adapters, or an error; nothing if the response has been sent."""
+    def _answer(self, responder: Responder, error: RequestError | None = None) -> None:
+        """Send the loaded adapters, or an error; nothing if the request has been answered."""
         with self._lock:
-            if self._running.pop(response, None) is None:
+            if self._running.pop(responder, None) is None:
                 return
             loaded = self._adapters.loaded()
             self._stats.record_adapters(len(loaded))
             if error is None:
-                response.text = adapters_json(loaded)
+                responder.text = adapters_json(loaded)
             else:
                 self._stats.record_refused(error)
-                response.refuse(error)
-            self._dispatcher.post_again(response)
+                responder.refuse(error)
+            self._dispatcher.wake(responder)

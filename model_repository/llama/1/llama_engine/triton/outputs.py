@@ -1,7 +1,7 @@
 """The outputs of a response as Triton tensors, those of every response and those that a request asks for.
 
-Tensors have one dimension, with one value per completion, because TensorRT-LLM's clients read `output[0]`. Three have
-two dimensions: `sequence_index`, `output_ids` and `output_log_probs`.
+Tensors have one dimension, with one value per completion, because TensorRT-LLM's clients read `output[0]`. Four have
+two dimensions: `sequence_index`, `output_ids`, `output_log_probs` and `embedding`.
 
 The JSON of log probabilities has the format of Triton's vLLM backend: a list with one object per token. The object maps
 the ids of the token and of the most likely tokens to `logprob`, `rank` (1 is the most likely) and `decoded_token`; an
@@ -19,7 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from llama_engine.engine.dispatcher import Completion
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence as EngineSequence
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.tokenizer import Tokenizer
@@ -98,6 +98,8 @@ def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool)
         outputs["logprobs"] = _texts(writer.output_json(span) for span in spans)
     if any(request.prompt_logprobs is not None for request in requests) and not any(span.first for span in spans):
         outputs["prompt_logprobs"] = _texts(writer.prompt_json(span.sequence) for span in spans)
+    if any(request.return_embedding for request in requests):
+        outputs["embedding"] = _embeddings([span.sequence for span in spans])
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
     tensors = [pb_utils.Tensor(name, values) for name, values in outputs.items()]
@@ -121,6 +123,13 @@ def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
             log_probs = [token.log_prob for token in span.sequence.log_probs[span.first : span.last]]
             target[: len(log_probs)] = log_probs
     return values
+
+
+def _embeddings(sequences: Sequence[EngineSequence]) -> NDArray[np.float32]:
+    """Return embeddings [sequences, hidden], 0 where none is requested."""
+    embeddings = [each.result.embedding for each in sequences if isinstance(each.result, Completion)]
+    none = (0.0,) * max(map(len, embeddings))
+    return np.array([embedding or none for embedding in embeddings], dtype=np.float32)
 
 
 def _cumulated(span: Span) -> float:
@@ -155,7 +164,10 @@ def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:
     times: Mapping[str, Callable[[EngineSequence], float]] = {
         "arrival_time_ns": lambda sequence: sequence.arrived_at,
         "first_scheduled_time_ns": lambda sequence: sequence.admitted_at,
-        "first_token_time_ns": lambda sequence: sequence.first_token_at,
+        # An embedding has no token, only the time of its end.
+        "first_token_time_ns": lambda sequence: (
+            sequence.first_token_at if sequence.has_sampled else sequence.finished_at
+        ),
         # A sequence finishes with its last token.
         "last_token_time_ns": lambda sequence: sequence.finished_at,
     }

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.engine.dispatcher import RequestContext, ResponseDispatcher
+from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import RequestContext
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.request.adapters import AdapterCommand, parse_command
 from llama_engine.request.parameters import DESCRIPTION, LORA_PATH, PROMPTS
 from llama_engine.request.parser import RequestParser
-from llama_engine.triton.response import Response
+from llama_engine.triton.responder import Responder
 
 if TYPE_CHECKING:
     from llama_engine.observability.traces import Traces
@@ -96,43 +97,43 @@ class RequestDecoder:
     log: RequestLog
     stats: Stats
     dispatcher: ResponseDispatcher
-    add_command: Callable[[AdapterCommand, Response], None]
+    add_command: Callable[[AdapterCommand, Responder], None]
     traces: Traces | None = None
 
-    def decode(self, request: pb_utils.InferenceRequest) -> Response:
-        """Return a response object: the request's sequences, a text, a command's, or an error if it is invalid."""
-        name = self.log.name(_request_id(request))
-        response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
+    def decode(self, request: pb_utils.InferenceRequest) -> Responder:
+        """Return the request's responder: with its sequences, a text, its command's answer to come, or an error."""
+        name, dispatcher = self.log.name(_request_id(request)), self.dispatcher if self.inflight else None
+        responder = Responder(request, self.log, name, self.engine.tokenizer, dispatcher)
         try:
-            self._read(request, response)
+            self._read(request, responder)
         except RequestError as error:
-            self._refuse(response, error)
+            self._refuse(responder, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
-            _log.exception("request %s could not be read; its client gets an error", response.name)
-            self._refuse(response, GenerationError("the request could not be read; the server's log has the reason"))
-        return response
+            _log.exception("request %s could not be read; its client gets an error", responder.name)
+            self._refuse(responder, GenerationError("the request could not be read; the server's log has the reason"))
+        return responder
 
-    def _read(self, request: pb_utils.InferenceRequest, response: Response) -> None:
-        """Add the request's sequences to the response, or the description that it asks for; or add its command."""
+    def _read(self, request: pb_utils.InferenceRequest, responder: Responder) -> None:
+        """Add the request's sequences to the responder, or the description that it asks for; or add its command."""
         # The parser refuses unknown parameters: a misspelled input of /generate arrives as one.
         parameters = _parameters(request)
         streams = True
         if (forwarded := _forwarded(parameters)) is not None:
             parameters, streams = forwarded
         if self.traces is not None and TRACEPARENT in parameters:
-            response.trace = partial(self.traces.record, str(parameters[TRACEPARENT]))
+            responder.trace = partial(self.traces.record, str(parameters[TRACEPARENT]))
         values = {name: value for name, value in parameters.items() if name not in IGNORED_PARAMETERS}
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         has_prompt = any(prompt in inputs for prompt in PROMPTS)
         if DESCRIPTION in inputs and not has_prompt:
             digest = self.parser.parse_digest(inputs, values)
-            response.text = self.engine.description.reply(digest, self.engine.adapters.loaded())
-            self.dispatcher.post_again(response)
+            responder.text = self.engine.description.reply(digest, self.engine.adapters.loaded())
+            self.dispatcher.wake(responder)
             return
         if LORA_PATH in inputs and not has_prompt:
             if not self.inflight:
                 raise InvalidRequest(f"{LORA_PATH} is given; it must be missing under scheduling 'batch'")
-            self.add_command(parse_command(inputs, values), response)
+            self.add_command(parse_command(inputs, values), responder)
             return
         deadline = self.queue_policy.deadline(request.timeout())
         requests = self.parser.parse(inputs, values)
@@ -142,15 +143,15 @@ class RequestDecoder:
             raise InvalidRequest(f"stream is true; it must be false: {model} answers in one response")
         if stream and len(requests) > 1:
             raise InvalidRequest(f"stream is true in a batch of {len(requests)}; it must be false, or the batch size 1")
-        response.stream = stream
-        context = RequestContext(response, response.name, stream, deadline)
+        responder.stream = stream
+        context = RequestContext(responder, responder.name, stream, deadline)
         choices = self.engine.builder.choices
-        response.add([sequence for request in requests for sequence in choices(request, context)])
+        responder.add([sequence for request in requests for sequence in choices(request, context)])
 
-    def _refuse(self, response: Response, error: RequestError) -> None:
-        response.refuse(error)
+    def _refuse(self, responder: Responder, error: RequestError) -> None:
+        responder.refuse(error)
         self.stats.record_refused(error)
-        self.dispatcher.post([(response, error)])
+        self.dispatcher.post([(responder, error)])
 
 
 def _parameters(request: pb_utils.InferenceRequest) -> dict[str, object]:

@@ -44,7 +44,7 @@ _MAX_TOKEN = 4096
 """Longest token; real ones have at most some hundred characters."""
 
 _SINGLE_DIGITS = {"smollm", "refact", "starcoder", "command-r", "codeshell"}
-"""Each digit, and then GPT-2's words."""
+"""Pre-tokenizers that split off each digit before GPT-2's words."""
 
 
 def read_gguf_tokenizer(file: GgufFile, config: PreTrainedConfig) -> Tokenizer:

@@ -11,8 +11,8 @@
 #include "byte_terms.h"
 
 struct Amx {
-    static constexpr int GROUP = 32;
-    static constexpr int INTERLEAVED = OUTLIER_GROUP;
+    static constexpr int TOKEN_BLOCK = 32;
+    static constexpr int INTERLEAVED = OUTLIER_BLOCK;
     static constexpr int TILE_INPUTS = 64;
 
     // torch's own products may have configured this thread's tiles since the phase before.
@@ -44,12 +44,12 @@ struct Amx {
                 _tile_dpbsud(3, 5, 7);
             }
         }
-        constexpr int ROW = 2 * OUTPUTS * sizeof(int32_t);
-        _tile_stored(0, result[0][0], ROW);
-        _tile_stored(1, result[0][1], ROW);
+        constexpr int TOKEN_BYTES = 2 * OUTPUTS * sizeof(int32_t);
+        _tile_stored(0, result[0][0], TOKEN_BYTES);
+        _tile_stored(1, result[0][1], TOKEN_BYTES);
         if (both) {
-            _tile_stored(2, result[16][0], ROW);
-            _tile_stored(3, result[16][1], ROW);
+            _tile_stored(2, result[16][0], TOKEN_BYTES);
+            _tile_stored(3, result[16][1], TOKEN_BYTES);
         }
     }
 

@@ -2,14 +2,14 @@
 //
 // AVX2's product of bytes saturates; that of 16-bit integers is exact, and takes q itself in place of two terms.
 #pragma once
-#include "token_groups.h"
+#include "token_blocks.h"
 
 struct Avx2 {
     static constexpr int ZERO = 0;
     static constexpr int INPUTS = 2;
     static constexpr int BYTES = 2;
-    static constexpr int GROUP = 6;               // two registers each, two for weights, one for a pair, one for products
-    static constexpr int INTERLEAVED = GROUP;
+    static constexpr int TOKEN_BLOCK = 6;         // two registers each, and four for weights, a pair and products
+    static constexpr int INTERLEAVED = TOKEN_BLOCK;
     static constexpr int64_t EXACT_INPUTS = 512;  // whose sums fit int32: 512 · 128 · 32,258 < 2³¹
 
     using Term = int16_t;
@@ -43,32 +43,32 @@ struct Avx2 {
 
     static void begin() {}
 
-    static void store(const Quantized& to, int64_t token, int i, Lanes q, Lanes) { store_in_group<Avx2>(to, token, i, q); }
+    static void store(const Quantized& to, int64_t token, int i, Lanes q, Lanes) { store_in_block<Avx2>(to, token, i, q); }
 
     static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t first, int64_t last, Prefetch next,
                          Lanes (*result)[2]) {
         const int tokens = static_cast<int>(last - first);
-        const Term* group = reinterpret_cast<const Term*>(x.terms) + first * x.inputs;
+        const Term* terms = reinterpret_cast<const Term*>(x.terms) + first * x.inputs;
         next.bytes /= 2;  // for each of the two blocks
         for (int b = 0; b < 2; b++) {
             const uint8_t* weight = m.weight + (block + b) * OUTPUTS * m.inputs;
-            double total[GROUP][OUTPUTS] = {};
+            double total[TOKEN_BLOCK][OUTPUTS] = {};
             for (int64_t k = 0; k < m.inputs; k += EXACT_INPUTS) {
                 const uint8_t* half = weight + k * OUTPUTS;  // a register holds half of a block
-                alignas(32) int32_t sums[GROUP][OUTPUTS];
-                with_count<GROUP>(tokens, [&](auto n) {
-                    sum_products<Avx2, decltype(n)::value>(half, half + OUTPUTS / 2 * INPUTS, group + k * GROUP,
+                alignas(32) int32_t sums[TOKEN_BLOCK][OUTPUTS];
+                with_count<TOKEN_BLOCK>(tokens, [&](auto n) {
+                    sum_products<Avx2, decltype(n)::value>(half, half + OUTPUTS / 2 * INPUTS, terms + k * TOKEN_BLOCK,
                                                            std::min(m.inputs - k, EXACT_INPUTS), next,
                                                            reinterpret_cast<Sums*>(sums));
                 });
                 next.advance(EXACT_INPUTS / INPUTS);
-                for (int r = 0; r < tokens; r++)
-                    for (int o = 0; o < OUTPUTS; o++) total[r][o] += sums[r][o];
+                for (int t = 0; t < tokens; t++)
+                    for (int o = 0; o < OUTPUTS; o++) total[t][o] += sums[t][o];
             }
-            for (int r = 0; r < tokens; r++) {
+            for (int t = 0; t < tokens; t++) {
                 float whole[OUTPUTS];
-                for (int o = 0; o < OUTPUTS; o++) whole[o] = static_cast<float>(total[r][o]);
-                result[r][b] = load(whole);
+                for (int o = 0; o < OUTPUTS; o++) whole[o] = static_cast<float>(total[t][o]);
+                result[t][b] = load(whole);
             }
         }
     }

@@ -1,11 +1,11 @@
 // The integer product with AVX512-VNNI: four products of a byte of weights and a byte of a term at a time.
 #pragma once
 #include "byte_terms.h"
-#include "token_groups.h"
+#include "token_blocks.h"
 
 struct Avx512Vnni {
-    static constexpr int GROUP = 8;  // two registers each: divides the usual 8, 16, 32 and 64 tokens, and hides latencies
-    static constexpr int INTERLEAVED = OUTLIER_GROUP;
+    static constexpr int TOKEN_BLOCK = 8;  // two registers each: divides 8, 16, 32 and 64 tokens, and hides latencies
+    static constexpr int INTERLEAVED = OUTLIER_BLOCK;
     static constexpr int INPUTS = 4;
 
     using Term = int8_t;
@@ -30,13 +30,13 @@ struct Avx512Vnni {
     static void begin() {}
 
     static void store_term(const Quantized& to, int64_t token, int i, Lanes value) {
-        store_in_group<Avx512Vnni>(to, token, i, value);
+        store_in_block<Avx512Vnni>(to, token, i, value);
     }
 
     static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t token, int count, Prefetch next,
                      int32_t (*result)[2][OUTPUTS]) {
         const int64_t stride = static_cast<int64_t>(m.inputs) * OUTPUTS;
-        with_count<GROUP>(count, [&](auto n) {
+        with_count<TOKEN_BLOCK>(count, [&](auto n) {
             sum_products<Avx512Vnni, decltype(n)::value>(weight, weight + stride, x.terms + token * x.inputs, m.inputs, next,
                                                          reinterpret_cast<Sums*>(result));
         });

@@ -3,43 +3,43 @@
 // The instructions multiply unsigned by signed bytes: a packed weight is w + 128, and 128 times the sum of the terms is
 // subtracted. The sums wrap around 2³², which the subtraction undoes.
 //
-// `Set` is an instruction set, a struct of
-//   GROUP                             tokens whose low terms are multiplied at once
+// `Isa` is an instruction set, a struct of
+//   TOKEN_BLOCK                       tokens whose low terms are multiplied at once
 //   INTERLEAVED                       tokens that share cache lines
 //   begin()                           called by each thread before the products of a phase
 //   store_term(to, token, i, value)   store 16 low terms of a token
 //   sums(m, weight, x, token, count, next, result)
 //                                     result[t][b] = the sums of the low terms of `count` tokens from `token` on, the
-//                                     first of a group, with the blocks at `weight` and the next one
+//                                     first of a token block, with the blocks of outputs at `weight` and after
 #pragma once
 #include "lanes.h"
 #include "matrix.h"
 #include "prefetch.h"
 
-template <class Set>
+template <class Isa>
 struct ByteTerms {
     static constexpr int ZERO = 128;
     static constexpr int INPUTS = 4;
-    static constexpr int GROUP = Set::GROUP;
-    static constexpr int INTERLEAVED = Set::INTERLEAVED;
+    static constexpr int TOKEN_BLOCK = Isa::TOKEN_BLOCK;
+    static constexpr int INTERLEAVED = Isa::INTERLEAVED;
     static constexpr int BYTES = 1;
 
-    static void begin() { Set::begin(); }
+    static void begin() { Isa::begin(); }
 
-    static void store(const Quantized& to, int64_t token, int i, Lanes, Lanes low) { Set::store_term(to, token, i, low); }
+    static void store(const Quantized& to, int64_t token, int i, Lanes, Lanes low) { Isa::store_term(to, token, i, low); }
 
     static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t first, int64_t last, Prefetch next,
                          Lanes (*result)[2]) {
-        alignas(64) int32_t sums[GROUP][2][OUTPUTS];
+        alignas(64) int32_t sums[TOKEN_BLOCK][2][OUTPUTS];
         const uint8_t* weight = m.weight + block * OUTPUTS * m.inputs;
-        Set::sums(m, weight, x, first, static_cast<int>(last - first), next, sums);
-        for (int64_t token = first; token < last; token += OUTLIER_GROUP) {
-            const int count = static_cast<int>(std::min<int64_t>(last - token, OUTLIER_GROUP));
+        Isa::sums(m, weight, x, first, static_cast<int>(last - first), next, sums);
+        for (int64_t token = first; token < last; token += OUTLIER_BLOCK) {
+            const int count = static_cast<int>(std::min<int64_t>(last - token, OUTLIER_BLOCK));
             const int most = *std::max_element(x.outliers + token, x.outliers + token + count);
             const bool fit = most <= MAX_OUTLIERS && m.inputs <= MAX_INPUTS;
-            Int32s high[OUTLIER_GROUP][2];
+            Int32s high[OUTLIER_BLOCK][2];
             if (most > 0)
-                with_count<OUTLIER_GROUP>(count, [&](auto n) {
+                with_count<OUTLIER_BLOCK>(count, [&](auto n) {
                     sum_outliers<decltype(n)::value>(weight, weight + m.inputs * OUTPUTS, x, token, most, high);
                 });
             for (int t = 0; t < count; t++) {
@@ -67,7 +67,7 @@ private:
 
     static Int32s load_sums(const int32_t* sums) { return reinterpret_cast<Int32s>(_mm512_load_si512(sums)); }
 
-    // result [COUNT][2]: the sums of the high terms of tokens of a group with the blocks at `first` and at `second`.
+    // result [COUNT][2]: the sums of high terms of a token block with the blocks of outputs at `first` and at `second`.
     // `most`: the largest number of their outliers.
     template <int COUNT>
     __attribute__((noinline)) static void sum_outliers(const uint8_t* first, const uint8_t* second, const Quantized& x,
@@ -78,7 +78,7 @@ private:
                 _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), _mm512_loadu_si512(weights), terms));
         };
         Int32s sums[COUNT][2] = {};
-        for (int i = 0; i < most; i++, quad += OUTLIER_GROUP, high += OUTLIER_GROUP) {
+        for (int i = 0; i < most; i++, quad += OUTLIER_BLOCK, high += OUTLIER_BLOCK) {
             unrolled<COUNT>([&](auto t) {
                 const int64_t at = int64_t{quad[t]} * (OUTPUTS * INPUTS);
                 const __m512i terms = _mm512_set1_epi32(high[t]);

@@ -20,7 +20,7 @@
 //                         AVX2:        k0 k2 | k4 k6 | k1 k3 | k5 k7
 //       inputs 0…3      8 bits: o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | …   (AVX2: inputs 0…1, two bytes)
 //
-// `Set` has what token_groups.h says, and
+// `Isa` has what token_blocks.h says, and
 //   PANEL                     blocks of a panel
 //   part_of_quad(high, part)  four bytes for `broadcast`: the part-th INPUTS of four high terms
 //   ones()                    a register of weights that are 1
@@ -28,17 +28,17 @@
 //   unpack(packed, part)      a register of the weights of the part-th INPUTS inputs of these 8
 //   keep(sum)                 called after each addition to one of many sums
 //   floats(first, second, b)  the b-th block of two registers of sums, rounded to float
-// `Terms` stores the terms of tokens in the groups that `Set` reads; see linear.h for what it has.
+// `Terms` stores the terms of tokens in the blocks that `Isa` reads; see linear.h for what it has.
 #pragma once
-#include "token_groups.h"
+#include "token_blocks.h"
 
 constexpr int NIBBLES = 8;  // inputs of 4 bits in the four bytes of an output
 
-template <class Set, class Terms>
+template <class Isa, class Terms>
 struct ColumnGroups : Terms {
-    static constexpr int GROUP = Set::GROUP;
-    static constexpr int64_t CHUNK_BYTES = 1 << 18, CHUNK_TOKENS = 4 * GROUP;
-    static constexpr int PANEL = Set::PANEL, PANEL_OUTPUTS = PANEL * OUTPUTS;
+    static constexpr int TOKEN_BLOCK = Isa::TOKEN_BLOCK;
+    static constexpr int64_t CHUNK_BYTES = 1 << 18, CHUNK_TOKENS = 4 * TOKEN_BLOCK;
+    static constexpr int PANEL = Isa::PANEL, PANEL_OUTPUTS = PANEL * OUTPUTS;
 
     // Bytes of a panel's scales and offsets, and of its weights, in a column group; bytes of the whole panel.
     static int64_t scale_bytes(const Matrix& m) { return (m.has_offsets ? 2 : 1) * PANEL_OUTPUTS * sizeof(float); }
@@ -52,18 +52,18 @@ struct ColumnGroups : Terms {
 
     // Store the sum of a token's low terms in column group g.
     static void store_sum(const Quantized& to, const Matrix& m, int64_t token, int64_t g, float low) {
-        const int64_t at = sums_at(m, token) + g * GROUP;
+        const int64_t at = sums_at(m, token) + g * TOKEN_BLOCK;
         to.group_sum[at] = low;
         to.group_start[at] = -zero(m) * static_cast<int32_t>(low);
     }
 
     static void products(const Matrix& m, int64_t block, const Quantized& x, int64_t first, int64_t last, Prefetch next,
                          Lanes (*result)[2]) {
-        const auto* terms = reinterpret_cast<const typename Set::Term*>(x.terms) + first * x.inputs;
+        const auto* terms = reinterpret_cast<const typename Isa::Term*>(x.terms) + first * x.inputs;
         const int64_t at = sums_at(m, first);
         for (int b = 0; b < 2; b += PANEL) {
             const uint8_t* panel = m.weight + (block + b) / PANEL * panel_bytes(m);
-            with_count<GROUP>(static_cast<int>(last - first), [&](auto n) {
+            with_count<TOKEN_BLOCK>(static_cast<int>(last - first), [&](auto n) {
                 constexpr int TOKENS = decltype(n)::value;
                 (m.bits == 4 ? add_groups<4, TOKENS> : add_groups<8, TOKENS>)(m, panel, terms, x.group_start + at,
                                                                            x.group_sum + at, next, &result[0][b]);
@@ -93,7 +93,7 @@ struct ColumnGroups : Terms {
                 for (int64_t k = 0; k < m.group_size; k += step_inputs(m.bits)) {
                     uint32_t word = 0;
                     if (m.bits == 4)
-                        for (int i = 0; i < NIBBLES; i++) word |= ((from[k + i] + 8u) & 15) << 4 * Set::nibble(i);
+                        for (int i = 0; i < NIBBLES; i++) word |= ((from[k + i] + 8u) & 15) << 4 * Isa::nibble(i);
                     else
                         for (int i = 0; i < Terms::INPUTS; i++) word |= ((from[k + i] + Terms::ZERO) & 255u) << 8 * i;
                     std::memcpy(to + k / step_inputs(m.bits) * PANEL_OUTPUTS * bytes + o * bytes, &word, bytes);
@@ -103,36 +103,38 @@ struct ColumnGroups : Terms {
     }
 
 private:
-    using Sums = typename Set::Sums;
+    using Sums = typename Isa::Sums;
     // The type that the products have: with another GCC copies each sum in each step.
     using Int32s [[gnu::vector_size(sizeof(Sums))]] = int32_t;
 
     template <int BITS>
-    static constexpr int parts = BITS == 4 ? NIBBLES / Set::INPUTS : 1;  // of a register of weights
+    static constexpr int parts = BITS == 4 ? NIBBLES / Isa::INPUTS : 1;  // of a register of weights
     template <int BITS>
-    static constexpr int half_bytes = PANEL_OUTPUTS / 2 * (BITS == 4 ? 4 : Set::INPUTS);  // bytes of a register
+    static constexpr int half_bytes = PANEL_OUTPUTS / 2 * (BITS == 4 ? 4 : Isa::INPUTS);  // bytes of a register
     static constexpr int64_t AHEAD = 6 << 10;  // bytes from the packed weights that are read to those that are fetched
 
     static int64_t step_inputs(int bits) { return bits == 4 ? NIBBLES : Terms::INPUTS; }
     static int32_t zero(const Matrix& m) { return m.bits == 4 ? 8 : Terms::ZERO; }
     // The place of a token's sum of the first column group.
-    static int64_t sums_at(const Matrix& m, int64_t token) { return token / GROUP * GROUP * m.groups + token % GROUP; }
+    static int64_t sums_at(const Matrix& m, int64_t token) {
+        return token / TOKEN_BLOCK * TOKEN_BLOCK * m.groups + token % TOKEN_BLOCK;
+    }
 
     // result [TOKENS][2]: the totals of the low terms with a panel's blocks.
     template <int BITS, int TOKENS>
     __attribute__((noinline)) static void add_groups(const Matrix& m, const uint8_t* panel,
-                                                     const typename Set::Term* terms, const int32_t* starts,
+                                                     const typename Isa::Term* terms, const int32_t* starts,
                                                      const float* sums_of_terms, Prefetch next, Lanes* result) {
         constexpr int PARTS = parts<BITS>, HALF = half_bytes<BITS>;
-        for (int r = 0; r < TOKENS; r++)
-            for (int b = 0; b < PANEL; b++) result[2 * r + b] = set(0.0f);
-        for (int64_t g = 0; g < m.groups; g++, starts += GROUP, sums_of_terms += GROUP) {
+        for (int t = 0; t < TOKENS; t++)
+            for (int b = 0; b < PANEL; b++) result[2 * t + b] = set(0.0f);
+        for (int64_t g = 0; g < m.groups; g++, starts += TOKEN_BLOCK, sums_of_terms += TOKEN_BLOCK) {
             const float* scales = reinterpret_cast<const float*>(panel);
             prefetch<1>(panel + AHEAD, scale_bytes(m));
             panel += scale_bytes(m);
             Int32s sums[TOKENS][2];
             unrolled<TOKENS>([&](auto t) {
-                sums[t][0] = sums[t][1] = reinterpret_cast<Int32s>(Set::broadcast(starts[t]));
+                sums[t][0] = sums[t][1] = reinterpret_cast<Int32s>(Isa::broadcast(starts[t]));
             });
             int64_t columns = m.group_size;
             do {
@@ -142,74 +144,71 @@ private:
                     Sums w[2];
                     for (int half = 0; half < 2; half++) {
                         const uint8_t* packed = panel + half * HALF;
-                        w[half] = BITS == 4 ? Set::unpack(packed, part) : Set::load_weights(packed);
+                        w[half] = BITS == 4 ? Isa::unpack(packed, part) : Isa::load_weights(packed);
                     }
                     unrolled<TOKENS>([&](auto t) {
                         int32_t four;
-                        std::memcpy(&four, terms + t * Set::INPUTS, 4);
-                        const Sums term = Set::broadcast(four);
+                        std::memcpy(&four, terms + t * Isa::INPUTS, 4);
+                        const Sums term = Isa::broadcast(four);
                         for (int half = 0; half < 2; half++) {
                             Int32s& sum = sums[t][half];
                             sum = reinterpret_cast<Int32s>(
-                                Set::add_products(reinterpret_cast<Sums>(sum), w[half], term));
-                            if (BITS == 4 && 2 * TOKENS > GROUP) Set::keep(sum);
+                                Isa::add_products(reinterpret_cast<Sums>(sum), w[half], term));
+                            if (BITS == 4 && 2 * TOKENS > TOKEN_BLOCK) Isa::keep(sum);
                         }
                     });
-                    terms += Set::INPUTS * GROUP;
+                    terms += Isa::INPUTS * TOKEN_BLOCK;
                 });
                 panel += 2 * HALF, next.advance();
-            } while ((columns -= PARTS * Set::INPUTS) > 0);
+            } while ((columns -= PARTS * Isa::INPUTS) > 0);
             auto floats = [&](int t, int b) {
-                return Set::floats(reinterpret_cast<Sums>(sums[t][0]), reinterpret_cast<Sums>(sums[t][1]), b);
+                return Isa::floats(reinterpret_cast<Sums>(sums[t][0]), reinterpret_cast<Sums>(sums[t][1]), b);
             };
             auto add = [&](auto has_offsets) {
                 unrolled<PANEL>([&](auto b) {
                     const Lanes scale = load(scales + b * OUTPUTS);
                     const Lanes offset = has_offsets ? load(scales + PANEL_OUTPUTS + b * OUTPUTS) : scale;
-                    unrolled<TOKENS>([&](auto r) {
-                        Lanes& total = result[2 * r + b];
-                        const Lanes with_products = total + scale * floats(r, b);
-                        total = has_offsets ? with_products + offset * set(sums_of_terms[r]) : with_products;
+                    unrolled<TOKENS>([&](auto t) {
+                        Lanes& total = result[2 * t + b];
+                        const Lanes with_products = total + scale * floats(t, b);
+                        total = has_offsets ? with_products + offset * set(sums_of_terms[t]) : with_products;
                     });
                 });
             };
-            if (m.has_offsets)
-                add(std::true_type());
-            else
-                add(std::false_type());
+            m.has_offsets ? add(std::true_type()) : add(std::false_type());
         }
     }
 
     // Add the products of a token's high terms to the totals of a panel's blocks.
     template <int BITS>
     static void add_outliers(const Matrix& m, const uint8_t* panel, const Quantized& x, int64_t token, Lanes* result) {
-        constexpr int PARTS = parts<BITS>, HALF = half_bytes<BITS>, STEPS = QUAD / Set::INPUTS;
+        constexpr int PARTS = parts<BITS>, HALF = half_bytes<BITS>, STEPS = QUAD / Isa::INPUTS;
         const int32_t *quad = x.outlier_quad + x.outliers_at(token), *high = x.outlier_high + x.outliers_at(token);
         const int64_t group_bytes = scale_bytes(m) + weight_bytes(m), quads_of_group = m.group_size / QUAD;
         // q / quads_of_group is q · inverse / 2³² for all quads: they are fewer than 2¹⁶, and those of a group than 2⁸.
         const uint64_t inverse = ((uint64_t{1} << 32) + quads_of_group - 1) / quads_of_group;
         Lanes total[PANEL];
         for (Lanes& t : total) t = set(0.0f);
-        for (int i = 0; i < x.outliers[token]; i++, quad += OUTLIER_GROUP, high += OUTLIER_GROUP) {
+        for (int i = 0; i < x.outliers[token]; i++, quad += OUTLIER_BLOCK, high += OUTLIER_BLOCK) {
             const int64_t group = static_cast<int64_t>(*quad * inverse >> 32);
             const auto* scales = reinterpret_cast<const float*>(panel + group * group_bytes);
             const uint8_t* weights = panel + group * group_bytes + scale_bytes(m);
             const int64_t first = (*quad - group * quads_of_group) * STEPS;
             Int32s sums[2] = {}, sum_of_terms = {};
             unrolled<STEPS>([&](auto step) {
-                const Sums terms = Set::broadcast(Set::part_of_quad(*high, step));
+                const Sums terms = Isa::broadcast(Isa::part_of_quad(*high, step));
                 auto add = [&](Int32s& sum, Sums w) {
-                    sum = reinterpret_cast<Int32s>(Set::add_products(reinterpret_cast<Sums>(sum), w, terms));
+                    sum = reinterpret_cast<Int32s>(Isa::add_products(reinterpret_cast<Sums>(sum), w, terms));
                 };
                 for (int half = 0; half < 2; half++) {
                     const uint8_t* packed = weights + ((first + step) / PARTS * 2 + half) * HALF;
-                    add(sums[half], BITS == 4 ? Set::unpack(packed, (first + step) % PARTS) : Set::load_weights(packed));
+                    add(sums[half], BITS == 4 ? Isa::unpack(packed, (first + step) % PARTS) : Isa::load_weights(packed));
                 }
-                add(sum_of_terms, Set::ones());
+                add(sum_of_terms, Isa::ones());
             });
             for (Int32s& sum : sums) sum -= sum_of_terms * (BITS == 4 ? 8 : Terms::ZERO);
             auto floats = [](const Int32s& a, const Int32s& b, int block) {
-                return Set::floats(reinterpret_cast<Sums>(a), reinterpret_cast<Sums>(b), block);
+                return Isa::floats(reinterpret_cast<Sums>(a), reinterpret_cast<Sums>(b), block);
             };
             for (int b = 0; b < PANEL; b++) {
                 total[b] = total[b] + load(scales + b * OUTPUTS) * floats(sums[0], sums[1], b);

@@ -1,8 +1,8 @@
 // A Llama's decoder layers for tokens at any positions of any sequences: hidden states in, hidden states out.
 //
 // All widths of the buffers are padded to multiples of 64; the padding is 0.
+#include "activation_functions.h"
 #include "attention.h"
-#include "elementwise.h"
 #include "linear.h"
 #include "lora.h"
 #include "work.h"
@@ -38,7 +38,7 @@ struct Model {
     Activation activation;
     CacheType cache_type;
     float epsilon;
-    Scores scores;
+    Scoring scoring;
     float logits_softcap;        // 0 is none
     const int32_t* page_table;   // [slots][columns]: the page of each 16 positions of a sequence; 0 is no page
     int64_t slots, columns;
@@ -53,7 +53,7 @@ struct Model {
     OutlierCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
     const int32_t* adapters;  // [slots]: the adapter of each slot's sequence; 0 is none
     const Lora* loras;        // [adapters + 1][layers][HEAD]
-    float* lora_terms;        // [room][lora_stride]
+    float* lora_shrunk;       // [room][lora_stride]
     int64_t lora_stride;
     float* scratch;  // [threads][scratch_stride]
     int64_t scratch_stride;
@@ -66,7 +66,7 @@ struct Tokens {
 
 // The KV head that a token reads and writes.
 template <class Element>
-static Head<Element> cached_head(const Model& m, const Layer& layer, const Tokens& tokens, int64_t token, int64_t head) {
+static KVHead<Element> head_of(const Model& m, const Layer& layer, const Tokens& tokens, int64_t token, int64_t head) {
     return {layer.cache, m.page_table + tokens.slots[token] * m.columns, head * m.pages, m.head_dim};
 }
 
@@ -77,10 +77,10 @@ static void quantize_for(Worker& worker, const float* x, const float* gain, cons
                          const Quantized& to, int64_t count, OutlierCounts* counts, const LoraProduct* lora) {
     // Tokens that share cache lines of terms are stored by one thread.
     constexpr int64_t SIZE = Product::INTERLEAVED;
-    const int64_t groups = (count + SIZE - 1) / SIZE;
-    worker.each(groups + (lora ? lora->items() : 0), 1, [&](int64_t group, int64_t) {
-        if (group >= groups) return lora->shrink(group - groups, x, gain, factor, to.inputs);
-        const int64_t from = group * SIZE, end = std::min(from + SIZE, count);
+    const int64_t blocks = (count + SIZE - 1) / SIZE;
+    worker.each(blocks + (lora ? lora->items() : 0), 1, [&](int64_t block, int64_t) {
+        if (block >= blocks) return lora->shrink(block - blocks, x, gain, factor, to.inputs);
+        const int64_t from = block * SIZE, end = std::min(from + SIZE, count);
         int64_t quads = 0;
         for (int64_t t = from; t < end; t++) {
             const float* values = x + t * to.inputs;
@@ -129,7 +129,7 @@ template <class Product, class Finish>
 static void product_of(Worker& worker, const Matrix& m, const Quantized& q, int64_t count, const LoraProduct* lora,
                        const Finish& finish) {
     constexpr int64_t L2_BYTES = 1 << 19;      // for the tokens of a stripe
-    constexpr int64_t UNIT = 96;               // a multiple of every Integers::GROUP
+    constexpr int64_t UNIT = 96;               // a multiple of every IntegerProduct::TOKEN_BLOCK
     const int64_t stripe = std::max(L2_BYTES / (Product::BYTES * m.inputs) / UNIT * UNIT, UNIT);
     const int64_t stripes = (count + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = Product::CHUNK_BYTES / Product::pair_bytes(m) + 1;
@@ -218,7 +218,7 @@ static void normalize_heads(Worker& worker, const Model& m, const Layer& layer, 
 
 template <class Element>
 static void write_cache(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
-    const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, half = m.rotary / 2;
+    const int64_t dim = m.head_dim, heads_per_kv = m.heads / m.kv_heads, half = m.rotary / 2;
     worker.each(tokens.count * m.kv_heads, 16, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
             const int64_t token = i / m.kv_heads, head = i % m.kv_heads, position = tokens.positions[token];
@@ -226,11 +226,11 @@ static void write_cache(Worker& worker, const Model& m, const Layer& layer, cons
             float* key = qkv + (m.heads + head) * dim;
             if (layer.cosine) {
                 const float *cosine = layer.cosine + position * half, *sine = layer.sine + position * half;
-                for (int64_t h = 0; h < group; h++)
-                    rotate(qkv + (head * group + h) * dim, cosine, sine, static_cast<int>(half));
+                for (int64_t h = 0; h < heads_per_kv; h++)
+                    rotate(qkv + (head * heads_per_kv + h) * dim, cosine, sine, static_cast<int>(half));
                 rotate(key, cosine, sine, static_cast<int>(half));
             }
-            cached_head<Element>(m, layer, tokens, token, head).write(position, key, key + m.kv_heads * dim);
+            head_of<Element>(m, layer, tokens, token, head).write(position, key, key + m.kv_heads * dim);
         }
     });
 }
@@ -248,7 +248,7 @@ static int64_t run_length(const Tokens& tokens, int64_t token, int64_t limit) {
 template <class Element, bool OPTIONS>
 static void attend_all(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
     constexpr int64_t STRIPE = 16, DECODE_STRIPE = 4;  // tokens of an item, of which runs share their reads
-    const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
+    const int64_t dim = m.head_dim, heads_per_kv = m.heads / m.kv_heads;
     const int64_t stripe = tokens.count > 64 ? STRIPE : DECODE_STRIPE, stripes = (tokens.count + stripe - 1) / stripe;
     float* scratch = m.scratch + worker.thread * m.scratch_stride;
     worker.each(stripes * m.kv_heads, 1, [&](int64_t item, int64_t) {
@@ -256,17 +256,17 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
         const int64_t begin = item / m.kv_heads * stripe, end = std::min(begin + stripe, tokens.count);
         for (int64_t first = begin; first < end;) {
             const int64_t run = run_length(tokens, first, end - first);
-            const Head<Element> head = cached_head<Element>(m, layer, tokens, first, kv_head);
+            const KVHead<Element> head = head_of<Element>(m, layer, tokens, first, kv_head);
             Query queries[MAX_QUERIES];
             int count = 0;
-            for (int64_t i = 0; i < run * group; i++) {
-                const int64_t token = first + i / group, at = (kv_head * group + i % group) * dim;
+            for (int64_t i = 0; i < run * heads_per_kv; i++) {
+                const int64_t token = first + i / heads_per_kv, at = (kv_head * heads_per_kv + i % heads_per_kv) * dim;
                 const int64_t length = tokens.positions[token] + 1;
                 queries[count++] = {m.qkv + token * layer.query_key_value.outputs + at,
                                     m.attended + token * layer.attention_output.inputs + at,
                                     layer.window > 0 ? std::max<int64_t>(length - layer.window, 0) : 0, length};
-                if (count < MAX_QUERIES && i + 1 < run * group) continue;
-                attend<Element, OPTIONS>(head, queries, count, m.scores, scratch);
+                if (count < MAX_QUERIES && i + 1 < run * heads_per_kv) continue;
+                attend<Element, OPTIONS>(head, queries, count, m.scoring, scratch);
                 count = 0;
             }
             first += run;
@@ -278,7 +278,7 @@ static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer
     auto attend = [&](auto element) {
         using Element = decltype(element);
         write_cache<Element>(worker, m, layer, tokens);
-        if (layer.window > 0 || m.scores.softcap > 0)
+        if (layer.window > 0 || m.scoring.softcap > 0)
             attend_all<Element, true>(worker, m, layer, tokens);
         else
             attend_all<Element, false>(worker, m, layer, tokens);
@@ -307,7 +307,7 @@ extern "C" void forward(const Model* model, float* x, const int64_t* slots, cons
                         int threads) {
     const Model& m = *model;
     const Tokens tokens{slots, positions, count};
-    const LoraTokens adapted(m.loras ? count : 0, m.lora_terms, m.lora_stride, [&](int64_t token) {
+    const LoraTokens adapted(m.loras ? count : 0, m.lora_shrunk, m.lora_stride, [&](int64_t token) {
         const int64_t adapter = m.adapters[slots[token]];
         return adapter ? m.loras + adapter * m.layers * HEAD : nullptr;
     });
@@ -348,11 +348,11 @@ extern "C" void logits(const Model* model, const float* x, int64_t count, float*
 }
 
 // One linear layer: x [tokens][inputs] → y [tokens][outputs]. q: room for the quantized tokens. lora: the adapter of all tokens,
-// or null; terms: [tokens][16 · rank_blocks], room for it.
-extern "C" void linear(const Matrix* matrix, const Quantized* q, const Lora* lora, float* terms, const float* x,
+// or null; shrunk: [tokens][16 · rank_blocks], room for it.
+extern "C" void linear(const Matrix* matrix, const Quantized* q, const Lora* lora, float* shrunk, const float* x,
                        int64_t count, float* y, int threads) {
     OutlierCounts counts{};
-    const LoraTokens tokens(count, terms, lora ? lora->rank_blocks * LANES : 0, [&](int64_t) { return lora; });
+    const LoraTokens tokens(count, shrunk, lora ? lora->rank_blocks * LANES : 0, [&](int64_t) { return lora; });
     const LoraProduct product{tokens, 0};
     parallel(threads, [&](Worker& worker) {
         quantize(worker, x, *matrix, *q, count, &counts, lora ? &product : nullptr);

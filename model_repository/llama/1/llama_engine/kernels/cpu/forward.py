@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,8 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
-from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
-from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scores, use_huge_pages
+from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scoring
 from llama_engine.kernels.cpu.lora import LoraTable
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
@@ -26,13 +25,11 @@ from llama_engine.kernels.cpu.packing import (
     padded,
     padded_head_dim,
 )
-from llama_engine.kernels.lora_limits import NO_LORAS, LoraLimits
+from llama_engine.kernels.cpu.paged_cache import CACHE_TYPES, PagedCache
+from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 
 ROOM = 512
 """Default maximum of tokens computed at once."""
-
-CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""The kernels' numbers for the dtypes of the KV cache."""
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """The kernels' numbers for the activations of the gate."""
@@ -87,19 +84,15 @@ class CpuForward:
         shortest = min((len(cosine) for cosine, _ in llama.tables.values()), default=cache.max_model_len)
         if shortest < cache.max_model_len:
             raise ValueError(f"RoPE's tables have {shortest} positions, and sequences {cache.max_model_len}")
-        if cache.page_size != CPU_PAGE_SIZE:
-            raise ValueError(f"the cache has pages of {cache.page_size} positions, and the kernels of {CPU_PAGE_SIZE}")
         of_cache = (cache.layers, cache.key_value_heads, cache.head_dim)
         of_model = (len(llama.layers), llama.architecture.kv_heads, padded_head_dim(llama.architecture))
         if of_cache != of_model:
             raise ValueError(f"the cache has layers, KV heads and dimensions {of_cache}, and the model {of_model}")
         self.llama = llama
-        self.cache = cache
+        self.cache = PagedCache(cache)
         self.room = room
         architecture = llama.architecture
         self._width = padded(architecture.hidden)
-        self.layer_caches = [self._allocate_cache() for _ in llama.layers]
-        self._page_table = torch.zeros(cache.slots, cache.columns, dtype=torch.int32)
         qkv, attended = llama.layers[0].query_key_value, llama.layers[0].attention_output
         self._qkv = torch.zeros(room, qkv.matrix.outputs)
         self._attended = torch.zeros(room, attended.matrix.inputs)
@@ -136,7 +129,9 @@ class CpuForward:
             result[order] = self.forward(x[order], slots[order], positions[order])
             return result
         slots, positions = slots.contiguous(), positions.contiguous()
-        self._check_pages(slots, positions)
+        token = self.llama.kernels.find_without_page(self._model, slots.data_ptr(), positions.data_ptr(), len(slots))
+        if token >= 0:
+            self.cache.refuse(int(slots[token]), int(positions[token]))
         hidden = self.llama.architecture.hidden
         padded_x = self._pad(x)
         for start in range(0, len(x), self.room):
@@ -144,29 +139,6 @@ class CpuForward:
             pointers = (part.data_ptr() for part in parts)
             self.llama.kernels.forward(self._model, *pointers, len(parts[0]), self._use_threads())
         return padded_x if hidden == self._width else padded_x[:, :hidden]
-
-    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none.
-
-        Raises IndexError for entries outside the table or pages outside the pool.
-        """
-        if not pages:
-            return
-        last = first + len(pages) - 1
-        _check_range("slot", slot, slot, self.cache.slots)
-        _check_range("column", first, last, self.cache.columns)
-        _check_range("page", min(pages), max(pages), self.cache.pages + 1)
-        self._page_table[slot, first : last + 1] = torch.tensor(pages, dtype=torch.int32)
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy the keys and values of page `source` to page `target`, in every layer.
-
-        Raises IndexError for a page outside the pool.
-        """
-        _check_range("page", min(source, target), max(source, target), self.cache.pages + 1)
-        for tensors in self.layer_caches:
-            for tensor in tensors:
-                tensor[:, target] = tensor[:, source]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocabulary] float32 of hidden states x [tokens, hidden], final norm included."""
@@ -207,16 +179,6 @@ class CpuForward:
         self._counts.zero_()
         return result
 
-    def _check_pages(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        """Raise IndexError unless every token has a page."""
-        token = self.llama.kernels.find_without_page(self._model, slots.data_ptr(), positions.data_ptr(), len(slots))
-        if token < 0:
-            return
-        slot, position = int(slots[token]), int(positions[token])
-        _check_range("slot", slot, slot, self.cache.slots)
-        _check_range("position", position, position, self.cache.max_model_len)
-        raise IndexError(f"position {position} of slot {slot} has no page")
-
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
         padding = self._width - x.shape[1]
         return (functional.pad(x, (0, padding)) if padding else x).contiguous()
@@ -228,18 +190,6 @@ class CpuForward:
             self._scratch = torch.zeros(threads, self._scratch.shape[1])
             self._model.scratch = self._scratch.data_ptr()
         return threads
-
-    def _allocate_cache(self) -> list[torch.Tensor]:
-        """Allocate the KV cache of a layer: keys, values, and for int8 their scales."""
-        cache = self.cache
-        heads = (cache.key_value_heads, cache.pages + 1, cache.page_size)
-        tensors = [torch.empty(*heads, cache.head_dim, dtype=cache.dtype) for _ in range(2)]
-        if cache.dtype == torch.int8:
-            tensors += [torch.empty(heads) for _ in range(2)]
-        for tensor in tensors:
-            use_huge_pages(tensor)
-            tensor.zero_()
-        return tensors
 
     def _layer(self, index: int) -> Layer:
         architecture, layer = self.llama.architecture, self.llama.layers[index]
@@ -256,14 +206,14 @@ class CpuForward:
             _pointer(layer.mlp_output_norm),
             layer.gate_up.matrix,
             layer.down.matrix,
-            Cache(*(tensor.data_ptr() for tensor in self.layer_caches[index])),
+            Cache(*(tensor.data_ptr() for tensor in self.cache.layers[index])),
             _pointer(cosine),
             _pointer(sine),
             architecture.windows[index] or 0,
         )
 
     def _structure(self) -> Model:
-        architecture = self.llama.architecture
+        architecture, cache = self.llama.architecture, self.cache.shape
         layers = (Layer * len(self.llama.layers))(*map(self._layer, range(len(self.llama.layers))))
         return Model(
             layers=len(layers),
@@ -275,15 +225,15 @@ class CpuForward:
             rotary=architecture.rotary,
             norm_of_all_heads=architecture.query_key_norm == "projection",
             activation=ACTIVATIONS[architecture.activation],
-            cache_type=CACHE_TYPES[self.cache.dtype],
+            cache_type=CACHE_TYPES[cache.dtype],
             epsilon=architecture.epsilon,
-            scores=Scores(architecture.scaling, architecture.attention_softcap or 0.0),
+            scoring=Scoring(architecture.scaling, architecture.attention_softcap or 0.0),
             logits_softcap=architecture.logits_softcap or 0.0,
-            page_table=self._page_table.data_ptr(),
-            slots=self.cache.slots,
-            columns=self.cache.columns,
-            pages=self.cache.pages + 1,
-            positions=self.cache.max_model_len,
+            page_table=self.cache.page_table.data_ptr(),
+            slots=cache.slots,
+            columns=cache.columns,
+            pages=cache.pages + 1,
+            positions=cache.max_model_len,
             norm=self._norm.data_ptr(),
             head=self.llama.head.matrix,
             layer=layers,
@@ -297,8 +247,8 @@ class CpuForward:
             counts=self._counts.data_ptr(),
             adapters=self.loras.adapters.data_ptr(),
             loras=self.loras.table,
-            lora_terms=self.loras.terms.data_ptr(),
-            lora_stride=self.loras.terms.shape[1],
+            lora_shrunk=self.loras.shrunk.data_ptr(),
+            lora_stride=self.loras.shrunk.shape[1],
             scratch=self._scratch.data_ptr(),
             scratch_stride=self._scratch.shape[1],
         )
@@ -306,8 +256,3 @@ class CpuForward:
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _check_range(what: str, lowest: int, highest: int, bound: int) -> None:
-    if lowest < 0 or highest >= bound:
-        raise IndexError(f"{what} {lowest if lowest < 0 else highest} is outside the KV cache of {bound} {what}s")

@@ -20,7 +20,8 @@ _AVX2 = frozenset({"avx2", "fma"})
 _AVX512_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 
 CPU_FLAGS = {
-    "avx512-amx": _AVX512_VNNI | {"amx_tile", "amx_int8"},
+    "avx512-amx": _AVX512_VNNI | {"avx512_bf16", "amx_tile", "amx_int8"},
+    "avx512-bf16": _AVX512_VNNI | {"avx512_bf16"},
     "avx512-vnni": _AVX512_VNNI,
     "avx2": _AVX2,
 }
@@ -105,13 +106,15 @@ def _onednn_cap() -> int:
         return 0
     if cap in ("AVX512_CORE", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"):
         return 1
+    if cap == "AVX512_CORE_VNNI":
+        return 2
     # These are all other AVX-512 and AVX10 names without AMX. An unknown name is no cap, as in oneDNN.
-    return 2 if cap.startswith(("AVX512_CORE_", "AVX10_")) and "AMX" not in cap else 3
+    return 3 if cap.startswith(("AVX512_CORE_", "AVX10_")) and "AMX" not in cap else 4
 
 
 def _aten_cap() -> int:
     """Return how many instruction sets, counted from the slowest, ATEN_CPU_CAPABILITY allows."""
-    return {"default": 0, "avx2": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", "").lower(), 3)
+    return {"default": 0, "avx2": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", "").lower(), 4)
 
 
 def request_amx() -> None:

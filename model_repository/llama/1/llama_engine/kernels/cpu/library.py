@@ -73,8 +73,8 @@ class Cache(ctypes.Structure):
     )
 
 
-class Scores(ctypes.Structure):
-    """Options of the attention scores."""
+class Scoring(ctypes.Structure):
+    """How attention scores are made of products: scaled, and bounded by a soft cap."""
 
     _fields_ = (("scaling", ctypes.c_float), ("softcap", ctypes.c_float))
 
@@ -115,7 +115,7 @@ class Model(ctypes.Structure):
         ("activation", ctypes.c_int32),
         ("cache_type", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
-        ("scores", Scores),
+        ("scoring", Scoring),
         ("logits_softcap", ctypes.c_float),
         ("page_table", ctypes.c_void_p),
         ("slots", ctypes.c_int64),
@@ -135,7 +135,7 @@ class Model(ctypes.Structure):
         ("counts", ctypes.c_void_p),
         ("adapters", ctypes.c_void_p),
         ("loras", ctypes.POINTER(Lora)),
-        ("lora_terms", ctypes.c_void_p),
+        ("lora_shrunk", ctypes.c_void_p),
         ("lora_stride", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64),
@@ -196,8 +196,8 @@ class CpuKernels:
         """(model, layer, slots, positions, tokens, threads): RoPE, the KV cache and attention, Model.qkv → attended."""
         self.attention.argtypes = (model, ctypes.c_int, pointer, pointer, int64, ctypes.c_int)
         self.linear = library.linear
-        """(matrix, quantized, adapter or None, its terms, x [tokens, inputs], tokens, y [tokens, outputs], threads):
-        compute a linear layer."""
+        """(matrix, quantized, adapter or None, room for x · Aᵀ, x [tokens, inputs], tokens, y [tokens, outputs],
+        threads): compute a linear layer."""
         quantized, lora = ctypes.POINTER(Quantized), ctypes.POINTER(Lora)
         self.linear.argtypes = (matrix, quantized, lora, pointer, pointer, int64, pointer, ctypes.c_int)
         self.scratch_stride = library.scratch_stride

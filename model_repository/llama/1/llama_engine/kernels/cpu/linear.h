@@ -8,26 +8,26 @@
 #if defined(__AMX_INT8__)
 #include "amx.h"
 #include "avx512_vnni.h"
-using Integers = ByteTerms<Amx>;
-using GroupSet = Avx512Vnni;  // AMX's tiles are for products per channel
+using IntegerProduct = ByteTerms<Amx>;
+using GroupIsa = Avx512Vnni;  // AMX's tiles are for products per channel
 using GroupTerms = ByteTerms<Avx512Vnni>;
 #elif defined(__AVX512VNNI__)
 #include "avx512_vnni.h"
-using Integers = ByteTerms<Avx512Vnni>;
-using GroupSet = Avx512Vnni;
-using GroupTerms = Integers;
+using IntegerProduct = ByteTerms<Avx512Vnni>;
+using GroupIsa = Avx512Vnni;
+using GroupTerms = IntegerProduct;
 #else
 #include "avx2.h"
-using Integers = Avx2;
-using GroupSet = Avx2;
-using GroupTerms = Integers;
+using IntegerProduct = Avx2;
+using GroupIsa = Avx2;
+using GroupTerms = IntegerProduct;
 #endif
 #include "column_groups.h"
 
-// Integers, of the instruction set that is compiled for, has
+// IntegerProduct, of the instruction set that is compiled for, has
 //   INPUTS, ZERO                       inputs packed together; the packed form of the weight 0
 //   BYTES                              bytes of a token per input
-//   GROUP                              tokens that one call of `products` multiplies; at most 32, a divisor of 96
+//   TOKEN_BLOCK                        tokens that one call of `products` multiplies; at most 32, a divisor of 96
 //   INTERLEAVED                        tokens that share cache lines
 //   store(x, token, i, q, low)         store 16 inputs of a token: low, or q for 16-bit products (low for column groups)
 //   begin()                            called by each thread before the products of a phase
@@ -39,10 +39,10 @@ using GroupTerms = Integers;
 //   pair_bytes(m), steps(m)            packed bytes of two blocks, and the steps of `products` over them
 //   CHUNK_BYTES, CHUNK_TOKENS          weights that a thread takes at a time, for at most so many tokens
 //   scaled(value, m, scale, output)    the product of a token with this scale
-constexpr int INPUTS = Integers::INPUTS, ZERO = Integers::ZERO;
+constexpr int INPUTS = IntegerProduct::INPUTS, ZERO = IntegerProduct::ZERO;
 
-struct ChannelProduct : Integers {
-    static constexpr int64_t CHUNK_BYTES = 1 << 16, CHUNK_TOKENS = GROUP;
+struct ChannelProduct : IntegerProduct {
+    static constexpr int64_t CHUNK_BYTES = 1 << 16, CHUNK_TOKENS = TOKEN_BLOCK;
     static void store_sum(const Quantized& to, const Matrix&, int64_t token, int64_t, float low) {
         to.offset[2 * token] = ZERO * static_cast<int32_t>(low);
     }
@@ -52,7 +52,7 @@ struct ChannelProduct : Integers {
         return sum * (set(scale) * load(m.scale + output));
     }
 };
-using GroupProduct = ColumnGroups<GroupSet, GroupTerms>;
+using GroupProduct = ColumnGroups<GroupIsa, GroupTerms>;
 
 // The largest magnitude of a token's values that are no outliers. values(i): 16 of them from i on, scaled to at most 127.
 //
@@ -92,8 +92,8 @@ public:
         store(reinterpret_cast<int8_t*>(four), high);
         total = total + high;
         for (int k = 0; k < LANES / QUAD; k++) {
-            quad[count * OUTLIER_GROUP] = i / QUAD + k;
-            terms[count * OUTLIER_GROUP] = four[k];
+            quad[count * OUTLIER_BLOCK] = i / QUAD + k;
+            terms[count * OUTLIER_BLOCK] = four[k];
             count += four[k] != 0;
         }
     }
@@ -166,13 +166,13 @@ inline void quantize_token(const float* x, const float* gain, float factor, cons
         quantize_values<Product>(Activations<false>{x, gain}, factor, m, to, token);
 }
 
-// Append zeros to the outliers of the tokens from `first` to `end`, a group, up to their largest number.
+// Append zeros to the outliers of the tokens from `first` to `end`, a token block, up to their largest number.
 inline void pad_outliers(const Quantized& q, int64_t first, int64_t end) {
     const int most = *std::max_element(q.outliers + first, q.outliers + end);
     for (int64_t token = first; token < end; token++)
         for (int i = q.outliers[token]; i < most; i++) {
-            q.outlier_quad[q.outliers_at(token) + i * OUTLIER_GROUP] = 0;
-            q.outlier_high[q.outliers_at(token) + i * OUTLIER_GROUP] = 0;
+            q.outlier_quad[q.outliers_at(token) + i * OUTLIER_BLOCK] = 0;
+            q.outlier_high[q.outliers_at(token) + i * OUTLIER_BLOCK] = 0;
         }
 }
 
@@ -181,13 +181,13 @@ inline void pad_outliers(const Quantized& q, int64_t first, int64_t end) {
 template <class Product, class Finish>
 inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t first, int64_t end,
                  const LoraProduct* lora, const Finish& finish) {
-    constexpr int64_t GROUP = Product::GROUP;
-    const int64_t calls = (end - first + GROUP - 1) / GROUP, pair = Product::pair_bytes(m), steps = Product::steps(m);
+    constexpr int64_t SIZE = Product::TOKEN_BLOCK;
+    const int64_t calls = (end - first + SIZE - 1) / SIZE, pair = Product::pair_bytes(m), steps = Product::steps(m);
     // A single call waits for its own weights: prefetching others would delay them.
     Prefetch prefetch{m.weight + (calls > 1 ? next : block) / 2 * pair, calls > 1 ? pair / steps / calls : 0};
-    for (; first < end; first += GROUP, prefetch.advance(steps)) {
-        const int64_t last = std::min(first + GROUP, end);
-        Lanes values[GROUP][2], *value = values[0];
+    for (; first < end; first += SIZE, prefetch.advance(steps)) {
+        const int64_t last = std::min(first + SIZE, end);
+        Lanes values[SIZE][2], *value = values[0];
         Product::products(m, block, x, first, last, prefetch, values);
         for (int64_t token = first; token < last; token++, value += 2) {
             for (int b = 0; b < 2; b++) {

@@ -30,41 +30,41 @@ struct Lora {
 // The tokens of a pass, and their adapters.
 class LoraTokens {
 public:
-    // table: the weights of all linear layers of an adapter.
-    struct Group {
+    // Adjacent tokens with one adapter. table: the weights of all its linear layers.
+    struct Segment {
         const Lora* table;
         int64_t first;
         int count;
     };
 #ifdef __AVX512F__
-    static constexpr int MAX_GROUP = 4;  // tokens whose sums registers hold
+    static constexpr int MAX_SEGMENT = 4;  // tokens whose sums registers hold
 #else
-    static constexpr int MAX_GROUP = 1;
+    static constexpr int MAX_SEGMENT = 1;
 #endif
 
-    // table_of(token): null for a token without an adapter. terms: [count][stride], room for x · Aᵀ.
+    // table_of(token): null for a token without an adapter. shrunk: [count][stride], room for x · Aᵀ.
     template <class TableOf>
-    LoraTokens(int64_t count, float* terms, int64_t stride, const TableOf& table_of)
-        : tables(static_cast<size_t>(count)), terms(terms), stride(stride) {
+    LoraTokens(int64_t count, float* shrunk, int64_t stride, const TableOf& table_of)
+        : tables(static_cast<size_t>(count)), shrunk(shrunk), stride(stride) {
         for (int64_t token = 0; token < count; token++) {
             const Lora* table = tables[token] = table_of(token);
             if (!table) continue;
-            const bool joins = !groups.empty() && groups.back().table == table && groups.back().count < MAX_GROUP &&
-                               groups.back().first + groups.back().count == token;
+            const bool joins = !segments.empty() && segments.back().table == table &&
+                               segments.back().count < MAX_SEGMENT &&
+                               segments.back().first + segments.back().count == token;
             if (joins)
-                groups.back().count++;
+                segments.back().count++;
             else
-                groups.push_back({table, token, 1});
+                segments.push_back({table, token, 1});
         }
     }
 
-    bool empty() const { return groups.empty(); }
-    float* terms_of(int64_t token) const { return terms + token * stride; }
+    bool empty() const { return segments.empty(); }
+    float* shrunk_of(int64_t token) const { return shrunk + token * stride; }
 
     std::vector<const Lora*> tables;  // of each token
-    std::vector<Group> groups;        // of adjacent tokens with one adapter
-
-    float* terms;                     // [tokens][stride]: scaling · x · Aᵀ
+    std::vector<Segment> segments;
+    float* shrunk;                    // [tokens][stride]: scaling · x · Aᵀ
     int64_t stride;
 };
 
@@ -89,15 +89,15 @@ inline void sum_inputs(const Element* a, int inputs, const Values& values, Lanes
     unrolled<TOKENS>([&](auto t) { result[t] = (sums[t][0] + sums[t][2]) + (sums[t][1] + sums[t][3]); });
 }
 
-// result[t] = Σ terms·B of a block of outputs. terms: scaled; those of a token are `stride` after the former's.
+// result[t] = Σ shrunk·B of a block of outputs. shrunk: scaled; a token's values are `stride` after the former's.
 template <class Element, int TOKENS>
-inline void sum_ranks(const Element* b, const float* terms, int64_t stride, int count, Lanes* result) {
+inline void sum_ranks(const Element* b, const float* shrunk, int64_t stride, int count, Lanes* result) {
     Lanes even[TOKENS], odd[TOKENS];
     unrolled<TOKENS>([&](auto t) { even[t] = odd[t] = set(0.0f); });
     int rank = 0;
     auto add = [&](Lanes* sums) {
         const Lanes weights = load(b + rank * LANES);
-        unrolled<TOKENS>([&](auto t) { sums[t] = fma(set(terms[t * stride + rank]), weights, sums[t]); });
+        unrolled<TOKENS>([&](auto t) { sums[t] = fma(set(shrunk[t * stride + rank]), weights, sums[t]); });
         rank++;
     };
     while (rank + 1 < count) add(even), add(odd);
@@ -110,23 +110,23 @@ struct LoraProduct {
     const LoraTokens& tokens;
     int64_t layer;
 
-    // Number of items of `shrink`: a block of ranks of a group each.
+    // Number of items of `shrink`: a block of ranks of a segment each.
     int64_t items() const {
         int blocks = 0;
-        for (const auto& group : tokens.groups) blocks = std::max(blocks, group.table[layer].rank_blocks);
-        return blocks * static_cast<int64_t>(tokens.groups.size());
+        for (const auto& segment : tokens.segments) blocks = std::max(blocks, segment.table[layer].rank_blocks);
+        return blocks * static_cast<int64_t>(tokens.segments.size());
     }
 
-    // Compute an item's terms, scaling · x · Aᵀ. factor(x) · x · gain are the activations of a token; gain may be null.
+    // Shrink an item's activations to scaling · x · Aᵀ. A token's are factor(x) · x · gain; gain may be null.
     template <class Factor>
     void shrink(int64_t item, const float* x, const float* gain, const Factor& factor, int inputs) const {
-        const int64_t groups = static_cast<int64_t>(tokens.groups.size()), block = item / groups;
-        const LoraTokens::Group& group = tokens.groups[item % groups];
-        const Lora& lora = group.table[layer];
+        const int64_t segments = static_cast<int64_t>(tokens.segments.size()), block = item / segments;
+        const LoraTokens::Segment& segment = tokens.segments[item % segments];
+        const Lora& lora = segment.table[layer];
         if (block >= lora.rank_blocks) return;
-        with_count<LoraTokens::MAX_GROUP>(group.count, [&](auto n) {
+        with_count<LoraTokens::MAX_SEGMENT>(segment.count, [&](auto n) {
             constexpr int TOKENS = decltype(n)::value;
-            const float* from = x + group.first * inputs;
+            const float* from = x + segment.first * inputs;
             Lanes factors[TOKENS], result[TOKENS];
             for (int t = 0; t < TOKENS; t++) factors[t] = set(factor(from + t * inputs));
             auto values = [&](int t, int i) {
@@ -141,7 +141,7 @@ struct LoraProduct {
                 sum(static_cast<const float*>(lora.a) + at);
             const Lanes scaling = load(lora.scaling + block * LANES);
             for (int t = 0; t < TOKENS; t++)
-                store(tokens.terms_of(group.first + t) + block * LANES, result[t] * scaling);
+                store(tokens.shrunk_of(segment.first + t) + block * LANES, result[t] * scaling);
         });
     }
 
@@ -150,14 +150,14 @@ struct LoraProduct {
         for (int64_t token = first; token < last;) {
             const Lora* table = tokens.tables[token];
             int count = 1;
-            while (count < LoraTokens::MAX_GROUP && token + count < last && tokens.tables[token + count] == table)
+            while (count < LoraTokens::MAX_SEGMENT && token + count < last && tokens.tables[token + count] == table)
                 count++;
             if (table && table[layer].rank_blocks) {
                 const bool begins = token == 0 || tokens.tables[token - 1] != table;
                 if (table[layer].is_bfloat16)
-                    add_group<BFloat16>(table[layer], token, count, block, begins, value + (token - first));
+                    add_segment<BFloat16>(table[layer], token, count, block, begins, value + (token - first));
                 else
-                    add_group<float>(table[layer], token, count, block, begins, value + (token - first));
+                    add_segment<float>(table[layer], token, count, block, begins, value + (token - first));
             }
             token += count;
         }
@@ -166,7 +166,7 @@ struct LoraProduct {
 private:
     // begins: whether the tokens are the first ones with this adapter.
     template <class Element>
-    void add_group(const Lora& lora, int64_t token, int count, int64_t block, bool begins, Lanes (*value)[2]) const {
+    void add_segment(const Lora& lora, int64_t token, int count, int64_t block, bool begins, Lanes (*value)[2]) const {
         for (int i = 0; i < 2; i++) {
             const RankRange& range = lora.range[block + i];
             const Element* b = static_cast<const Element*>(lora.b) + range.at;
@@ -174,10 +174,10 @@ private:
             const int64_t size = range.count * LANES * sizeof(Element);
             for (int64_t byte = 0; begins && byte < size; byte += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(b) + 2 * size + byte), _MM_HINT_T0);
-            Lanes sums[LoraTokens::MAX_GROUP];
-            with_count<LoraTokens::MAX_GROUP>(count, [&](auto n) {
-                const float* terms = tokens.terms_of(token) + range.first;
-                sum_ranks<Element, decltype(n)::value>(b, terms, tokens.stride, range.count, sums);
+            Lanes sums[LoraTokens::MAX_SEGMENT];
+            with_count<LoraTokens::MAX_SEGMENT>(count, [&](auto n) {
+                const float* shrunk = tokens.shrunk_of(token) + range.first;
+                sum_ranks<Element, decltype(n)::value>(b, shrunk, tokens.stride, range.count, sums);
             });
             for (int t = 0; t < count; t++) value[t][i] = value[t][i] + sums[t];
         }

@@ -12,7 +12,7 @@ from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.tensor_names import layer_linears
 from llama_engine.kernels.cpu.library import Lora
 from llama_engine.kernels.cpu.packing import OUTPUTS, linear_sources, output_scale, padded
-from llama_engine.kernels.lora_limits import LoraLimits, LoraPart, lora_parts
+from llama_engine.kernels.lora_layout import LoraLimits, LoraPart, lora_parts
 
 LINEARS = ("query_key_value", "attention_output", "gate_up", "down")
 """The linear layers of a decoder layer in the order of the kernels' tables."""
@@ -21,8 +21,8 @@ RANKS = 16
 """Ranks of a block."""
 
 
-def terms_stride(architecture: Architecture, limits: LoraLimits) -> int:
-    """Return the floats of a token's terms, (x · Aᵀ) of fused layers side by side."""
+def shrunk_stride(architecture: Architecture, limits: LoraLimits) -> int:
+    """Return the floats of a token's shrunk activations, x · Aᵀ of fused layers side by side."""
     return padded(max(map(len, layer_linears(architecture).values())) * limits.rank, RANKS)
 
 
@@ -76,7 +76,7 @@ class LoraTable:
     """The adapters of a `CpuForward`: their packed weights, and the one of each slot's sequence.
 
     table: the kernels' structures by adapter, decoder layer and LINEARS; None without room for adapters. adapters:
-    [slots] int32; 0 is none. terms: [room][stride], scratch memory.
+    [slots] int32; 0 is none. shrunk: [room][stride], scratch memory.
     """
 
     def __init__(self, architecture: Architecture, slots: int, room: int, limits: LoraLimits) -> None:
@@ -84,7 +84,7 @@ class LoraTable:
         self._size = architecture.layers * len(LINEARS)
         self.table = (Lora * ((limits.count + 1) * self._size))() if limits.count else None
         self.adapters = torch.zeros(slots, dtype=torch.int32)
-        self.terms = torch.zeros(room if limits.count else 0, terms_stride(architecture, limits))
+        self.shrunk = torch.zeros(room if limits.count else 0, shrunk_stride(architecture, limits))
         self._loaded: dict[int, list[PackedLora | None]] = {}
 
     def load(self, index: int, adapter: LoraAdapter | None) -> None:

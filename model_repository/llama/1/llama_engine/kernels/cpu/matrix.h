@@ -21,7 +21,7 @@
 constexpr int OUTPUTS = 16;  // outputs of a block
 constexpr int SPLIT = 254;   // q = SPLIT · high + low
 constexpr int QUAD = 4;      // columns
-constexpr int OUTLIER_GROUP = 8;  // tokens whose outliers are multiplied at once
+constexpr int OUTLIER_BLOCK = 8;  // tokens whose outliers are multiplied at once
 
 struct Matrix {
     const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS], or panels
@@ -35,20 +35,20 @@ struct Matrix {
 
 // Quantized tokens.
 struct Quantized {
-    int8_t* terms;          // low terms, or q itself; room for [tokens, to a multiple of 24][2][inputs]: whole groups
+    int8_t* terms;          // low terms, or q itself; room for [tokens, to a multiple of 24][2][inputs]: whole blocks
     int32_t* outliers;      // [tokens]: number of quads with a high term
     int32_t* outlier_quad;  // [tokens / 8][inputs / 4][8]: their places, ascending
     int32_t* outlier_high;  // the same: their four high terms; for ByteTerms zeros up to the largest number of the 8
     float* scale;           // [tokens]; NaN if a value isn't finite
     int32_t* offset;        // [tokens][2]: what the packed weights' zero adds to the sums of low and of high terms
-    int32_t* group_start;   // [tokens / GROUP][column groups][GROUP]: what the sums of products of low terms begin with
+    int32_t* group_start;   // [token blocks][column groups][TOKEN_BLOCK]: what sums of products of low terms begin with
     float* group_sum;       // the same: Σ low
     float outlier_ratio;    // see largest_inlier in linear.h; 0: every value is an outlier, infinity: none is
     float outlier_factor;   // outlier_ratio / inputs without padding
     int32_t inputs;
 
-    // The place of a token's first quad in outlier_quad and outlier_high; the next is OUTLIER_GROUP after it.
+    // The place of a token's first quad in outlier_quad and outlier_high; the next is OUTLIER_BLOCK after it.
     int64_t outliers_at(int64_t token) const {
-        return token / OUTLIER_GROUP * OUTLIER_GROUP * (inputs / QUAD) + token % OUTLIER_GROUP;
+        return token / OUTLIER_BLOCK * OUTLIER_BLOCK * (inputs / QUAD) + token % OUTLIER_BLOCK;
     }
 };

@@ -23,7 +23,7 @@ OUTPUTS = 16
 """Number of outputs per packed block."""
 
 TOKEN_MULTIPLE = 24
-"""Buffers have a multiple of this many tokens: whole groups of 6 tokens (AVX2) and of 8 (AVX512-VNNI)."""
+"""Buffers have a multiple of this many tokens: whole blocks of 6 tokens (AVX2) and of 8 (AVX512-VNNI)."""
 
 QUAD = 4
 """Adjacent columns of which high terms are multiplied together."""

@@ -13,15 +13,16 @@ from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
-from llama_engine.kernels.cpu.forward import CACHE_TYPES, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.lora import RANKS, PackedLora
 from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, pad_channels, padded
-from llama_engine.kernels.lora_limits import LoraPart
+from llama_engine.kernels.cpu.paged_cache import CACHE_TYPES
+from llama_engine.kernels.lora_layout import LoraPart
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 """Tolerated error of the attention by cache dtype, relative to the reference's largest value. A float32 halfway between
-two bfloat16 or int8 values can be rounded to either."""
+two bfloat16 or int8 values can be rounded to either, and the reference doesn't round queries and attention weights."""
 
 
 LORA_TOLERANCE = 1e-5
@@ -89,7 +90,7 @@ def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:
     llama = CpuLlama(kernels, architecture, [packed], torch.ones(64), head, tables)
     for dtype in CACHE_TYPES:
         forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 3), tokens)
-        forward.set_pages(0, 0, (2, 3, 1))
+        forward.cache.set_pages(0, 0, (2, 3, 1))
         slots, positions = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
         chunks = (slice(0, 20), slice(20, tokens))
         result = torch.cat([forward.attention(qkv[chunk], slots[chunk], positions[chunk]) for chunk in chunks])

@@ -107,7 +107,7 @@ def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> tor
 
 
 class Elementwise(NamedTuple):
-    """The elementwise functions of a pass on a GPU, fused or separate."""
+    """Quantization, dequantization and rotary embedding of a pass by PyTorch: fused, on a GPU only, or separate."""
 
     quantize: Quantize = quantize
     dequantize: Dequantize = dequantize

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 
 from llama_engine.errors import one_line
-from llama_engine.kernels.cache_shape import GPU_PAGE_SIZE, lists_to_device
+from llama_engine.kernels.cache_shape import GPU_PAGE_SIZE
 from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.transfers import lists_to_device
 
 TOLERANCE = 2e-2
 """Tolerated error, relative to the reference's largest value: a few bfloat16 roundings."""

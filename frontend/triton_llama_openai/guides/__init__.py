@@ -1,0 +1,1 @@
+"""From a request's schema, regular expression, choices or grammar to the guide that constrains the model's text."""

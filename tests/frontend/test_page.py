@@ -1,0 +1,64 @@
+"""The page at `/`: where it is served, its headers, and how the models are served. Chromium opens it in end_to_end."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from frontend.descriptions import changed
+from frontend.endpoints import Endpoint, endpoint, error_of
+from frontend.fake_triton import FakeTriton
+from triton_llama_openai.routes.page import has_page
+from triton_llama_openai.settings import Settings
+
+
+def test_the_policy_allows_the_pages_own_script_and_style_alone(served: Endpoint) -> None:
+    response = served.http.get("/")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+    for tag in ("script", "style"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
+        assert policy[f"{tag}-src"] == f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
+    assert (policy["default-src"], policy["connect-src"], policy["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+    assert response.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    ("host", "page", "has"),
+    [
+        ("127.0.0.1", "auto", True),
+        ("localhost", "auto", True),
+        ("::1", "auto", True),
+        ("0.0.0.0", "auto", False),
+        ("::", "auto", False),
+        ("0.0.0.0", "on", True),
+        ("127.0.0.1", "off", False),
+    ],
+)
+def test_by_default_the_page_is_on_at_loopback_alone(host: str, page: str, has: bool) -> None:
+    assert has_page(Settings.parse(["--host", host, "--page", page], {})) is has
+
+
+@pytest.mark.parametrize("path", ["/", "/page/serving"])
+def test_without_the_page_its_paths_are_unknown(triton: FakeTriton, path: str) -> None:
+    with endpoint(triton.port, page="off") as served:
+        assert error_of(served.http.get(path))["code"] == "unknown_url"
+
+
+def test_the_page_needs_no_key_and_the_models_do(triton: FakeTriton, keys: Path) -> None:
+    with endpoint(triton.port, api_keys_file=keys) as served:
+        assert served.http.get("/").status_code == 200
+        assert served.http.get("/page/serving").status_code == 401
+
+
+def test_models_are_described_as_their_triton_does(own: FakeTriton) -> None:
+    own.models["llama"] = changed(serving={"memory": "on cpu: 1 MiB"})
+    with endpoint(own.port) as served:
+        assert served.http.get("/page/serving").json() == {"pydoc-llama": {"memory": "on cpu: 1 MiB"}}
+
+
+def test_a_triton_of_an_older_version_describes_nothing(served: Endpoint) -> None:
+    assert served.http.get("/page/serving").json() == {"pydoc-llama": {}}

@@ -34,7 +34,7 @@ from llama_engine.kernels.cpu.build import (
     find_compiler,
     object_path,
 )
-from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
+from llama_engine.kernels.cpu.forward import CpuForward, PackedLlama
 from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
@@ -129,11 +129,11 @@ class SmallLlama:
     embedding: torch.Tensor
     tables: RopeTables
 
-    def packed(self, kernels: CpuKernels, terms: ActivationTerms = AUTO) -> CpuLlama:
+    def packed(self, kernels: CpuKernels, terms: ActivationTerms = AUTO) -> PackedLlama:
         """Pack it for the kernels."""
         layers = [pack_layer(kernels, self.architecture, layer) for layer in self.layers]
         head = pack_head(kernels, self.architecture, self.head)
-        return CpuLlama(kernels, self.architecture, layers, self.norm, head, self.tables, terms)
+        return PackedLlama(kernels, self.architecture, layers, self.norm, head, self.tables, terms)
 
     def cache_shape(self, slots: int, dtype: torch.dtype) -> KVCacheShape:
         """Return the KV cache of `slots` sequences of up to POSITIONS tokens, with pages for all."""

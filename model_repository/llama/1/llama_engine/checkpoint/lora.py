@@ -16,8 +16,9 @@ import torch
 
 from llama_engine.bounds import show
 from llama_engine.checkpoint.architecture import Architecture
-from llama_engine.checkpoint.files import TensorHeader, file_error, read_header
+from llama_engine.checkpoint.json_files import file_error
 from llama_engine.checkpoint.lora_config import CONFIG, LoraShape, max_file_bytes, read_lora_config
+from llama_engine.checkpoint.safetensors_header import TensorHeader, read_header
 from llama_engine.checkpoint.tensor_names import SavedLinear, all_linears, layer_prefix
 from llama_engine.checkpoint.tensors import read_bytes
 

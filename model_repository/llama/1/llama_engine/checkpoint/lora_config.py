@@ -18,7 +18,7 @@ import regex
 
 from llama_engine.bounds import Flag, Integer, Real, show
 from llama_engine.checkpoint.config_bounds import check_value, refuse
-from llama_engine.checkpoint.files import read_object
+from llama_engine.checkpoint.json_files import read_object
 from llama_engine.errors import CheckpointError, one_line
 
 CONFIG = "adapter_config.json"

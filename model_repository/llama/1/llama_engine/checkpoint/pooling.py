@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llama_engine.bounds import show
-from llama_engine.checkpoint.files import MODULES, POOLING, TRANSFORMER, file_error, read_json, read_object
+from llama_engine.checkpoint.files import MODULES, POOLING, TRANSFORMER
 from llama_engine.checkpoint.headers import CheckpointHeaders
+from llama_engine.checkpoint.json_files import file_error, read_json, read_object
 
 _MODES: Mapping[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 """The names of newer configs, and what follows `pooling_mode_` in the flags of older ones."""

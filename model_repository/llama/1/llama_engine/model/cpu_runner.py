@@ -19,7 +19,7 @@ from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
-from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
+from llama_engine.kernels.cpu.forward import ROOM, CpuForward, PackedLlama, scratch_bytes
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
 from llama_engine.kernels.final_norm import final_norm
@@ -32,7 +32,7 @@ from llama_engine.model.model_runner import TokenChunk
 class CompiledLlama:
     """A model packed for the compiled kernels. embedding: [vocabulary, hidden], in any float dtype."""
 
-    llama: CpuLlama
+    llama: PackedLlama
     embedding: torch.Tensor
 
     @property
@@ -66,7 +66,7 @@ def build_compiled_llama(
     layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
     norm = read.tensor(reader.norm())
     head = pack_head(kernels, architecture, read.linear(reader.head()))
-    return CompiledLlama(CpuLlama(kernels, architecture, layers, norm, head, tables, terms), embedding)
+    return CompiledLlama(PackedLlama(kernels, architecture, layers, norm, head, tables, terms), embedding)
 
 
 def compiled_without_weights(
@@ -74,7 +74,7 @@ def compiled_without_weights(
 ) -> CompiledLlama:
     """Return a model without layers, for the description and the sizes of what `build_compiled_llama` returns."""
     head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
-    return CompiledLlama(CpuLlama(kernels, architecture, [], torch.empty(0), head, tables, terms), torch.empty(0))
+    return CompiledLlama(PackedLlama(kernels, architecture, [], torch.empty(0), head, tables, terms), torch.empty(0))
 
 
 class CpuRunner:

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 
 from llama_engine.bounds import show
-from llama_engine.checkpoint.files import LFS_ADVICE, is_lfs_pointer
+from llama_engine.checkpoint.json_files import LFS_ADVICE, is_lfs_pointer
 from llama_engine.errors import CheckpointError
 
 Value: TypeAlias = int | float | bool | str | tuple["int | float | bool | str", ...]

@@ -1,4 +1,4 @@
-"""Runs a Llama with the CPU kernels: `CpuLlama` holds packed weights, `CpuForward` a KV cache and scratch memory."""
+"""Runs a Llama with the CPU kernels: `PackedLlama` holds packed weights, `CpuForward` a KV cache and scratch memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 @dataclass(frozen=True)
-class CpuLlama:
+class PackedLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
     norm: [hidden], the final norm's gain. head: includes the logits' scale. tables: RoPE's. terms: which activations
@@ -52,7 +52,7 @@ class CpuLlama:
     terms: ActivationTerms = TWO_TERMS
 
 
-def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
+def scratch_bytes(llama: PackedLlama, positions: int, room: int) -> int:
     """Return an upper bound of `CpuForward`'s scratch bytes. positions: per sequence. room: tokens computed at once."""
     architecture, head_dim = llama.architecture, padded_head_dim(llama.architecture)
     hidden, intermediate = padded(architecture.hidden), padded(architecture.intermediate)
@@ -80,7 +80,7 @@ class CpuForward:
     another size than the kernels.
     """
 
-    def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM, loras: LoraLimits = NO_LORAS) -> None:
+    def __init__(self, llama: PackedLlama, cache: KVCacheShape, room: int = ROOM, loras: LoraLimits = NO_LORAS) -> None:
         shortest = min((len(cosine) for cosine, _ in llama.tables.values()), default=cache.max_model_len)
         if shortest < cache.max_model_len:
             raise ValueError(f"RoPE's tables have {shortest} positions, and sequences {cache.max_model_len}")

@@ -13,7 +13,7 @@ from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
-from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
+from llama_engine.kernels.cpu.forward import CpuForward, PackedLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.lora import RANKS, PackedLora
 from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, pad_channels, padded
@@ -87,7 +87,7 @@ def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:
     angles = torch.arange(tokens)[:, None] * torch.logspace(0, -3, dim // 2)
     tables = {ROPE: (angles.cos(), angles.sin())}
     packed, head = pack_layer(kernels, architecture, layer), pack_linear(kernels, _zeros(64, 64))
-    llama = CpuLlama(kernels, architecture, [packed], torch.ones(64), head, tables)
+    llama = PackedLlama(kernels, architecture, [packed], torch.ones(64), head, tables)
     for dtype in CACHE_TYPES:
         forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 3), tokens)
         forward.cache.set_pages(0, 0, (2, 3, 1))

@@ -95,8 +95,8 @@ class RecordRequests:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.requests.labels(route, str(record.status)).inc()
         self._metrics.seconds.labels(route).observe(seconds)
-        if record.first_text is not None:
-            self._metrics.first_token_seconds.labels(route).observe(record.first_text)
+        if record.first_token_seconds is not None:
+            self._metrics.first_token_seconds.labels(route).observe(record.first_token_seconds)
         self._metrics.tokens.labels("prompt").inc(record.prompt_tokens)
         self._metrics.tokens.labels("completion").inc(record.completion_tokens)
         resumptions = Counter(interruption.outcome for interruption in record.interruptions)

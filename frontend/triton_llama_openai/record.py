@@ -24,7 +24,7 @@ class Interruption(NamedTuple):
 
 @dataclass(eq=False)
 class RequestRecord:
-    """One request's figures. first_text: seconds from arrival, of a stream. ignored: fields without effect.
+    """One request's figures. first_token_seconds: seconds from arrival, of a stream. ignored: fields without effect.
 
     session: the client's name for a conversation. model: its served name, of a request for text. adapter: its name, of
     a request with one. finish_reasons: of its choices that have ended. prompt: as it came, or a chat's text.
@@ -35,7 +35,7 @@ class RequestRecord:
     session: str = field(default="", repr=False)
     arrived: float = field(default_factory=time.perf_counter)
     status: int = 500
-    first_text: float | None = None
+    first_token_seconds: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     model: str = ""
@@ -48,8 +48,8 @@ class RequestRecord:
 
     def saw_text(self) -> None:
         """Note the time of a stream's first text."""
-        if self.first_text is None:
-            self.first_text = time.perf_counter() - self.arrived
+        if self.first_token_seconds is None:
+            self.first_token_seconds = time.perf_counter() - self.arrived
 
     def end_interruption(self, outcome: str, began: float) -> None:
         """Note the end of an interruption. began: its monotonic time."""

@@ -111,8 +111,8 @@ class TraceRequests:
                     "gen_ai.response.finish_reasons": record.finish_reasons,
                 }
             )
-        if record.first_text is not None:
-            span.set_attribute("gen_ai.response.time_to_first_chunk", record.first_text)
+        if record.first_token_seconds is not None:
+            span.set_attribute("gen_ai.response.time_to_first_chunk", record.first_token_seconds)
         span.end()
 
 

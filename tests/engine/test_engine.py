@@ -83,8 +83,8 @@ def test_a_step_counts_the_columns_of_each_linear_layer() -> None:
     step = engine.step()
     tokens = step.prefill_tokens
     # In the order of the metric's series. The head computes the last token alone.
-    assert tuple(step.terms) == INT8_COLUMNS.values
-    assert [count.tokens for count in step.terms.values()] == [tokens * layers] * 4 + [1]
-    down = step.terms["down"]
+    assert tuple(step.term_counts) == INT8_COLUMNS.values
+    assert [count.tokens for count in step.term_counts.values()] == [tokens * layers] * 4 + [1]
+    down = step.term_counts["down"]
     assert 0 < down.outlier_columns < down.tokens * down.inputs
     assert down.outlier_columns % 4 == 0

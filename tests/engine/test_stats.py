@@ -62,7 +62,7 @@ def test_steps_are_counted_with_what_they_did(stats: Stats, registry: RecordingR
 def test_columns_and_products_are_counted_by_linear_layer(stats: Stats, registry: RecordingRegistry) -> None:
     first, second = TermCount(10, 16, 40, 5), TermCount(10, 0, 40, 5)
     for counts in ({"down": first}, {"down": second, "head": TermCount(2, 4, 8, 3)}):
-        stats.record_step(StepResult(terms=counts), now=100.0, running=1, waiting=0)
+        stats.record_step(StepResult(term_counts=counts), now=100.0, running=1, waiting=0)
     stats.close(SECONDS)
     counted = {name: count for name, count in registry.counts.items() if "int8" in name}
     assert counted == {

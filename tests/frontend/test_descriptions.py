@@ -15,7 +15,7 @@ from httpx import Response
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that are looked at more often than once a minute."""
-    monkeypatch.setattr("triton_llama_openai.served.backend._CHECK_S", 0.1)
+    monkeypatch.setattr("triton_llama_openai.served.triton_model._CHECK_S", 0.1)
 
 
 def _context(served: Endpoint) -> int:

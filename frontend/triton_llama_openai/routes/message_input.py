@@ -19,7 +19,7 @@ from triton_llama_openai.protocol.message_blocks import (
 )
 from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.routes.turns import assistant_message, function_call, sampling_fields
+from triton_llama_openai.routes.chat_messages import assistant_message, function_call, sampling_fields
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -13,7 +13,7 @@ from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.protocol.chat import parse_arguments
 
 
-class Content:
+class MessageContent:
     """The blocks of one answer, in order."""
 
     def __init__(self, parser: OutputParser) -> None:

@@ -17,7 +17,7 @@ from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.routes.message_input import MessageChat, chat_request
-from triton_llama_openai.routes.message_output import Content
+from triton_llama_openai.routes.message_output import MessageContent
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
@@ -56,7 +56,7 @@ class MessageObject:
     """An answer of the Messages API: `whole` if it isn't streamed, else `begun` and `end` around its blocks."""
 
     def __init__(self, chat: MessageChat, prepared: PreparedChat) -> None:
-        self.content = Content(prepared.new_parser())
+        self.content = MessageContent(prepared.new_parser())
         self.request_id = prepared.generation.record.id
         self._stop_sequences = chat.stop_strings
         self._prepared = prepared

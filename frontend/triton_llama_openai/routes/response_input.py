@@ -10,7 +10,7 @@ from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem
 from triton_llama_openai.protocol.responses import AllowedTools, FlatJsonSchema, FunctionByName, ResponsesRequest
 from triton_llama_openai.protocol.schema import JsonObject, Schema
-from triton_llama_openai.routes.turns import assistant_message, function_call, sampling_fields
+from triton_llama_openai.routes.chat_messages import assistant_message, function_call, sampling_fields
 
 
 class ResponseChat(ChatRequest):

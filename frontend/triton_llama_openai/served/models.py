@@ -15,8 +15,8 @@ from triton_llama_openai.errors import ApiError, from_validation
 from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError
 from triton_llama_openai.record import RequestRecord
-from triton_llama_openai.served.backend import Backend
 from triton_llama_openai.served.served_model import ServedModel
+from triton_llama_openai.served.triton_model import TritonModel
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 from triton_llama_openai.triton.engine_client import EngineClient
 
@@ -34,8 +34,8 @@ _WITHOUT: dict[Task, str] = {
 class Models:
     """All models, in the settings' order."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
-        self._backends = backends
+    def __init__(self, models: Sequence[TritonModel]) -> None:
+        self._models = models
 
     @classmethod
     def load(cls, settings: Settings) -> Models:
@@ -48,46 +48,45 @@ class Models:
         names = [model.served_name for model in models if model.served_name is not None]
         if len(set(names)) < len(names):
             raise InvalidSettingsError(f"two models have one name: {', '.join(names)}")
-        return cls([_backend(model) for model in models])
+        return cls([_triton_model(model) for model in models])
 
     @property
     def labels(self) -> list[str]:
         """The models' names, for people."""
-        return [backend.label for backend in self._backends]
+        return [model.label for model in self._models]
 
     def served(self) -> list[ServedModel]:
         """Return the described models and their adapters that can be named. Raises ApiError 503 if there is none."""
-        names = {backend.name for backend in self._backends}
-        served = [model for backend in self._backends for model in backend.served]
-        return [model for model in served if not model.adapter or model.name not in names] or [self._backends[0].model]
+        names = {model.name for model in self._models}
+        served = [each for model in self._models for each in model.served]
+        return [each for each in served if not each.adapter or each.name not in names] or [self._models[0].model]
 
     def has_name(self, name: str, engine: EngineClient) -> bool:
         """Return whether a name is a model's, or an adapter's of another model than the one of `engine`."""
         return any(
-            name == backend.name or (backend.engine is not engine and name in backend.adapters)
-            for backend in self._backends
+            name == model.name or (model.engine is not engine and name in model.adapters) for model in self._models
         )
 
     async def find(self, name: str | None, field: str = "model") -> ServedModel:
         """Return the model or adapter of this name; None is the only model. field: the request's, for errors.
 
-        An unknown name waits for new descriptions, as `Backend.refresh` does: the adapter may just have been loaded.
+        An unknown name waits for new descriptions (`TritonModel.refresh`): the adapter may just have been loaded.
         Raises ApiError 400, 404, or 503 before the model is known.
         """
-        if name is None and len(self._backends) == 1:
-            return self._backends[0].model
+        if name is None and len(self._models) == 1:
+            return self._models[0].model
         if name is None:
             message = f"{field} is missing; it must be one of {self._known()}"
             raise ApiError(400, message, field, "missing_required_parameter")
-        if not self._named(name) and any(backend.served for backend in self._backends):
-            await asyncio.gather(*(backend.refresh(_REFRESH_S) for backend in self._backends))
+        if not self._named(name) and any(model.served for model in self._models):
+            await asyncio.gather(*(model.refresh(_REFRESH_S) for model in self._models))
         named = self._named(name)
         if len(named) > 1:
             message = f"{field} is {name!r}, the name of {len(named)} models or adapters; their names must differ"
             raise ApiError(404, message, field, "model_not_found")
         # One that isn't described yet may be the model, or have the adapter.
-        for backend in named or [backend for backend in self._backends if backend.described is None]:
-            return backend.find(name)
+        for model in named or [model for model in self._models if model.described is None]:
+            return model.find(name)
         raise ApiError(404, f"{field} is {name!r}; it must be one of {self._known()}", field, "model_not_found")
 
     async def find_for(self, task: Task, name: str | None, record: RequestRecord) -> ServedModel:
@@ -103,35 +102,35 @@ class Models:
         record.adapter = "" if model.adapter is None else model.adapter.name
         return model
 
-    def _named(self, name: str) -> list[Backend]:
+    def _named(self, name: str) -> list[TritonModel]:
         """Return the models of this name; without one, those that have an adapter of it."""
-        models = [backend for backend in self._backends if backend.name == name]
-        return models or [backend for backend in self._backends if name in backend.adapters]
+        named = [model for model in self._models if model.name == name]
+        return named or [model for model in self._models if name in model.adapters]
 
     def _known(self) -> str:
-        return ", ".join(name for backend in self._backends for name in backend.names)
+        return ", ".join(name for model in self._models for name in model.names)
 
     def num_adapters(self) -> int:
         """Return the number of loaded adapters of all models."""
-        return sum(max(len(backend.served) - 1, 0) for backend in self._backends)
+        return sum(max(len(model.served) - 1, 0) for model in self._models)
 
     def loads(self) -> dict[str, dict[int, EngineLoad]]:
         """Return the loads of the models' Tritons by the model's name, without those that aren't known now."""
-        return {backend.label: loads for backend in self._backends if (loads := backend.loads())}
+        return {model.label: loads for model in self._models if (loads := model.loads())}
 
     async def start(self) -> None:
         """Ask for the models' descriptions."""
-        await asyncio.gather(*(backend.start(_START_S) for backend in self._backends))
+        await asyncio.gather(*(model.start(_START_S) for model in self._models))
 
     async def ready(self) -> dict[str, str]:
         """Return, by name, why a model can't answer now; empty if all can."""
-        reasons = await asyncio.gather(*(backend.why_not_ready() for backend in self._backends))
+        reasons = await asyncio.gather(*(model.why_not_ready() for model in self._models))
         return {label: reason for label, reason in zip(self.labels, reasons, strict=True) if reason is not None}
 
     async def close(self) -> None:
         """Close every connection."""
-        for backend in self._backends:
-            await backend.close()
+        for model in self._models:
+            await model.close()
 
 
 def _model_settings(settings: Settings) -> list[ModelSettings]:
@@ -149,14 +148,14 @@ def _model_settings(settings: Settings) -> list[ModelSettings]:
     return [model if "triton" in model.model_fields_set else model.model_copy(update=default) for model in models]
 
 
-def _backend(settings: ModelSettings) -> Backend:
+def _triton_model(settings: ModelSettings) -> TritonModel:
     try:
         endpoint = Endpoint.parse(settings.triton, "grpc")
     except ValueError as error:
         raise InvalidSettingsError(f"triton: {error}") from error
     metrics = [address.strip() for address in (settings.triton_metrics or metrics_address(endpoint)).split(",")]
     template = None if settings.chat_template is None else _read_template(settings.chat_template)
-    return Backend(settings, endpoint, metrics, template)
+    return TritonModel(settings, endpoint, metrics, template)
 
 
 def _read_template(file: Path) -> str:

@@ -170,7 +170,7 @@ class Engine:
             self._isolation.record(error, f"a step over {self.used_slots} sequences")
             self._fail_all()
         result.errors, self._isolation.errors = self._isolation.errors, 0
-        result.terms = self._model.take_term_counts()
+        result.term_counts = self._model.take_term_counts()
         result.cache = self.take_cache_counts()
         if self.kv_events is not None:
             result.dropped_kv_events = self.kv_events.take_dropped()

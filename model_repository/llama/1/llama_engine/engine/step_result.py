@@ -18,7 +18,7 @@ class StepResult:
 
     finished: sequences that finished in this step. decoded: number of sequences in the decode step's forward pass.
     sampled: number of tokens appended. prefill_tokens: prompt tokens computed. errors: number of failed computations.
-    terms: counts of exact INT8 products, including those of failed computations. drafts: the verified ones. verified:
+    term_counts: of exact INT8 products, including those of failed computations. drafts: the verified ones. verified:
     number of the appended tokens that followed a right guess. preempted: number of preemptions. cache: the KV
     cache's pages after the step, and what happened to them. dropped_kv_events: KV cache events that weren't published.
     """
@@ -28,7 +28,7 @@ class StepResult:
     sampled: int = 0
     prefill_tokens: int = 0
     errors: int = 0
-    terms: TermCounts = field(default_factory=dict)
+    term_counts: TermCounts = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
     verified: int = 0
     preempted: int = 0

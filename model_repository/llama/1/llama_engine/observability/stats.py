@@ -64,7 +64,7 @@ class Stats:
             if step.decoded:
                 # A decoding sequence got its previous token in the previous step.
                 self._observations.append((metrics.INTER_TOKEN_LATENCY, now - self._last_step))
-            for linear, count in step.terms.items():
+            for linear, count in step.term_counts.items():
                 self._counts[metrics.INT8_COLUMNS, linear] += count.tokens * count.inputs
                 self._counts[metrics.INT8_OUTLIER_COLUMNS, linear] += count.outlier_columns
                 self._counts[metrics.INT8_PRODUCTS, linear] += count.products

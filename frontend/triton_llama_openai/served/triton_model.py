@@ -35,8 +35,11 @@ _PAUSE_S = 1.0
 """Seconds between two other requests for it."""
 
 
-class Backend:
-    """One model of the settings. metrics: addresses of Triton's metrics. template: the operator's chat template."""
+class TritonModel:
+    """One model of the settings, in its Triton.
+
+    metrics: addresses of Triton's metrics. template: the operator's chat template.
+    """
 
     def __init__(
         self, settings: ModelSettings, endpoint: Endpoint, metrics: Sequence[str], template: str | None

@@ -90,21 +90,23 @@ test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU n
 	@$(if $(ROOM),exec $(PYTEST) tests/$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=4 .long-engine .whole-compose test-clients .short-engine \
-	  $(patsubst %,.whole-%,$(filter-out engine,$(ROOMS))) check
+	@$(SIDE_BY_SIDE) --jobs=4 .whole-end_to_end .whole-compose test-clients .long-engine .whole-browser .short-engine \
+	  $(patsubst %,.whole-%,$(filter-out engine end_to_end,$(ROOMS))) check
 
 test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.8 GB)
 	@exec $(PYTEST) tests/end_to_end/clients
 
-# The engine's tests take longest. In make test they have a core to themselves; in make test-all they are two parts.
+# In make test the engine's tests, the longest, have a core to themselves. In make test-all the longest parts begin first.
 .short-engine:
 	@exec $(PYTEST) tests/engine -m 'not long'
 .long-engine:
 	@exec $(PYTEST) tests/engine -m long
 .short-%:
 	@exec nice $(PYTEST) tests/$* -m 'not long'
-.whole-end_to_end: $(READY_CHROMIUM)
-	@exec $(PYTEST) tests/end_to_end --ignore=tests/end_to_end/compose --ignore=tests/end_to_end/clients
+.whole-end_to_end:
+	@exec $(PYTEST) tests/end_to_end $(patsubst %,--ignore=tests/end_to_end/%,browser clients compose)
+.whole-browser: $(READY_CHROMIUM)
+	@exec $(PYTEST) tests/end_to_end/browser
 .whole-compose:
 	@exec $(PYTEST) tests/end_to_end/compose
 .whole-%:

@@ -1,10 +1,9 @@
-"""Servers that are missing, silent, slow or broken, connection reuse, and closed clients, on real sockets."""
+"""Servers that hang up, stay silent or answer nonsense, and closed clients, on real sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -21,20 +20,16 @@ from triton_llama import (
 from triton_llama.endpoint import Protocol
 
 Ask = Callable[..., Completion]
-EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def ask(address: str | int, protocol: Protocol = "http", **limits: float) -> Completion:
-    url = address if isinstance(address, str) else f"{HOST}:{address}"
-    with LlamaClient(url, protocol, **limits) as client:  # type: ignore[arg-type]  # no headers
+def ask(port: int, protocol: Protocol = "http") -> Completion:
+    with LlamaClient(f"{HOST}:{port}", protocol, connect_timeout=2.0) as client:
         return client.generate("def")
 
 
-def ask_async(address: str | int, protocol: Protocol = "http", **limits: float) -> Completion:
-    url = address if isinstance(address, str) else f"{HOST}:{address}"
-
+def ask_async(port: int, protocol: Protocol = "http") -> Completion:
     async def run() -> Completion:
-        async with AsyncLlamaClient(url, protocol, **limits) as client:  # type: ignore[arg-type]  # no headers
+        async with AsyncLlamaClient(f"{HOST}:{port}", protocol) as client:
             return await client.generate("def")
 
     return asyncio.run(run())
@@ -43,51 +38,19 @@ def ask_async(address: str | int, protocol: Protocol = "http", **limits: float) 
 both_clients = pytest.mark.parametrize("ask", [ask, ask_async], ids=["sync", "async"])
 
 
-@pytest.fixture
-def dead_port() -> Iterator[int]:
-    """A port that is bound, so that it stays free, and where no process listens."""
-    with socket.socket() as bound:
-        bound.bind((HOST, 0))
-        yield bound.getsockname()[1]
-
-
 @both_protocols
 @both_clients
-def test_a_refused_connection_is_an_error_with_the_address(ask: Ask, protocol: Protocol, dead_port: int) -> None:
-    with pytest.raises(LlamaConnectionError, match=f"no connection to {protocol}://{HOST}:{dead_port}: ") as error:
-        ask(dead_port, protocol)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "protocol"),
-    [
-        (None, "http"),
-        (None, "grpc"),
-        ("no-such-host.invalid:8000", "http"),
-        ("no-such-host.invalid:8000", "grpc"),
-    ],
-)
-@both_clients
-def test_an_unreachable_host_is_a_connection_error(ask: Ask, url: str | None, protocol: Protocol) -> None:
+def test_a_lost_connection_is_an_error_with_the_address(ask: Ask, protocol: Protocol) -> None:
     with server(hang_up) as port, pytest.raises(LlamaConnectionError, match="no connection to") as error:
-        ask(url or port, protocol)
+        ask(port, protocol)
+    assert f" {protocol}://{HOST}:{port}: " in str(error.value)
+    assert "\n" not in str(error.value)
     assert error.value.__cause__ is not None
 
 
-@pytest.mark.parametrize(
-    ("protocol", "limit", "message"),
-    [
-        ("http", "timeout", "no data from .* for 1 s"),
-        ("grpc", "timeout", "within 1 s"),
-        # It never speaks gRPC.
-        ("grpc", "connect_timeout", "no connection to"),
-    ],
-)
-@both_clients
-def test_a_silent_server_is_a_timeout(ask: Ask, protocol: Protocol, limit: str, message: str) -> None:
-    with server(stay_silent) as port, pytest.raises(LlamaTimeoutError, match=message) as error:
-        ask(port, protocol, **{limit: 1.0})
+def test_a_server_that_never_speaks_grpc_is_a_timeout() -> None:
+    with server(stay_silent) as port, pytest.raises(LlamaTimeoutError, match="no connection to") as error:
+        ask(port, "grpc")
     assert error.value.__cause__ is not None
 
 
@@ -95,11 +58,9 @@ def test_a_silent_server_is_a_timeout(ask: Ask, protocol: Protocol, limit: str, 
     ("answer", "kind"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", LlamaConnectionError),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", LlamaConnectionError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ServerError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", ServerError),
-        (EMPTY, ServerError),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found", ServerError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", ServerError),
     ],
 )
 def test_a_broken_response_is_an_error_of_its_kind(answer: bytes, kind: type[Exception]) -> None:
@@ -111,8 +72,8 @@ def test_a_broken_response_is_an_error_of_its_kind(answer: bytes, kind: type[Exc
 
 
 @both_protocols
-async def test_a_closed_client_raises_runtime_error(protocol: Protocol, dead_port: int) -> None:
-    client, twin = LlamaClient(f"{HOST}:{dead_port}", protocol), AsyncLlamaClient(f"{HOST}:{dead_port}", protocol)
+async def test_a_closed_client_raises_runtime_error(protocol: Protocol) -> None:
+    client, twin = LlamaClient(HOST, protocol), AsyncLlamaClient(HOST, protocol)
     for _ in range(2):
         client.close()
         await twin.close()

@@ -48,7 +48,6 @@ def test_after_an_error_the_texts_that_wait_are_not_sent(triton: FakeTriton, emb
     assert len(triton.requests) < 1000
 
 
-@both_clients
-def test_one_text_instead_of_several_is_refused(triton: FakeTriton, embed: Embed) -> None:
+def test_one_text_instead_of_several_is_refused(triton: FakeTriton) -> None:
     with pytest.raises(TypeError, match="texts is one str, must be a sequence of them"):
         embed(triton, "text")

@@ -28,7 +28,7 @@ from triton_llama.endpoint import Protocol
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 REFUSED = "top_p is 2, must lie in (0, 1]"
-FULL = "Exceeds maximum queue size"
+STOPPING = "STOPPING: the server is stopping"
 
 
 @pytest.fixture
@@ -59,14 +59,13 @@ def test_a_stalled_stream_is_cancelled_at_its_timeout(stream: Stream, protocol: 
     assert ("for 2 s" if protocol == "http" else "within 2 s") in str(streamed.outcome)
 
 
-@pytest.mark.parametrize("cut", [b"", b"5\r\nda"])
 @both_clients
-def test_a_broken_connection_is_an_error_after_the_chunks_before(stream: Stream, cut: bytes) -> None:
+def test_a_broken_connection_is_an_error_after_the_chunks_before(stream: Stream) -> None:
     def die(connection: socket.socket) -> None:
         receive_request(connection)
         send_head(connection)
         send_chunk(connection, event("a"))
-        connection.sendall(cut)
+        connection.sendall(b"5\r\nda")
         connection.shutdown(socket.SHUT_RDWR)
 
     with server(die) as port:
@@ -96,12 +95,7 @@ def test_an_event_outside_the_contract_is_a_server_error(garbage: bytes, message
 
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
-    [
-        ("400 Bad Request", REFUSED, RejectedInputError),
-        ("400 Bad Request", FULL, OverloadedError),
-        ("400 Bad Request", "INTERNAL: decoding failed", ServerError),
-        ("503 Service Unavailable", FULL, OverloadedError),
-    ],
+    [("400 Bad Request", REFUSED, RejectedInputError), ("503 Service Unavailable", "busy", OverloadedError)],
 )
 @both_clients
 def test_an_answer_that_is_no_stream_is_an_error(
@@ -113,7 +107,7 @@ def test_an_answer_that_is_no_stream_is_an_error(
         with server(answer_with(answer, status=status, content_type="text/html")) as port:
             outcome = stream(port).outcome
         assert type(outcome) is kind
-        assert str(outcome) == message.removeprefix("INTERNAL: ")
+        assert str(outcome) == message
 
 
 @pytest.mark.parametrize(("before", "kind"), [(0, RejectedInputError), (1, ServerError)])
@@ -130,34 +124,23 @@ def test_an_error_after_a_chunk_is_the_servers_fault(
             assert str(streamed.outcome) == REFUSED
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "kind"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, REFUSED, RejectedInputError),
-        (grpc.StatusCode.UNAVAILABLE, "STOPPING: the server is stopping", OverloadedError),
-    ],
-)
 @both_clients
-def test_a_grpc_status_selects_the_error_also_after_a_chunk(
-    stream: Stream, triton: FakeTriton, status: grpc.StatusCode, message: str, kind: type[TritonLlamaError]
-) -> None:
-    triton.failing, triton.status, triton.after_tokens = message, status, 1
+def test_a_grpc_status_selects_the_error_also_after_a_chunk(stream: Stream, triton: FakeTriton) -> None:
+    triton.failing, triton.status, triton.after_tokens = STOPPING, grpc.StatusCode.UNAVAILABLE, 1
     streamed = stream(triton.port, "grpc")
     assert streamed.texts == [" Hello"]
-    assert type(streamed.outcome) is kind
-    assert message.endswith(str(streamed.outcome))
+    assert type(streamed.outcome) is OverloadedError
+    assert STOPPING.endswith(str(streamed.outcome))
     assert triton.last.metadata["triton_grpc_error"] == "true"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda response: response.Clear(),
-        lambda response: response.infer_response.outputs.pop(),
         lambda response: response.infer_response.raw_output_contents.pop(),
         lambda response: response.infer_response.raw_output_contents.__setitem__(2, b"x"),
     ],
-    ids=["empty", "no output", "no content", "count"],
+    ids=["no content", "count"],
 )
 def test_a_grpc_response_outside_the_contract_is_a_server_error(
     triton: FakeTriton, change: Callable[[ModelStreamInferResponse], object]

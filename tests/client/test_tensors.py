@@ -47,17 +47,12 @@ def test_each_request_draws_a_seed_of_its_own() -> None:
         ("seed", 2**63, struct.pack("<Q", 2**63)),
         ("seed", np.uint64(2**64 - 1), b"\xff" * 8),
         ("max_tokens", -5, struct.pack("<i", -5)),
-        ("max_tokens", np.int64(5), struct.pack("<i", 5)),
         ("temperature", np.float64(0.1), struct.pack("<f", 0.1)),
-        ("top_p", 7, struct.pack("<f", 7)),
         ("exclude_input_in_output", np.bool_(False), b"\x00"),
         ("stop_words", ["\n\n", "é"], b"\x02\x00\x00\x00\n\n\x02\x00\x00\x00\xc3\xa9"),
-        ("bad_words", ("a\0\U0001f40d",), b"\x06\x00\x00\x00a\0\xf0\x9f\x90\x8d"),
         ("stop_token_ids", [2, 5], struct.pack("<2i", 2, 5)),
         ("stop_token_ids", [], struct.pack("<i", -1)),
-        ("embedding_bias_weights", [0.5], struct.pack("<f", 0.5)),
         ("embedding_bias_weights", [], struct.pack("<f", 0)),
-        ("logit_bias", '{"5": 1}', b'\x08\x00\x00\x00{"5": 1}'),
     ],
 )
 def test_a_value_is_encoded_in_its_wire_type(name: str, value: object, encoded: bytes) -> None:
@@ -70,20 +65,15 @@ def test_a_value_is_encoded_in_its_wire_type(name: str, value: object, encoded: 
     ("sampling", "message"),
     [
         ({"max_tokens": 2**31}, "max_tokens is 2147483648, must lie in -2147483648 ... 2147483647"),
-        ({"max_tokens": 3.0}, "max_tokens is 3.0, must be an integer"),
         ({"top_k": True}, "top_k is True, must be an integer"),
         ({"seed": -1}, "seed is -1, must lie in 0 ... 18446744073709551615"),
-        ({"seed": 2**64}, "seed is 18446744073709551616, must lie in 0 ... 18446744073709551615"),
         ({"temperature": "0.5"}, "temperature is '0.5', must be a number"),
         ({"temperature": 1e39}, "temperature is 1e+39, must lie in -3.40282e+38 ... 3.40282e+38 (32-bit float)"),
         ({"temperature": math.nan}, "temperature is nan, must lie in -3.40282e+38 ... 3.40282e+38 (32-bit float)"),
-        ({"top_p": False}, "top_p is False, must be a number"),
         ({"stop_words": "end"}, "stop_words is 'end', must be a list of strings"),
         ({"stop_words": ["end", 3]}, "stop_words is 3, must be a string"),
-        ({"bad_words": [b"x"]}, "bad_words is b'x', must be a string"),
         ({"bad_words": ["ab\ud800"]}, "bad_words has '\\ud800' at character 2, must be text that UTF-8 can encode"),
         ({"stop_token_ids": 5}, "stop_token_ids is 5, must be a list of integers"),
-        ({"stop_token_ids": ["5"]}, "stop_token_ids is '5', must be an integer"),
         ({"exclude_input_in_output": 1}, "exclude_input_in_output is 1, must be True or False"),
     ],
 )
@@ -111,7 +101,6 @@ OUTPUTS: dict[str, list[object]] = {
     [
         ({}, "lacks the output text_output"),
         ({**OUTPUTS, "num_output_tokens": ["x"]}, "num_output_tokens is 'x', must be an integer"),
-        ({**OUTPUTS, "num_cached_tokens": ["x"]}, "num_cached_tokens is 'x', must be an integer"),
         ({**OUTPUTS, "text_output": [1]}, "text_output is 1, must be a string"),
         ({**OUTPUTS, "text_output": ["a", "b"]}, r"about choices \[0, 1\] of 1"),
         ({**OUTPUTS, "text_output": []}, "has 0 texts, must have one"),
@@ -124,10 +113,9 @@ def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, l
         read_completion(outputs, "1", 7)
 
 
-@pytest.mark.parametrize("name", ["num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens"])
-def test_a_count_is_unknown_from_a_server_that_does_not_report_it(name: str) -> None:
-    assert getattr(read_completion({**OUTPUTS, name: [2]}, "1", 7), name) == 2
-    assert getattr(read_completion(OUTPUTS, "1", 7), name) is None
+def test_a_count_is_unknown_from_a_server_that_does_not_report_it() -> None:
+    assert read_completion({**OUTPUTS, "num_cached_tokens": [2]}, "1", 7).num_cached_tokens == 2
+    assert read_completion(OUTPUTS, "1", 7).num_cached_tokens is None
 
 
 def test_an_output_is_decoded_from_tritons_binary_form() -> None:

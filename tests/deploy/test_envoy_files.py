@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from deploy.code_blocks import ROOT
 from deploy.manifests import NAME, build
@@ -79,14 +78,6 @@ def test_limits_are_the_endpoints() -> None:
     assert settings.grace < GRACE_S
 
 
-def test_clusters_are_services_of_compose() -> None:
-    for cluster, name in (("openai", "openai"), ("tritons", "server")):
-        ((endpoint,),) = [locality["lb_endpoints"] for locality in CLUSTERS[cluster]["load_assignment"]["endpoints"]]
-        assert _address(endpoint["endpoint"])[0] == name
-        assert name in COMPOSE
-    assert f"envoy:{_address(LISTENERS['tritons'])[1]}" in COMPOSE["openai"]["command"]
-
-
 def test_clusters_are_headless_services_of_the_manifests() -> None:
     services = {service["metadata"]["name"]: service["spec"] for service in build(OVERLAY).all("Service")}
     for name in ("server", "openai"):
@@ -120,14 +111,6 @@ def test_the_compose_service_is_locked_down_with_time_to_drain() -> None:
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert _seconds(service["stop_grace_period"]) == GRACE_S + 20
-
-
-@pytest.mark.parametrize("name", COMPOSE)
-def test_envoy_alone_is_published_on_this_machine_only(name: str) -> None:
-    ports = COMPOSE[name]["ports"]
-    assert bool(ports) == (name == "envoy")
-    address = r"\$\{TRITON_OPENAI_BIND_ADDRESS:-\$\{TRITON_BIND_ADDRESS:-127\.0\.0\.1\}\}"
-    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\1", port) for port in ports)
 
 
 def test_every_variable_of_the_overlay_is_documented() -> None:

@@ -12,7 +12,7 @@ from end_to_end.streams import Call
 from end_to_end.wires import post
 from llama_engine.triton.metrics import INSTANCE_LABEL
 from triton_local.server import LocalTriton
-from triton_local.start_failure import parse_line
+from triton_local.triton_log import parse_line
 
 PENDING = "nv_inference_pending_request_count"
 """Requests in Triton's own queue."""

@@ -34,7 +34,7 @@ from triton_local.default_model import fetch_default_model
 from triton_local.errors import InvalidSettingError, StartFailedError
 from triton_local.ports import SERVICES, Service, choose_ports, reachable_host, resolve_host
 from triton_local.runtime import Interpreter, find_wheel, link_runtime, refuse_numpy_2, runtime_environment
-from triton_local.start_failure import MAX_LINES, failure_reason
+from triton_local.triton_log import MAX_LINES, failure_reason
 
 # Options for tritonserver that the launcher sets, and what to use instead; the supervisor refuses others.
 _RESERVED = {

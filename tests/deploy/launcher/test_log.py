@@ -1,7 +1,7 @@
 """The reason of a failed start, from lines of a real tritonserver's log."""
 
 import pytest
-from triton_local.start_failure import failure_reason
+from triton_local.triton_log import failure_reason
 
 LOADING = 'I1121 00:42:11.710140 15186 model_lifecycle.cc:472] "loading: llama:1"'
 CUDA = 'E1121 00:42:29.966857 15449 server.cc:241] "CudaDriverHelper has not been initialized."'

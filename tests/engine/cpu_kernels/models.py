@@ -25,6 +25,7 @@ from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.cpu.bindings import CpuKernels
 from llama_engine.kernels.cpu.build import (
     COMMON_FLAGS,
     INSTRUCTION_SETS,
@@ -36,7 +37,6 @@ from llama_engine.kernels.cpu.build import (
 )
 from llama_engine.kernels.cpu.forward import CpuForward, PackedLlama
 from llama_engine.kernels.cpu.instruction_sets import runnable_instruction_sets
-from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, padded_head_dim
 from llama_engine.kernels.lora_layout import LoraLimits, LoraPart, lora_parts
 from torch.nn import functional

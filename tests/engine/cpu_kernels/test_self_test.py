@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from engine.cpu_kernels.models import RUNNABLE, compiles, kernels
 from llama_engine.kernels.cpu import instruction_sets
+from llama_engine.kernels.cpu.bindings import Model, openmp_runtimes
 from llama_engine.kernels.cpu.build import (
     INSTRUCTION_SETS,
     SCRIPT,
@@ -15,7 +16,6 @@ from llama_engine.kernels.cpu.build import (
     object_path,
 )
 from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
-from llama_engine.kernels.cpu.library import Model, openmp_runtimes
 from llama_engine.kernels.cpu.paged_cache import CACHE_TYPES
 from llama_engine.kernels.cpu.self_test import self_test
 

@@ -19,8 +19,8 @@ from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
+from llama_engine.kernels.cpu.bindings import CpuKernels
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, PackedLlama, scratch_bytes
-from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
 from llama_engine.kernels.final_norm import final_norm
 from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits

@@ -34,8 +34,8 @@ from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.activation_terms import MAX_INPUTS, ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
+from llama_engine.kernels.cpu.bindings import CpuKernels
 from llama_engine.kernels.cpu.instruction_sets import FALLBACK_EFFECT, choose_cpu_kernels
-from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention

@@ -11,7 +11,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
-from llama_engine.kernels.cpu.library import Cache, CpuKernels, Layer, Model, Scoring
+from llama_engine.kernels.cpu.bindings import Cache, CpuKernels, Layer, Model, Scoring
 from llama_engine.kernels.cpu.lora import LoraTable
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,

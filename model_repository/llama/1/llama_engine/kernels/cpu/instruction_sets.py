@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from llama_engine.errors import one_line
+from llama_engine.kernels.cpu.bindings import CpuKernels
 from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, INSTRUCTION_SETS, SCRIPT, object_path
-from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.self_test import self_test
 
 _AVX2 = frozenset({"avx2", "fma"})

@@ -10,7 +10,7 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.tensor_names import layer_linears
-from llama_engine.kernels.cpu.library import Lora
+from llama_engine.kernels.cpu.bindings import Lora
 from llama_engine.kernels.cpu.packing import OUTPUTS, linear_sources, output_scale, padded
 from llama_engine.kernels.lora_layout import LoraLimits, LoraPart, lora_parts
 

@@ -14,7 +14,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.weights import DecoderLayer, LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import MAX_INPUTS, ActivationTerms
-from llama_engine.kernels.cpu.library import CpuKernels, Matrix, Quantized
+from llama_engine.kernels.cpu.bindings import CpuKernels, Matrix, Quantized
 
 UNIT = 64
 """Padded widths are multiples of this."""

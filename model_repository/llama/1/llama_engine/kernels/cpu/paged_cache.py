@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
-from llama_engine.kernels.cpu.library import use_huge_pages
+from llama_engine.kernels.cpu.bindings import use_huge_pages
 
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """The kernels' numbers for the dtypes of the KV cache."""

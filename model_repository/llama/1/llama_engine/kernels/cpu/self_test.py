@@ -13,8 +13,8 @@ from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.cpu.bindings import CpuKernels
 from llama_engine.kernels.cpu.forward import CpuForward, PackedLlama
-from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.lora import RANKS, PackedLora
 from llama_engine.kernels.cpu.packing import QuantizedTokens, pack_layer, pack_linear, pad_channels, padded
 from llama_engine.kernels.cpu.paged_cache import CACHE_TYPES

@@ -1,4 +1,4 @@
-"""Loads a compiled shared object of the CPU kernels.
+"""The compiled kernels as Python sees them: their structures and functions, and the loading of a shared object.
 
 Its OpenMP symbols (GOMP_parallel) are resolved from the runtime that torch has loaded, so that torch and the kernels
 share one thread pool.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from engine.checkpoints import fp32, int8, save_small, tokenizer
+from engine.checkpoints import fp32, save_small, tokenizer
 from llama_engine.text.tokenizer import Tokenizer
 from triton_prepare.prepare import prepare
 
-__all__ = ["fp32", "int8", "tokenizer"]
+__all__ = ["fp32", "tokenizer"]
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "example/small-llama"

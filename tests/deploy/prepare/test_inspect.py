@@ -54,18 +54,19 @@ def _assert_same(folder: Path, quantization: str, **parameters: str) -> None:
     assert described.tokenizer.vocabulary.token_bytes == loaded.tokenizer.vocabulary.token_bytes
 
 
+BIASED = {"attention_bias": True, "head_dim": 24}
+
+
 @pytest.mark.parametrize(
-    "changed", [{}, {"tie_word_embeddings": True}, {"attention_bias": True, "head_dim": 24}], ids=str
-)
-@pytest.mark.parametrize(
-    ("quantization", "parameters"),
+    ("changed", "quantization", "parameters"),
     [
-        ("none", {}),
-        ("none", {"dtype": "bfloat16"}),
-        ("int8", {}),
-        ("int8", {"kernels": "stock", "dtype": "float16"}),
-        ("int8", {"int8_threshold": "6"}),
-        ("nf4", {}),
+        ({"tie_word_embeddings": True}, "none", {"dtype": "bfloat16"}),
+        ({"tie_word_embeddings": True}, "int8", {}),
+        (BIASED, "none", {}),
+        (BIASED, "int8", {}),
+        (BIASED, "int8", {"kernels": "stock", "dtype": "float16"}),
+        (BIASED, "int8", {"int8_threshold": "6"}),
+        (BIASED, "nf4", {}),
     ],
     ids=str,
 )
@@ -132,22 +133,15 @@ def test_ignored_fields_of_the_generation_config_are_a_line(
     assert "\nignored  of the generation config: no_repeat_ngram_size 3\n" in capsys.readouterr().out
 
 
-def test_the_pooling_of_embeddings_is_a_line(
-    original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LLAMA_POOLING", "mean")
-    assert main([str(original)]) == 0
-    assert "\nembeds   mean of all hidden states, L2 norm 1\n" in capsys.readouterr().out
-
-
 def test_the_settings_are_those_of_the_environment(
     original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs_compiled_kernels()
-    monkeypatch.setenv("LLAMA_QUANTIZATION", "int8")
-    monkeypatch.setenv("LLAMA_SLOTS", "3")
+    for name, value in {"QUANTIZATION": "int8", "SLOTS": "3", "POOLING": "mean"}.items():
+        monkeypatch.setenv(f"LLAMA_{name}", value)
     assert main([str(original)]) == 0
     printed = capsys.readouterr().out
+    assert "\nembeds   mean of all hidden states, L2 norm 1\n" in printed
     assert "linear layers 15 in int8, everything else float32; quantized at each start\n" in printed
     assert "3 sequences of 128 tokens" in printed
 
@@ -179,29 +173,20 @@ def test_a_refusal_is_that_of_loading(original: Path, tmp_path: Path, capsys: py
     assert capsys.readouterr().out.splitlines()[-1] == f"refused  {refused.value}"
 
 
-def test_more_inputs_than_int32_sums_hold_are_refused_as_by_loading(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_more_inputs_than_int32_sums_hold_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = save_small(tmp_path, tokenizer, hidden_size=16, num_hidden_layers=1, intermediate_size=133_000)
-    with pytest.raises(CheckpointError, match="a linear layer has 133000 inputs") as refused:
-        load("int8", model=str(folder))
-    with pytest.raises(CheckpointError) as described:
+    with pytest.raises(CheckpointError, match="a linear layer has 133000 inputs"):
         _describe(folder, Settings(quantization="int8"))
-    assert str(described.value) == str(refused.value)
 
 
-def test_no_weights_of_a_hub_id_are_downloaded(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_weights_of_a_hub_id_are_downloaded(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([MODEL, "--revision", "v1"]) == 1
     model, refused = capsys.readouterr().out.splitlines()
     assert model.startswith(f"model    {MODEL}: llama, 2 layers, ")
     assert refused.startswith(f"refused  1 files of weights aren't downloaded, first {WEIGHTS}; `hf download {MODEL}`")
     assert hub.downloads(WEIGHTS) == []
-
-
-def test_a_downloaded_hub_id_is_inspected(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     resolve_folder(MODEL, None)
-    hub.requests.clear()
     assert main([MODEL]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == LINES
-    assert hub.downloads(WEIGHTS) == []
 
 
 def test_a_hub_that_is_out_of_reach_is_one_line(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

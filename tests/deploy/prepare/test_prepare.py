@@ -15,7 +15,7 @@ import torch
 from bitsandbytes.nn.modules import Int8Params
 from deploy.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
 from engine.checkpoints import small_config
-from engine.engines import EMBEDDED, load
+from engine.engines import load
 from engine.gguf_files import small_model, write_model
 from engine.logits import logits_of
 from engine.lora_adapters import save_adapter
@@ -37,35 +37,22 @@ def _assert_same(loaded: LoadedModel, expected: LoadedModel) -> None:
     assert loaded.info == expected.info
     assert torch.equal(loaded.model.embedding, expected.model.embedding)
     tokens = expected.tokenizer.encode("The with statement is used to wrap the execution of a block")
+    assert loaded.tokenizer.encode("The with statement is used to wrap the execution of a block") == tokens
     assert torch.equal(logits_of(loaded, tokens), logits_of(expected, tokens))
 
 
-def test_a_prepared_checkpoint_is_served_as_the_original_is(tmp_path: Path, int8: LoadedModel) -> None:
-    prepare(str(EMBEDDED), None, tmp_path / "out")
-    loaded = load("int8", model=str(tmp_path / "out"), max_model_len="512")
-    _assert_same(loaded, int8)
-    assert loaded.generation_config.to_dict() == int8.generation_config.to_dict()
-    assert loaded.tokenizer.encode("def f(x): é") == int8.tokenizer.encode("def f(x): é")
-    assert loaded.tokenizer.pretrained.chat_template == int8.tokenizer.pretrained.chat_template
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_merged_adapter_is_that_of_peft(
-    original: Path, tmp_path: Path, tokenizer: Tokenizer, dtype: torch.dtype
-) -> None:
-    base, merged = tmp_path / "base", tmp_path / "merged"
-    AutoModelForCausalLM.from_pretrained(original, dtype=dtype).save_pretrained(base)
-    model = save_adapter(base, tmp_path / "adapter", {"r": 4, "rank_pattern": {"o_proj": 2}}, dtype=dtype)
+def test_a_merged_adapter_is_that_of_peft(original: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    merged = tmp_path / "merged"
+    model = save_adapter(original, tmp_path / "adapter", {"r": 4, "rank_pattern": {"o_proj": 2}})
     model.merge_and_unload().save_pretrained(merged)
-    for folder in (base, merged):
-        tokenizer.pretrained.save_pretrained(folder)
-    prepare(str(base), None, tmp_path / "ours", adapter=str(tmp_path / "adapter"))
+    tokenizer.pretrained.save_pretrained(merged)
+    prepare(str(original), None, tmp_path / "ours", adapter=str(tmp_path / "adapter"))
     prepare(str(merged), None, tmp_path / "expected")
     ours, expected, unmerged = (
-        logits_of(load("int8", model=str(tmp_path / name)), [1, 5, 6, 7]) for name in ("ours", "expected", "base")
+        logits_of(load("int8", model=str(folder)), [1, 5, 6, 7])
+        for folder in (tmp_path / "ours", tmp_path / "expected", original)
     )
-    # PEFT rounds the product of BF16 weights to BF16 before the sum.
-    assert (ours - expected).abs().max() <= (1e-3 if dtype == torch.float32 else 2e-2)
+    assert (ours - expected).abs().max() <= 1e-3
     assert (ours - unmerged).abs().max() > 0.1
 
 
@@ -84,7 +71,7 @@ def test_a_damaged_adapter_is_one_line(
     assert [*tmp_path.iterdir()] == [tmp_path / "adapter"]
 
 
-@pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float32], ids=str)
 def test_a_prepared_checkpoint_is_served_in_any_dtype(saved: torch.dtype, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Of an untrained Llama in several files, with a generation config that transformers loads but refuses to save."""
     original, out = tmp_path / "original", tmp_path / "out"
@@ -98,7 +85,8 @@ def test_a_prepared_checkpoint_is_served_in_any_dtype(saved: torch.dtype, tokeni
     (original / "generation_config.json").write_text(generation)
     prepare(str(original), None, out)
     assert (out / "generation_config.json").read_text() == generation
-    for served in ("auto", "float16", "bfloat16"):
+    assert (out / "tokenizer_config.json").read_text() == (original / "tokenizer_config.json").read_text()
+    for served in ("auto", "bfloat16"):
         loaded, expected = (load("int8", model=str(folder), dtype=served) for folder in (out, original))
         if served == "bfloat16" and saved != torch.bfloat16:
             # The one difference: a server rounds to bfloat16 before it rounds to 8 bits.
@@ -130,13 +118,16 @@ def test_a_quantized_checkpoint_is_copied(finished: Path, tmp_path: Path) -> Non
     assert all((tmp_path / "copy" / name).read_bytes() == (finished / name).read_bytes() for name in names)
 
 
-def test_licences_are_copied_and_other_files_are_not(original: Path, tmp_path: Path) -> None:
-    source = Path(shutil.copytree(original, tmp_path / "source"))
+def test_licences_and_chat_templates_are_copied_and_other_files_are_not(original: Path, tmp_path: Path) -> None:
+    source, out = Path(shutil.copytree(original, tmp_path / "source")), tmp_path / "out"
     for name in ("LICENSE.txt", "NOTICE", "README.md", "modeling_x.py", "pytorch_model.bin"):
         (source / name).touch()
-    prepare(str(source), None, tmp_path / "out")
-    expected = {path.name for path in original.iterdir()} | {"LICENSE.txt", "NOTICE"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == expected
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    prepare(str(source), None, out)
+    expected = {path.name for path in original.iterdir()} | {"LICENSE.txt", "NOTICE", "additional_chat_templates"}
+    assert {path.name for path in out.iterdir()} == expected
+    assert load("checkpoint", model=str(out)).tokenizer.chat_templates.keys() == {"default", "tool_use"}
 
 
 def test_a_revision_of_a_hub_id_is_prepared(hub: Hub, finished: Path, tmp_path: Path) -> None:
@@ -207,10 +198,9 @@ def test_a_model_that_cannot_be_prepared_is_one_line(
     assert [path for path in tmp_path.iterdir() if path != model] == []
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
-def test_a_gguf_file_becomes_a_folder_in_int8(model_type: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_gguf_file_becomes_a_folder_in_int8(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Its logits are those of the dequantized floats, quantized per channel as any checkpoint in floats."""
-    model = small_model(model_type, vocab_size=len(tokenizer.vocabulary.token_bytes), tie_word_embeddings=True)
+    model = small_model("gemma3_text", vocab_size=len(tokenizer.vocabulary.token_bytes), tie_word_embeddings=True)
     path = write_model(tmp_path / "it.gguf", model, Kind.Q8_0)
     tokenizer.pretrained.save_pretrained(tmp_path)
     prepare(str(path), None, tmp_path / "out")
@@ -222,15 +212,6 @@ def test_a_gguf_file_becomes_a_folder_in_int8(model_type: str, tokenizer: Tokeni
     model.save_pretrained(tmp_path / "floats")
     tokenizer.pretrained.save_pretrained(tmp_path / "floats")
     _assert_same(load("int8", model=str(tmp_path / "out")), load("int8", model=str(tmp_path / "floats")))
-
-
-def test_named_chat_templates_are_copied(original: Path, tmp_path: Path) -> None:
-    source = Path(shutil.copytree(original, tmp_path / "source"))
-    (source / "additional_chat_templates").mkdir()
-    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    prepare(str(source), None, tmp_path / "out")
-    templates = load("checkpoint", model=str(tmp_path / "out")).tokenizer.chat_templates
-    assert templates.keys() == {"default", "tool_use"}
 
 
 def test_a_base_model_for_embeddings_is_prepared(original: Path, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""A fake Triton and an endpoint in front of it for each module; every test begins with a fresh state."""
+"""A fake Triton and an endpoint in front of it for all tests; every test begins with a fresh state."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,34 +12,37 @@ from frontend.descriptions import description_of
 from frontend.endpoints import Endpoint, Serve, endpoint
 from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
-from model_families import BY_NAME
+from model_families import FAMILIES
 
 
-@pytest.fixture(scope="module")
-def module_triton() -> Iterator[FakeTriton]:
+@pytest.fixture(scope="session")
+def shared_triton() -> Iterator[FakeTriton]:
     with fake_triton() as triton:
         yield triton
 
 
-@pytest.fixture(scope="module")
-def module_endpoint(module_triton: FakeTriton) -> Iterator[Endpoint]:
-    with endpoint(module_triton.port) as served:
+@pytest.fixture(scope="session")
+def shared_endpoint(shared_triton: FakeTriton) -> Iterator[Endpoint]:
+    with endpoint(shared_triton.port) as served:
         yield served
 
 
 @pytest.fixture
-def triton(module_triton: FakeTriton) -> FakeTriton:
-    """The fake, as if it had just started."""
-    fresh = FakeTriton(module_triton.port, module_triton.server)
+def triton(shared_triton: FakeTriton) -> FakeTriton:
+    """The fake, as if it had just started, but for the models of other tests' endpoints."""
+    shared_triton.hold_after = None
+    shared_triton.wait_for(lambda fake: not fake.running)
+    models = {**shared_triton.models, "llama": description_of()}
+    fresh = FakeTriton(shared_triton.port, shared_triton.server, models=models)
     for field in fields(FakeTriton):
-        setattr(module_triton, field.name, getattr(fresh, field.name))
-    return module_triton
+        setattr(shared_triton, field.name, getattr(fresh, field.name))
+    return shared_triton
 
 
 @pytest.fixture
-def served(triton: FakeTriton, module_endpoint: Endpoint) -> Endpoint:
+def served(triton: FakeTriton, shared_endpoint: Endpoint) -> Endpoint:
     """The endpoint with default settings."""
-    return module_endpoint
+    return shared_endpoint
 
 
 @pytest.fixture
@@ -49,25 +52,44 @@ def own() -> Iterator[FakeTriton]:
         yield triton
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    """A file with two API keys."""
-    file = tmp_path / "keys"
-    file.write_text("sk-first\nsk-second\n")
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with three API keys."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# the team's\nsk-first\n\nsk-second\nschlüssel\n", encoding="utf-8")
     return file
 
 
+@pytest.fixture(scope="session")
+def keyed(shared_triton: FakeTriton, keys: Path) -> Iterator[Endpoint]:
+    """An endpoint that asks for a key."""
+    with endpoint(shared_triton.port, api_keys_file=keys) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoint of each family."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for family in FAMILIES:
+        family.save(folder / family.name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def families_endpoint(shared_triton: FakeTriton, checkpoints: Path) -> Iterator[Endpoint]:
+    names = [family.name for family in FAMILIES]
+    shared_triton.models |= {name: description_of(checkpoints / name) for name in names}
+    file = checkpoints / "models.json"
+    file.write_text(json.dumps([{"model": name, "served_name": name} for name in names]))
+    with endpoint(shared_triton.port, models_file=file) as served:
+        yield served
+
+
 @pytest.fixture
-def serve(triton: FakeTriton, tmp_path: Path) -> Iterator[Serve]:
-    """Start the endpoint for a family's checkpoint."""
-    with ExitStack() as stack:
-
-        def started(name: str) -> Endpoint:
-            # Under another name, beside the model of other tests' endpoints.
-            triton.models[name] = description_of(BY_NAME[name].save(tmp_path / name))
-            return stack.enter_context(endpoint(triton.port, model=name, served_name="pydoc-llama"))
-
-        yield started
+def serve(triton: FakeTriton, families_endpoint: Endpoint) -> Serve:
+    """Return the endpoint with a family's model for its requests."""
+    return lambda name: replace(families_endpoint, model=name)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from triton_llama_openai.settings import Settings
 
 HOST = "127.0.0.1"
 Json = dict[str, object]
+QUESTION = [{"role": "user", "content": "What is a list?"}]
 WITHOUT_ITS_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
 
 _GAUGES = re.compile(r'^vllm:(num_requests_\w+|kv_cache_usage_perc)\{model_name="pydoc-llama"\} (\S+)$', re.MULTILINE)
@@ -26,39 +27,48 @@ _GAUGES = re.compile(r'^vllm:(num_requests_\w+|kv_cache_usage_perc)\{model_name=
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A running endpoint and a client of it."""
+    """A running endpoint and a client of it. model: the one that requests name."""
 
     port: int
     http: httpx.Client
+    model: str = "pydoc-llama"
 
     @property
     def base_url(self) -> str:
         """The base URL for clients of OpenAI's protocol."""
         return f"http://{HOST}:{self.port}/v1"
 
+    def post(self, path: str, /, **fields: object) -> httpx.Response:
+        """Send a request with these fields to the model."""
+        return self.http.post(path, json={"model": self.model, **fields})
+
     def chat(self, **fields: object) -> httpx.Response:
         """Send a chat of one message, unless the fields have others."""
-        body = {"model": "pydoc-llama", "messages": [{"role": "user", "content": "What is a list?"}], **fields}
-        return self.http.post("/v1/chat/completions", json=body)
+        return self.post("/v1/chat/completions", **{"messages": QUESTION, **fields})
 
     def complete(self, **fields: object) -> httpx.Response:
         """Send a completion request with a prompt of three words, unless the fields have another."""
-        return self.http.post("/v1/completions", json={"model": "pydoc-llama", "prompt": "Return a list", **fields})
+        return self.post("/v1/completions", **{"prompt": "Return a list", **fields})
 
     def respond(self, **fields: object) -> httpx.Response:
         """Ask for a response to a text, unless the fields have another input."""
-        return self.http.post("/v1/responses", json={"model": "pydoc-llama", "input": "What is a list?", **fields})
+        return self.post("/v1/responses", **{"input": "What is a list?", **fields})
 
     def message(self, **fields: object) -> httpx.Response:
         """Ask for a message after one of a user, unless the fields have others."""
-        messages = [{"role": "user", "content": "What is a list?"}]
-        return self.http.post(
-            "/v1/messages", json={"model": "pydoc-llama", "max_tokens": 64, "messages": messages, **fields}
-        )
+        return self.post("/v1/messages", **{"max_tokens": 64, "messages": QUESTION, **fields})
+
+    def tokenize(self, **fields: object) -> list[int]:
+        """Return the tokens of a prompt or of messages."""
+        return list(self.post("/tokenize", **fields).json()["tokens"])
 
     def tokens(self, prompt: str) -> list[int]:
         """Return a text's tokens, with the BOS."""
-        return list(self.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"])
+        return self.tokenize(prompt=prompt)
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        return str(self.post("/detokenize", tokens=tokens).json()["prompt"])
 
     def begin(self, sent: bytes) -> socket.socket:
         """Open a connection and send the beginning of a request."""
@@ -68,7 +78,7 @@ class Endpoint:
 
     def begin_request(self, path: str, **fields: object) -> socket.socket:
         """Open a connection and send a whole request."""
-        body = json.dumps({"model": "pydoc-llama", **fields}).encode()
+        body = json.dumps({"model": self.model, **fields}).encode()
         return self.begin(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
@@ -133,14 +143,19 @@ def resumptions_of(served: Endpoint) -> dict[str, float]:
     return {line.split('"')[1]: float(line.split()[1]) for line in lines}
 
 
-def named_events(response: httpx.Response) -> list[Json]:
-    """Return the events of a stream, whose names are their types."""
+def _blocks(response: httpx.Response) -> list[str]:
+    """Return the blocks of a stream of events."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     *blocks, end = response.text.split("\n\n")
     assert end == ""
+    return blocks
+
+
+def named_events(response: httpx.Response) -> list[Json]:
+    """Return the events of a stream, whose names are their types."""
     events = []
-    for block in blocks:
+    for block in _blocks(response):
         name, data = block.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
@@ -149,9 +164,7 @@ def named_events(response: httpx.Response) -> list[Json]:
 
 def events_of(response: httpx.Response) -> list[Json]:
     """Return the events of a stream, checked: each a JSON object, the last one [DONE]."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = response.text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    assert all(line.startswith("data: {") for line in lines[:-2])
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    *events, done = _blocks(response)
+    assert done == "data: [DONE]"
+    assert all(event.startswith("data: {") for event in events)
+    return [json.loads(event.removeprefix("data: ")) for event in events]

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import grpc
 from frontend.fake_triton import FakeTriton
-from frontend.model_request import read_request
+from frontend.model_messages import read_request
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
+# ruff: noqa: N802 - Triton's names
 HOST = "127.0.0.1"
+Context: TypeAlias = grpc.aio.ServicerContext
+Requests = AsyncIterator[messages.ModelInferRequest]
+Responses = AsyncIterator[messages.ModelStreamInferResponse]
 
 
 @contextmanager
@@ -49,12 +54,13 @@ class Server:
         """Cancel every call and close the port."""
         asyncio.run_coroutine_threadsafe(self.die(), self._loop).result(20)
 
-    async def die(self, *, restarts: bool = False) -> None:
-        """Do what `stop` does, from within the server's loop. restarts: listen again at once."""
+    async def die(self, restart: Callable[[], object] | None = None) -> None:
+        """Do what `stop` does, from within the server's loop. restart: called before it listens again."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
-        if restarts:
+        if restart is not None:
+            restart()
             await self._start()
 
     def close(self) -> None:
@@ -84,34 +90,24 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
     def __init__(self, triton: FakeTriton) -> None:
         self._triton = triton
 
-    async def ModelReady(  # noqa: N802 - Triton's name
-        self, request: messages.ModelReadyRequest, context: grpc.aio.ServicerContext
-    ) -> messages.ModelReadyResponse:
+    async def ModelReady(self, request: messages.ModelReadyRequest, _: object) -> messages.ModelReadyResponse:
         return messages.ModelReadyResponse(ready=self._triton.ready and request.name in self._triton.models)
 
-    async def ModelConfig(  # noqa: N802 - Triton's name
-        self, request: messages.ModelConfigRequest, context: grpc.aio.ServicerContext
-    ) -> messages.ModelConfigResponse:
+    async def ModelConfig(self, _: object, __: object) -> messages.ModelConfigResponse:
         response = messages.ModelConfigResponse()
         response.config.model_transaction_policy.decoupled = self._triton.decoupled
         return response
 
-    async def ModelInfer(  # noqa: N802 - Triton's name
-        self, message: messages.ModelInferRequest, context: grpc.aio.ServicerContext
-    ) -> messages.ModelInferResponse:
+    async def ModelInfer(self, message: messages.ModelInferRequest, context: Context) -> messages.ModelInferResponse:
         (response,) = [response async for response in self._answer(message, context)]
         return response.infer_response
 
-    async def ModelStreamInfer(  # noqa: N802 - Triton's name
-        self, requests: AsyncIterator[messages.ModelInferRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
+    async def ModelStreamInfer(self, requests: Requests, context: Context) -> Responses:
         async for message in requests:
             async for response in self._answer(message, context):
                 yield response
 
-    async def _answer(
-        self, message: messages.ModelInferRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
+    async def _answer(self, message: messages.ModelInferRequest, context: Context) -> Responses:
         triton = self._triton
         request = read_request(message, dict(context.invocation_metadata()))
         if not request.inputs.keys() & {"text_input", "input_ids"}:
@@ -135,7 +131,7 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
                 if sent == triton.die_after:
                     triton.die_after = None
                     assert triton.server is not None
-                    dying = asyncio.create_task(triton.server.die(restarts=triton.restarts))
+                    dying = asyncio.create_task(triton.server.die(triton.restart))
                     # It cancels this call, too.
                     await asyncio.shield(dying)
                 if sent and triton.broken is not None:

@@ -11,12 +11,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from frontend.descriptions import CONTEXT, description_of
-from frontend.model_request import ModelRequest
-from frontend.model_responses import Token, add_output, embedding_response, token_response
+from frontend.model_messages import ModelRequest, Token, add_output, embedding_response, token_response
 from tritonclient.grpc import service_pb2 as messages
 
 if TYPE_CHECKING:
@@ -29,15 +28,15 @@ DRAFT_TOKENS = ("num_accepted_draft_tokens", "num_rejected_draft_tokens")
 class FakeTriton:
     """The model's state and its requests.
 
-    models: their descriptions by name. tokens: the text it generates, for every choice. text: makes another text of a
-    request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after: tokens of a
-    choice after which it generates no more, while that is so. failing: an error's message instead of an answer, with a
-    status if there is one, to that number of requests (failures); after_tokens: once that number of responses is sent.
-    broken: changes each response after the first. die_after: responses after which the server dies, once; restarts: it
-    is there again at once. draft_tokens: accepted and rejected ones of each choice. cancelled: ids of requests whose
-    client has left. adapters: the versions of the loaded adapters by name. hold_descriptions: while it is
-    so, descriptions are made but not sent. descriptions, whole_descriptions: their numbers; they aren't among the
-    requests, as updates of adapters aren't.
+    models: their descriptions by name. adapters: the versions of the loaded ones by name. hold_descriptions: while it
+    is so, descriptions are made but not sent. tokens: the text it generates, for every choice. text: makes another
+    text of a request. by_seed: of a choice's seed. one_by_one: it generates one choice after the other. hold_after:
+    tokens of a choice after which it generates no more, while that is so. failing: an error's message instead of an
+    answer, with a status if there is one, to that number of requests (failures); after_tokens: once that number of
+    responses is sent. broken: changes each response after the first. die_after: responses after which the server dies,
+    once; restart: called then, before it is there again. draft_tokens: accepted and rejected ones of each choice.
+    cancelled: ids of requests whose client has left. descriptions, whole_descriptions: their numbers; they aren't among
+    the requests, as updates of adapters aren't.
     """
 
     port: int = 0
@@ -58,7 +57,7 @@ class FakeTriton:
     broken: Callable[[messages.ModelStreamInferResponse], object] | None = None
     after_tokens: int = 0
     die_after: int | None = None
-    restarts: bool = False
+    restart: Callable[[], object] | None = None
     cached_tokens: int = 0
     draft_tokens: tuple[int, int] | None = None
     end_early: bool = False
@@ -83,6 +82,17 @@ class FakeTriton:
     def last(self) -> ModelRequest:
         """The newest request."""
         return self.requests[-1]
+
+    @property
+    def prompt(self) -> str:
+        """The newest prompt; a text."""
+        return str(self.last.value("text_input"))
+
+    @property
+    def guide(self) -> dict[str, Any]:
+        """The newest request's guide, a JSON schema."""
+        guide: dict[str, Any] = json.loads(str(self.last.value("guided_decoding_guide")))
+        return guide
 
     def wait_for(self, condition: Callable[[FakeTriton], bool]) -> None:
         """Wait until something has happened here, 20 s at most."""
@@ -179,3 +189,7 @@ class FakeTriton:
         # The choices after the first find its prompt in the cache.
         cached = request.prompt_tokens if choice else self.cached_tokens
         return {"num_cached_tokens": cached, **dict(zip(DRAFT_TOKENS, self.draft_tokens or (), strict=False))}
+
+
+def at_once() -> None:
+    """Change nothing before the restart."""

@@ -35,6 +35,9 @@ def test_a_chat_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton
         "stop_reason": None,
     }
     assert answer["prompt_logprobs"] is None
+    assert "timings" not in answer
+    # An answer that isn't streamed comes in few responses.
+    assert triton.last.value("stream_interval_ms") == 1000
     assert answer["usage"] == {
         "prompt_tokens": triton.last.prompt_tokens,
         "completion_tokens": 4,
@@ -51,7 +54,7 @@ def test_the_prompt_is_the_checkpoints_chat_template(served: Endpoint, triton: F
         {"role": "user", "content": "four"},
     ]
     assert served.chat(messages=messages).status_code == 200
-    assert triton.last.value("text_input") == (
+    assert triton.prompt == (
         "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\none\ntwo [/INST] three </s><s>[INST] four [/INST]"
     )
 
@@ -63,25 +66,22 @@ def test_without_max_tokens_the_answer_may_fill_the_context(served: Endpoint, tr
     assert answer["usage"]["total_tokens"] == 2048
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton: FakeTriton, field: str) -> None:
-    answer = served.chat(**{field: 2}).json()
-    assert answer["choices"][0]["message"]["content"] == " Hello,"
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert triton.last.value("max_tokens") == 2
-    assert "truncate_max_tokens" not in triton.last.inputs
+def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton: FakeTriton) -> None:
+    for field in ("max_tokens", "max_completion_tokens"):
+        (choice,) = served.chat(**{field: 2}).json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (" Hello,", "length")
+        assert triton.last.value("max_tokens") == 2
+        assert "truncate_max_tokens" not in triton.last.inputs
 
 
-FIELDS: list[tuple[str, object, str, list[object]]] = [
+Row = tuple[str, object, str, list[object]]
+FIELDS: list[Row] = [
     ("temperature", 0.5, "temperature", [0.5]),
     ("top_p", 0, "top_p", [0.0]),
-    ("top_k", 5, "top_k", [5]),
     ("top_k", -1, "top_k", [0]),
     ("min_p", 0.25, "min_p", [0.25]),
     ("frequency_penalty", -2, "frequency_penalty", [-2.0]),
     ("presence_penalty", 1.5, "presence_penalty", [1.5]),
-    ("repetition_penalty", 1.25, "repetition_penalty", [1.25]),
-    ("seed", 7, "seed", [7]),
     ("seed", -1, "seed", [2**64 - 1]),
     ("stop", "x", "stop_words", ["x"]),
     ("stop", ["x", "yz"], "stop_words", ["x", "yz"]),
@@ -96,21 +96,16 @@ FIELDS: list[tuple[str, object, str, list[object]]] = [
     ("guided_regex", "a+", "guided_decoding_guide_type", ["regex"]),
     ("guided_choice", ["a", 'b"'], "guided_decoding_guide", ['root ::= "a" | "b\\""']),
     ("guided_grammar", "root ::= x", "guided_decoding_guide_type", ["ebnf_grammar"]),
-    ("guided_json", {"type": "object"}, "guided_decoding_guide", ['{"type":"object"}']),
     ("response_format", {"type": "json_object"}, "guided_decoding_guide_type", ["json"]),
-    ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
+    ("response_format", STRUCTURAL_TAG, "guided_decoding_guide", ['{"type":"structural_tag","triggers":["a"]}']),
     ("structured_outputs", {"choice": ["a"]}, "guided_decoding_guide", ['root ::= "a"']),
     ("structured_outputs", {"json_object": True}, "guided_decoding_guide_type", ["json"]),
     ("structured_outputs", {"structural_tag": "{}"}, "guided_decoding_guide_type", ["structural_tag"]),
-    ("prediction", {"type": "content", "content": "a b"}, "prediction", ["a b"]),
     ("prediction", {"type": "content", "content": [{"type": "text", "text": "a"}] * 2}, "prediction", ["a\na"]),
-    ("response_format", STRUCTURAL_TAG, "guided_decoding_guide", ['{"type":"structural_tag","triggers":["a"]}']),
 ]
-RESPONSE_FIELDS: list[tuple[str, object, str, list[object]]] = [
+RESPONSE_FIELDS: list[Row] = [
     ("max_output_tokens", 7, "max_tokens", [7]),
     ("top_k", 5, "top_k", [5]),
-    ("stop", "x", "stop_words", ["x"]),
-    ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
     ("include", ["message.output_text.logprobs"], "num_logprobs", [0]),
     ("text", {"format": {"type": "text"}, "verbosity": "low"}, "stream", [True]),
     ("text", {"format": {"type": "json_object"}}, "guided_decoding_guide_type", ["json"]),
@@ -120,18 +115,13 @@ RESPONSE_FIELDS: list[tuple[str, object, str, list[object]]] = [
 
 
 @pytest.mark.parametrize(
-    ("ask", "field", "value", "name", "inputs"),
-    [*((Endpoint.chat, *row) for row in FIELDS), *((Endpoint.respond, *row) for row in RESPONSE_FIELDS)],
+    ("ask", "row"),
+    [*((Endpoint.chat, row) for row in FIELDS), *((Endpoint.respond, row) for row in RESPONSE_FIELDS)],
 )
 def test_a_field_reaches_the_model_as_its_input(
-    served: Endpoint,
-    triton: FakeTriton,
-    ask: Callable[..., Response],
-    field: str,
-    value: object,
-    name: str,
-    inputs: list[object],
+    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], row: Row
 ) -> None:
+    field, value, name, inputs = row
     response = ask(served, **{field: value})
     assert response.status_code == 200, response.text
     assert triton.last.inputs[name] == inputs
@@ -144,7 +134,7 @@ def test_a_field_that_is_null_or_missing_is_no_input_but_for_the_seed(served: En
     assert set(triton.last.inputs) == {*expected, "stream", "stream_interval_ms", "seed"}
 
 
-@pytest.mark.parametrize(("defaults", "expected"), [([], [1.0]), (["top_p"], [1.0]), (["temperature"], None)])
+@pytest.mark.parametrize(("defaults", "expected"), [(["top_p"], [1.0]), (["temperature"], None)])
 def test_the_temperature_is_the_checkpoints_else_openais(
     triton: FakeTriton, defaults: list[str], expected: list[float] | None
 ) -> None:
@@ -158,16 +148,21 @@ def test_the_temperature_is_the_checkpoints_else_openais(
 
 
 def test_the_prompt_of_several_choices_counts_once(served: Endpoint, triton: FakeTriton) -> None:
-    answer = served.chat(n=3).json()
-    assert answer["usage"]["completion_tokens"] == 12
-    assert answer["usage"]["prompt_tokens"] == triton.last.prompt_tokens
+    triton.cached_tokens = 2
+    usage = served.chat(n=3).json()["usage"]
+    assert usage["completion_tokens"] == 12
+    assert usage["prompt_tokens"] == triton.last.prompt_tokens
+    # Those that the first choice found.
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
     assert len(triton.requests) == 1
 
 
-def test_a_stop_string_is_the_stop_reason(served: Endpoint) -> None:
+def test_a_stop_string_is_the_stop_reason_and_a_stop_token_its_number(served: Endpoint) -> None:
     (choice,) = served.chat(stop=[" world"]).json()["choices"]
     assert choice["message"]["content"] == " Hello,"
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", " world")
+    chunk = Chunk("a", "stop", 1, 1, stop_reason="17")
+    assert (stop_reason(chunk, ["x"]), stop_reason(chunk, ["17"])) == (17, "17")
 
 
 def test_logprobs_have_each_token_with_its_likeliest_alternatives(served: Endpoint) -> None:
@@ -178,25 +173,12 @@ def test_logprobs_have_each_token_with_its_likeliest_alternatives(served: Endpoi
     assert [entry["logprob"] for entry in content[0]["top_logprobs"]] == [-0.5, -1.5]
     (choice,) = served.chat(logprobs=True).json()["choices"]
     assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[], [], [], []]
-
-
-@pytest.mark.parametrize("fields", [{}, {"logprobs": False}, {"logprobs": None}])
-def test_no_alternatives_need_no_logprobs(served: Endpoint, fields: Json) -> None:
-    (choice,) = served.chat(top_logprobs=0, **fields).json()["choices"]
+    (choice,) = served.chat(top_logprobs=0).json()["choices"]
     assert choice["logprobs"] is None
-
-
-def test_tokens_are_named_by_id_on_request(served: Endpoint) -> None:
-    fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
-    (choice,) = served.chat(**fields).json()["choices"]
-    first = choice["logprobs"]["content"][0]
+    by_id = served.chat(logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True).json()["choices"][0]
+    first = by_id["logprobs"]["content"][0]
     assert (first["token"], first["bytes"]) == ("token_id:0", list(b" Hello"))
     assert [entry["token"] for entry in first["top_logprobs"]] == ["token_id:0", "token_id:1"]
-
-
-def test_cached_tokens_are_those_that_the_first_choice_found(served: Endpoint, triton: FakeTriton) -> None:
-    triton.cached_tokens = 2
-    assert served.chat(n=3).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
 def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:
@@ -213,27 +195,16 @@ def test_a_request_id_is_the_clients_own_or_a_new_one(served: Endpoint, triton: 
     assert served.chat().headers["x-request-id"] == triton.last.id != "mine-1"
 
 
-def test_a_stop_token_is_the_stop_reason_as_a_number() -> None:
-    chunk = Chunk("a", "stop", 1, 1, stop_reason="17")
-    assert stop_reason(chunk, ["x"]) == 17
-    assert stop_reason(chunk, ["17"]) == "17"
-
-
-@pytest.mark.parametrize("fields", [{"documents": [{"text": "Köln"}]}, {"chat_template_kwargs": {"city": "Köln"}}])
-def test_variables_of_the_request_reach_the_template(triton: FakeTriton, tmp_path: Path, fields: Json) -> None:
+def test_variables_of_the_request_reach_the_template(triton: FakeTriton, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
-    template.write_text("{{ documents[0].text if documents else city }}")
-    with endpoint(triton.port, chat_template=template) as served:
-        assert served.chat(**fields).status_code == 200
-    assert triton.last.value("text_input") == "Köln"
-
-
-def test_a_message_that_the_template_hides_cannot_be_continued(triton: FakeTriton, tmp_path: Path) -> None:
-    template = tmp_path / "t.jinja"
-    template.write_text("{{ messages[0].content }}")
+    template.write_text("{{ messages[0].content }} {{ documents[0].text }} {{ city }}")
+    variables: Json = {"documents": [{"text": "Bonn"}], "chat_template_kwargs": {"city": "Köln"}}
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with endpoint(triton.port, chat_template=template) as served:
-        response = served.chat(messages=messages, continue_final_message=True)
+        assert served.chat(messages=messages, **variables).status_code == 200
+        assert triton.prompt == "a Bonn Köln"
+        # This template hides the message.
+        response = served.chat(messages=messages, continue_final_message=True, **variables)
     check_refusal(response, "continue_final_message", "doesn't show the last message")
 
 
@@ -242,9 +213,3 @@ def test_a_chat_without_a_template_is_refused(triton: FakeTriton) -> None:
     with endpoint(triton.port, model="untaught") as served:
         error = error_of(served.chat())
     assert (error["param"], error["code"]) == (None, "no_chat_template")
-
-
-def test_the_last_message_can_be_continued(served: Endpoint, triton: FakeTriton) -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The list"}]
-    assert served.chat(messages=messages, continue_final_message=True).status_code == 200
-    assert triton.last.value("text_input") == "<s>[INST] a [/INST] The list"

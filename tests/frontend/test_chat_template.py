@@ -6,10 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from frontend.descriptions import EMBEDDED, changed
+from frontend.descriptions import changed
 from frontend.endpoints import endpoint
 from frontend.fake_triton import FakeTriton
-from transformers import AutoTokenizer
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.prompt.chat_template import ChatTemplate, Turn
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
@@ -19,15 +18,6 @@ from triton_llama_openai.triton.description import Description
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
 FUNCTIONS = [{"type": "function", "function": {"name": "add", "description": "a < b"}}]
 TURNS: list[Turn] = [dict(message) for message in MESSAGES]
-TOOLS: list[Turn] = [dict(function) for function in FUNCTIONS]
-TEMPLATES = {
-    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
-    "tojson": "{{ tools | tojson }}{{ messages | tojson(indent=2) }}",
-    "generation": "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
-    "blocks are trimmed": "{% for m in messages %}\n  {{ m.role }}\n  {% endfor %}\n{{ eos_token }}",
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-    "special tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}",
-}
 
 
 def _tokenizer(**fields: object) -> PromptTokenizer:
@@ -35,23 +25,8 @@ def _tokenizer(**fields: object) -> PromptTokenizer:
     return PromptTokenizer.of(Description.model_validate(changed(**fields)), None)
 
 
-@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
-def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    expected = tokenizer.apply_chat_template(
-        MESSAGES, tools=[*FUNCTIONS], chat_template=source, tokenize=False, add_generation_prompt=True
-    )
-    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-    assert template.render(TURNS, TOOLS) == expected
-
-
 @pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    ],
+    "source", ["{{ messages.append(1) }}", "{{ cycler.__init__.__globals__.os.popen('id').read() }}"]
 )
 def test_a_template_reaches_nothing_outside_its_sandbox(source: str) -> None:
     template = ChatTemplate(source, {})
@@ -62,14 +37,12 @@ def test_a_template_reaches_nothing_outside_its_sandbox(source: str) -> None:
     assert shown == "messages" or not ("object at" in shown or "class" in shown)
 
 
-def test_a_template_that_never_ends_its_calls_is_refused() -> None:
+def test_a_template_reads_the_clock_and_is_refused_if_its_calls_never_end() -> None:
+    source = "{% generation %}{{ strftime_now('%Y') }}{% endgeneration %}"
+    assert ChatTemplate(source, {}).render(TURNS) == str(datetime.now().astimezone().year)
     with pytest.raises(ApiError, match="the chat template says") as refused:
         ChatTemplate("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", {}).render(TURNS)
     assert refused.value.param == "messages"
-
-
-def test_a_template_reads_the_clock() -> None:
-    assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(TURNS) == str(datetime.now().astimezone().year)
 
 
 def test_the_form_of_calls_is_that_of_the_template_for_tools() -> None:
@@ -77,17 +50,14 @@ def test_the_form_of_calls_is_that_of_the_template_for_tools() -> None:
     assert tool_form(_tokenizer(chat_templates=templates)) == "hermes"
 
 
-@pytest.mark.parametrize(("tools", "prompt"), [(None, "plain"), (FUNCTIONS, "with add")])
-def test_a_chat_with_tools_takes_the_template_for_tools(
-    triton: FakeTriton, tools: list[object] | None, prompt: str
-) -> None:
+def test_a_chat_with_tools_takes_the_template_for_tools(triton: FakeTriton) -> None:
     templates = {"default": "plain", "tool_use": "with {{ tools[0].function.name }}"}
     triton.models["named"] = changed(chat_templates=templates)
     with endpoint(triton.port, model="named") as served:
-        served.chat(tools=tools)
-        assert triton.last.value("text_input") == prompt
-        tokens = served.http.post("/tokenize", json={"messages": MESSAGES, "tools": tools}).json()["tokens"]
-        assert served.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == prompt
+        for tools, prompt in ((None, "plain"), (FUNCTIONS, "with add")):
+            served.chat(tools=tools)
+            assert triton.prompt == prompt
+            assert served.detokenize(served.tokenize(messages=MESSAGES, tools=tools)) == prompt
 
 
 def test_the_operators_template_replaces_all_of_the_checkpoint(triton: FakeTriton, tmp_path: Path) -> None:
@@ -95,7 +65,7 @@ def test_the_operators_template_replaces_all_of_the_checkpoint(triton: FakeTrito
     triton.models["named"] = changed(chat_templates={"default": "plain", "tool_use": "with {{ tools }}"})
     with endpoint(triton.port, model="named", chat_template=tmp_path / "t.jinja") as served:
         served.chat(tools=FUNCTIONS, tool_choice="none")
-    assert triton.last.value("text_input") == "operator"
+    assert triton.prompt == "operator"
 
 
 def test_a_special_token_that_the_checkpoint_lacks_is_empty() -> None:

@@ -12,11 +12,22 @@ from functools import partial
 
 import httpx
 import pytest
-from frontend.endpoints import HOST
+from frontend.endpoints import HOST, endpoint
 from frontend.fake_triton import FakeTriton
-from triton_local.openai_endpoint import OpenAIEndpoint
+from python_process import run_python
+from triton_llama_openai import health
 
 COMMAND = [sys.executable, "-m", "triton_llama_openai"]
+WITHOUT_OTHER_EXTRAS = """
+import sys
+for package in ("httpx", "httpx_sse", "opentelemetry.sdk", "opentelemetry.exporter"):
+    sys.modules[package] = None
+import triton_llama_openai.__main__
+from triton_llama_openai.app import create_app
+from triton_llama_openai.served.models import Models
+from triton_llama_openai.settings import Settings
+create_app(Settings(), Models.load(Settings()))
+"""
 BODY = {"model": "pydoc-llama", "prompt": "a", "stream": True}
 
 
@@ -32,19 +43,6 @@ def _running(triton: FakeTriton, *options: str) -> Iterator[tuple[subprocess.Pop
             yield process, line.rpartition(" ")[2].strip()
         finally:
             process.kill()
-
-
-def _probe(url: str, *options: str) -> tuple[int, str]:
-    port = httpx.URL(url).port
-    done = subprocess.run(
-        [*COMMAND[:2], "triton_llama_openai.health", "--port", str(port), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-    assert done.stderr == ""
-    return done.returncode, done.stdout
 
 
 def test_sigterm_ends_it_with_0_once_accepted_requests_are_answered(triton: FakeTriton) -> None:
@@ -73,23 +71,22 @@ def test_a_sigterm_right_after_it_says_where_it_listens_ends_it_with_0(triton: F
     assert "Traceback" not in errors
 
 
-def test_the_health_probe_tells_the_model_from_the_process(triton: FakeTriton) -> None:
-    with _running(triton) as (_, url):
-        assert _probe(url) == (0, "ready\n")
-        triton.ready = False
-        reason = f'{{"not_ready":{{"pydoc-llama":"the model llama of grpc://{HOST}:{triton.port} is not ready"}}}}'
-        assert _probe(url) == (1, f"not ready: {reason}\n")
-        assert _probe(url, "--live") == (0, "alive\n")
-    code, reason = _probe(url)
+def test_the_health_probe_tells_the_model_from_the_process(
+    own: FakeTriton, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def probe(*options: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["health", "--port", str(served.port), *options])
+        return health.main(), capsys.readouterr().out
+
+    with endpoint(own.port) as served:
+        assert probe() == (0, "ready\n")
+        own.ready = False
+        reason = f'{{"not_ready":{{"pydoc-llama":"the model llama of grpc://{HOST}:{own.port} is not ready"}}}}'
+        assert probe() == (1, f"not ready: {reason}\n")
+        assert probe("--live") == (0, "alive\n")
+    code, reason = probe()
     assert code == 1
     assert reason.startswith("no answer from http://127.0.0.1:")
-
-
-def test_beside_a_local_server_it_serves_the_servers_model(triton: FakeTriton) -> None:
-    with OpenAIEndpoint(HOST, 0, grace=5) as endpoint:
-        endpoint.start(f"{HOST}:{triton.port}")
-        assert endpoint.served_name == "pydoc-llama"
-        assert httpx.get(f"http://{endpoint.address}/health", timeout=30).status_code == 200
 
 
 def test_an_address_that_cannot_be_used_ends_it_with_one_line() -> None:
@@ -100,15 +97,13 @@ def test_an_address_that_cannot_be_used_ends_it_with_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_it_needs_no_package_of_the_clients_http_alone() -> None:
-    """The image has the packages of the extra `openai`."""
-    program = "import sys; sys.modules['httpx'] = sys.modules['httpx_sse'] = None; import triton_llama_openai.__main__"
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_it_needs_the_packages_of_its_extra_alone() -> None:
+    """The image has no others."""
+    done = run_python(WITHOUT_OTHER_EXTRAS)
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("package", ["uvicorn", "fastapi", "tokenizers"])
-def test_without_its_packages_it_names_the_extra_in_one_line(package: str) -> None:
-    program = f"import sys; sys.modules['{package}'] = None; import triton_llama_openai.__main__"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def test_without_its_packages_it_names_the_extra_in_one_line() -> None:
+    done = run_python("import sys; sys.modules['fastapi'] = None; import triton_llama_openai.__main__")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.endswith(f"{package} is missing; install it with pip install 'triton-llama[openai]'\n")
+    assert done.stderr.endswith("fastapi is missing; install it with pip install 'triton-llama[openai]'\n")

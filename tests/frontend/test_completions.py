@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from frontend.descriptions import CONTEXT
-from frontend.endpoints import Endpoint, events_of
+from frontend.endpoints import Endpoint
 from frontend.fake_triton import FakeTriton
 
 
@@ -24,14 +22,8 @@ def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: Fake
         "prompt_logprobs": None,
     }
     assert answer["usage"]["prompt_tokens"] == 3
-    assert triton.last.value("text_input") == "Return a list"
-
-
-def test_an_answer_that_is_not_streamed_comes_in_few_responses(served: Endpoint, triton: FakeTriton) -> None:
-    served.complete()
-    assert triton.last.value("stream_interval_ms") == 1000
-    served.complete(stream=True)
-    assert triton.last.value("stream_interval_ms") == 20
+    assert "timings" not in answer
+    assert triton.prompt == "Return a list"
 
 
 def test_prompts_of_tokens_reach_the_model_as_tokens(served: Endpoint, triton: FakeTriton) -> None:
@@ -71,26 +63,19 @@ def test_a_completion_has_at_most_16_tokens_unless_it_sets_a_maximum(served: End
     assert served.complete(prompt=[1] * (CONTEXT - 3)).json()["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_max_tokens_0_with_echo_scores_the_prompt(served: Endpoint, stream: bool) -> None:
+def test_max_tokens_0_with_echo_scores_the_prompt(served: Endpoint) -> None:
     fields = {"echo": True, "logprobs": 0, "max_tokens": 0, "n": 2, "return_token_ids": True}
-    response = served.complete(**fields, stream=stream, stream_options={"include_usage": True} if stream else None)
-    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
-    choices = [choice for body in bodies for choice in body["choices"] if choice["index"] == 1]
-    assert "".join(choice["text"] for choice in choices) == "Return a list"
-    tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
-    assert tokens == ["Return", " a", " list"]
-    assert (choices[-1]["finish_reason"], choices[-1]["token_ids"]) == ("length", [])
-    assert bodies[-1]["usage"]["completion_tokens"] == 0
+    answer = served.complete(**fields).json()
+    choice = answer["choices"][1]
+    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("Return a list", "length", [])
+    assert choice["logprobs"]["tokens"] == ["Return", " a", " list"]
+    assert answer["usage"]["completion_tokens"] == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_completions_tokens_are_named_by_id_on_request(served: Endpoint, stream: bool) -> None:
-    fields = {"prompt": [5, 9, 7], "echo": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stream": stream}
-    response = served.complete(**fields)
-    bodies: list[Any] = list(events_of(response)) if stream else [response.json()]
-    named = [name for body in bodies for choice in body["choices"] for name in choice["logprobs"]["tokens"]]
-    assert named == ["token_id:5", *["token_id:0"] * 6]
+def test_a_completions_tokens_are_named_by_id_on_request(served: Endpoint) -> None:
+    fields = {"prompt": [5, 9, 7], "echo": True, "logprobs": 0, "return_tokens_as_token_ids": True}
+    (choice,) = served.complete(**fields).json()["choices"]
+    assert choice["logprobs"]["tokens"] == ["token_id:5", *["token_id:0"] * 6]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,7 +9,6 @@ import pytest
 from frontend.descriptions import changed
 from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of, text_of
 from frontend.fake_triton import FakeTriton
-from httpx import Response
 
 
 @pytest.fixture
@@ -27,24 +26,16 @@ def _until_exchanged(served: Endpoint, own: FakeTriton) -> None:
     own.wait_for(lambda _: _context(served) == 64)
 
 
-@pytest.mark.parametrize("name", [None, "mine"])
-def test_without_a_description_requests_are_refused_with_the_reason(own: FakeTriton, name: str | None) -> None:
-    own.kill()
-    with endpoint(own.port, served_name=name) as served:
-        for response in (served.chat(model=name), served.http.get("/v1/models"), served.complete(model="mine")):
-            error = error_of(response)
-            assert (response.status_code, error["code"]) == (503, "engine_unavailable")
-            assert response.headers["retry-after"] == "1"
-            assert f"{name or 'llama'} is not served yet: no connection to grpc://{HOST}:" in str(error["message"])
-        reasons = served.http.get("/health").json()["not_ready"]
-        assert f"no connection to grpc://{HOST}:{own.port}" in reasons[name or "llama"]
-        assert served.http.get("/health/live").status_code == 200
-
-
 def test_a_model_is_served_once_its_triton_describes_it(own: FakeTriton) -> None:
     own.kill()
     with endpoint(own.port) as served:
-        assert served.complete().status_code == 503
+        for response in (served.chat(model=None), served.http.get("/v1/models"), served.complete(model="mine")):
+            error = error_of(response)
+            assert (response.status_code, error["code"]) == (503, "engine_unavailable")
+            assert response.headers["retry-after"] == "1"
+            assert f"llama is not served yet: no connection to grpc://{HOST}:" in str(error["message"])
+        assert f"no connection to grpc://{HOST}:{own.port}" in served.http.get("/health").json()["not_ready"]["llama"]
+        assert served.http.get("/health/live").status_code == 200
         own.start()
         own.wait_for(lambda _: served.complete().status_code == 200)
         assert served.http.get("/health").status_code == 200
@@ -70,9 +61,7 @@ def test_a_server_without_descriptions_is_named_in_one_line(own: FakeTriton, cap
         ({"format": 2}, "format is 2; it must be 1"),
     ],
 )
-def test_a_description_that_cannot_be_used_is_the_reason(
-    own: FakeTriton, fields: dict[str, object], reason: str
-) -> None:
+def test_an_unusable_description_is_the_reason(own: FakeTriton, fields: dict[str, object], reason: str) -> None:
     own.models["llama"] = changed(**fields)
     with endpoint(own.port) as served:
         assert reason in str(error_of(served.complete())["message"])
@@ -96,47 +85,17 @@ def test_no_request_runs_on_another_model_than_it_was_prepared_for(own: FakeTrit
 
 
 @pytest.mark.usefixtures("often")
-def test_an_exchanged_model_is_noticed_after_a_minute(own: FakeTriton) -> None:
-    with endpoint(own.port) as served:
-        own.models["llama"] = changed(name="new", max_model_len=64)
-        _until_exchanged(served, own)
-        assert error_of(served.complete())["code"] == "model_not_found"
-        assert served.complete(model="new").status_code == 200
-
-
-@pytest.mark.usefixtures("often")
 def test_an_unchanged_description_is_not_sent_again(own: FakeTriton) -> None:
     with endpoint(own.port):
         own.wait_for(lambda fake: fake.descriptions > 1)
     assert own.whole_descriptions == 1
 
 
-def _interrupt(own: FakeTriton, served: Endpoint, description: Json, later: Json | None = None) -> Response:
-    """Return the answer to a request whose Triton dies after a token, and comes back with this description.
-
-    later: the one that it has once the endpoint has asked.
-    """
-
-    def restart() -> None:
-        own.wait_for(lambda fake: fake.die_after is None and not fake.running)
-        known = own.whole_descriptions
-        own.models["llama"] = description
-        own.start()
-        if later is not None:
-            own.wait_for(lambda fake: fake.whole_descriptions > known)
-            own.models["llama"] = later
-
-    own.die_after = 1
-    restarting = Thread(target=restart)
-    restarting.start()
-    response = served.complete()
-    restarting.join()
-    return response
-
-
 def test_an_interrupted_request_does_not_go_on_with_another_model(own: FakeTriton) -> None:
+    other = {"llama": changed(max_model_len=64)}
     with endpoint(own.port, resume_timeout=3) as served:
-        response = _interrupt(own, served, changed(max_model_len=64))
+        own.die_after, own.restart = 1, lambda: own.models.update(other)
+        response = served.complete()
         assert response.status_code == 503
         assert str(error_of(response)["message"]).endswith("another model is served")
         assert len(own.requests) == 1
@@ -144,13 +103,23 @@ def test_an_interrupted_request_does_not_go_on_with_another_model(own: FakeTrito
 
 
 def test_an_interrupted_request_waits_for_its_own_model(own: FakeTriton) -> None:
+    def exchange() -> None:
+        """Have another model until the endpoint has asked for it."""
+        model, known = own.models["llama"], own.whole_descriptions
+        own.models["llama"] = changed(max_model_len=64)
+        Thread(target=exchange_back, args=(model, known)).start()
+
+    def exchange_back(model: Json, known: int) -> None:
+        own.wait_for(lambda fake: fake.whole_descriptions > known)
+        own.models["llama"] = model
+
     with endpoint(own.port, resume_timeout=20) as served:
-        own_model = own.models["llama"]
-        assert text_of(_interrupt(own, served, changed(max_model_len=64), own_model)) == " Hello, world."
+        own.die_after, own.restart = 1, exchange
+        assert text_of(served.complete()) == " Hello, world."
 
 
 @pytest.mark.usefixtures("often")
-def test_a_request_in_flight_ends_as_it_began(own: FakeTriton) -> None:
+def test_an_exchanged_model_is_noticed_and_a_stream_in_flight_keeps_its_own(own: FakeTriton) -> None:
     own.hold_after = 2
     body = {"prompt": "a", "stream": True}
     with endpoint(own.port) as served, served.http.stream("POST", "/v1/completions", json=body) as response:
@@ -160,5 +129,7 @@ def test_a_request_in_flight_ends_as_it_began(own: FakeTriton) -> None:
         _until_exchanged(served, own)
         own.hold_after = None
         events = [line for line in (first, *lines) if line]
+        assert error_of(served.complete())["code"] == "model_not_found"
+        assert served.complete(model="new").status_code == 200
     assert events.pop() == "data: [DONE]"
     assert {json.loads(event.removeprefix("data: "))["model"] for event in events} == {"pydoc-llama"}

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import pytest
-from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, endpoint
+from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, Json, endpoint
 from frontend.fake_triton import FakeTriton
 
-CHAT: tuple[str, dict[str, object]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
-COMPLETION: tuple[str, dict[str, object]] = ("/v1/completions", {"prompt": ["a", "b"]})
-RESPONSE: tuple[str, dict[str, object]] = ("/v1/responses", {"input": "a"})
-MESSAGE: tuple[str, dict[str, object]] = ("/v1/messages", {**CHAT[1], "max_tokens": 64})
+MESSAGES: Json = {"messages": [{"role": "user", "content": "a"}]}
+REQUESTS: list[tuple[str, Json, int]] = [
+    ("/v1/chat/completions", MESSAGES, 1),
+    ("/v1/completions", {"prompt": ["a", "b"]}, 2),
+    ("/v1/responses", {"input": "a"}, 1),
+    ("/v1/messages", {**MESSAGES, "max_tokens": 64}, 1),
+    ("/v1/embeddings", {"input": ["a", "b", "c"]}, 3),
+]
+STREAM: tuple[str, Json, int] = ("/v1/chat/completions", {**MESSAGES, "stream": True}, 1)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION, RESPONSE, MESSAGE])
+@pytest.mark.parametrize(("path", "fields", "prompts"), [*REQUESTS, STREAM])
 def test_a_request_is_cancelled_when_its_client_leaves_before_any_text(
-    served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object], stream: bool
+    served: Endpoint, triton: FakeTriton, path: str, fields: Json, prompts: int
 ) -> None:
     triton.hold_after = 0
-    prompts = 2 if path == COMPLETION[0] else 1
-    with served.begin_request(path, **fields, stream=stream):
+    with served.begin_request(path, **fields):
         triton.wait_for(lambda fake: fake.running == prompts)
     triton.wait_for(lambda fake: len(fake.cancelled) == prompts and not fake.running)
 
 
-@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION, RESPONSE, MESSAGE])
+@pytest.mark.parametrize(("path", "fields"), [request[:2] for request in REQUESTS[:4]])
 def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
-    served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object]
+    served: Endpoint, triton: FakeTriton, path: str, fields: Json
 ) -> None:
     triton.hold_after = 2
     with served.begin_request(path, **fields, stream=True) as connection:
@@ -43,7 +46,7 @@ def test_a_stream_that_its_client_does_not_read_ends_with_its_time(triton: FakeT
     line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
     with (
         endpoint(triton.port, request_timeout=3) as served,
-        served.begin_request(COMPLETION[0], prompt="a", stream=True),
+        served.begin_request("/v1/completions", prompt="a", stream=True),
     ):
         triton.wait_for(lambda _: line in served.http.get("/metrics").text)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 
 import pytest
 from client.peers import serve_page
-from frontend.endpoints import HOST, Endpoint, endpoint, gauges
+from frontend.endpoints import HOST, endpoint, gauges
 from frontend.fake_triton import FakeTriton
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE
 from triton_llama_openai.metrics import EngineLoad
@@ -45,39 +44,26 @@ class Page:
         )
 
 
-def until_read(triton: FakeTriton, served: Endpoint) -> None:
-    """Wait until the endpoint has read the page."""
-    triton.wait_for(lambda _: bool(gauges(served)))
-
-
-@pytest.mark.parametrize("load", [(3, 2, 10), (0, 8, 39), (0, 0, 0)])
-def test_the_gauges_are_the_engines_half_a_second_old_at_most(triton: FakeTriton, load: tuple[int, int, int]) -> None:
+def test_the_gauges_are_the_engines_half_a_second_old_at_most(triton: FakeTriton) -> None:
     page = Page(1, 1, 1)
+    info = 'vllm:cache_config_info{block_size="16",model_name="pydoc-llama",num_gpu_blocks="40"} 1.0'
     with serve_page(page.text) as address, endpoint(triton.port, triton_metrics=address) as served:
-        until_read(triton, served)
-        page.load = waiting, running, used = load
+        triton.wait_for(lambda _: bool(gauges(served)))
+        page.load = waiting, running, used = 3, 2, 10
         expected = used / PAGES, running, waiting + 2
         time.sleep(0.5)
         assert gauges(served) in ((), expected)
         triton.wait_for(lambda _: gauges(served) == expected)
-
-
-def test_the_caches_pages_are_labels(triton: FakeTriton) -> None:
-    with serve_page(Page().text) as address, endpoint(triton.port, triton_metrics=address) as served:
-        info = 'vllm:cache_config_info{block_size="16",model_name="pydoc-llama",num_gpu_blocks="40"} 1.0'
         triton.wait_for(lambda _: info in served.http.get("/metrics").text.splitlines())
 
 
-def test_without_triton_metrics_there_are_no_gauges_and_one_line_says_so(
-    triton: FakeTriton, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "triton_llama_openai")
-    with endpoint(triton.port) as served:
+def test_without_metrics_one_line_says_that_gauges_lack(own: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"http://{HOST}:{own.port + 1}/metrics"
+    with endpoint(own.port) as served:
         for _ in range(10):
             assert gauges(served) == ()
             time.sleep(0.1)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"the vllm: gauges of /metrics are without http://{HOST}:{triton.port + 1}/metrics, which")
+    assert caplog.text.count(f"the vllm: gauges of /metrics are without {address}, which") == 1
 
 
 def test_a_page_that_does_not_answer_delays_no_scrape(triton: FakeTriton) -> None:
@@ -98,41 +84,32 @@ def test_instances_of_a_model_are_summed_and_other_models_left_out() -> None:
     assert engine_load(text, "llama") == EngineLoad(*gauges, 140, 120, 100, 80, 60)
 
 
-def test_counters_are_each_tritons_own(triton: FakeTriton) -> None:
+def test_loads_of_several_tritons_are_summed_and_counters_are_each_ones_own(triton: FakeTriton) -> None:
+    page = Page(running=3)
+    line = 'vllm:generation_tokens_total{{engine="{}",model_name="pydoc-llama"}} 70.0'
+    # On a busy machine a page may lack one: what was read is then too old.
+    pages: list[str] = []
+
+    def is_read(_: FakeTriton) -> bool:
+        pages.append(served.http.get("/metrics").text)
+        return line.format(1) in pages[-1] and line.format(2) in pages[-1]
+
     with (
-        serve_page(Page().text) as first,
-        serve_page(Page().text) as second,
-        endpoint(triton.port, triton_metrics=f"{HOST}:3,{first},{second}") as served,
+        serve_page(page.text) as first,
+        serve_page(page.text) as second,
+        endpoint(triton.port, triton_metrics=f"{HOST}:3,{first}, {second}") as served,
     ):
-        line = 'vllm:generation_tokens_total{{engine="{}",model_name="pydoc-llama"}} 70.0'
-        # On a busy machine a page may lack one: what was read is then too old.
-        pages: list[str] = []
-
-        def is_read(_: FakeTriton) -> bool:
-            pages.append(served.http.get("/metrics").text)
-            return line.format(1) in pages[-1] and line.format(2) in pages[-1]
-
         triton.wait_for(is_read)
-    page = pages[-1]
-    assert 'engine="0"' not in page
+        triton.wait_for(lambda _: gauges(served) == (0, 6, 4))
+    assert 'engine="0"' not in pages[-1]
     for name, count in (
         ("prefix_cache_queries", 60),
         ("prefix_cache_hits", 50),
         ("spec_decode_num_draft_tokens", 40),
         ("spec_decode_num_accepted_tokens", 30),
     ):
-        assert f'vllm:{name}_total{{engine="1",model_name="pydoc-llama"}} {count}.0' in page
-    assert 'llama_openai_kv_cache_pages{model_name="pydoc-llama",state="cached"} 2.0' in page
-
-
-def test_several_tritons_are_summed_without_those_that_cannot_be_read(triton: FakeTriton) -> None:
-    page = Page(running=3)
-    with (
-        serve_page(page.text) as first,
-        serve_page(page.text) as second,
-        endpoint(triton.port, triton_metrics=f"{first},{second}, {HOST}:3") as served,
-    ):
-        triton.wait_for(lambda _: gauges(served) == (0, 6, 4))
+        assert f'vllm:{name}_total{{engine="1",model_name="pydoc-llama"}} {count}.0' in pages[-1]
+    assert 'llama_openai_kv_cache_pages{model_name="pydoc-llama",state="cached"} 2.0' in pages[-1]
 
 
 def test_page_sizes_are_the_engines() -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gzip
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, check_refusal, endpoint, error_of
+from frontend.client_types import assistant, user
+from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.middleware import MAX_HEADER_BYTES
 from triton_llama_openai.settings import InvalidSettingsError
 
 
-def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton) -> None:
+def test_a_body_beyond_the_bound_is_refused_announced_chunked_or_packed(triton: FakeTriton) -> None:
+    bomb = gzip.compress(b" " * 1_000_000)
+    assert len(bomb) < 2000
     with endpoint(triton.port, max_body_bytes=2000) as served:
         announced = served.chat(messages=[{"role": "user", "content": "a" * 2000}])
         chunked = served.http.post("/v1/completions", content=iter([b'{"prompt": "', b"a" * 2000, b'"}']))
-        for response in (announced, chunked):
+        packed = served.http.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})
+        for response in (announced, chunked, packed):
             assert response.status_code == 413
             error = error_of(response)
             assert (error["code"], "at most 2000 bytes" in str(error["message"])) == ("body_too_large", True)
@@ -33,18 +37,22 @@ def test_a_body_that_does_not_arrive_is_refused(triton: FakeTriton) -> None:
 
 
 def test_lists_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
+    three: list[Json] = [{"role": "user", "content": "a"}] * 3
+    use = assistant({"type": "tool_use", "id": "1", "name": "add", "input": {}})
+    result: Json = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
     with endpoint(triton.port, max_messages=2, max_prompts=2) as served:
-        message = {"role": "user", "content": "a"}
-        assert error_of(served.chat(messages=[message] * 3))["param"] == "messages"
-        assert error_of(served.complete(prompt=["a"] * 3))["param"] == "prompt"
-        assert error_of(served.http.post("/tokenize", json={"messages": [message] * 3}))["param"] == "messages"
-        assert served.http.post("/tokenize", json={"messages": [message]}).status_code == 200
+        check_refusal(served.chat(messages=three), "messages", "at most 2")
+        check_refusal(served.complete(prompt=["a"] * 3), "prompt", "at most 2")
+        check_refusal(served.post("/tokenize", messages=three), "messages", "at most 2")
+        check_refusal(served.respond(input=three), "input", "input is '3 items'; it must")
+        check_refusal(served.respond(input=three[:2], instructions="a"), "input", "3 items with instructions")
+        assert "'3 messages with system" in served.message(messages=three).text
+        derived = served.message(messages=[use, user(result, result)], system="a").text
+        assert "'4 messages with system and each tool_result'; it must be at most 2" in derived
         assert served.complete(prompt=["a"] * 2).status_code == 200
 
 
-def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(
-    served: Endpoint, triton: FakeTriton
-) -> None:
+def test_tokens_beyond_the_context_never_reach_the_model(served: Endpoint, triton: FakeTriton) -> None:
     for prompt, field in (([1] * 2048, "prompt"), ([[1], [1] * 4000], "prompt[1]")):
         error = error_of(served.complete(prompt=prompt, echo=True))
         assert (error["param"], error["code"]) == (field, "context_length_exceeded")
@@ -69,22 +77,16 @@ def test_a_request_beyond_those_in_flight_is_refused_until_one_ends(triton: Fake
         with served.begin_request("/v1/completions", prompt="a", stream=True):
             triton.wait_for(lambda fake: fake.running == 1)
             response = served.chat()
-            assert response.status_code == 503
-            assert response.headers["retry-after"] == "1"
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
             assert error_of(response)["code"] == "overloaded"
         # Triton's side ends before the endpoint has counted the request as ended.
         triton.wait_for(lambda fake: not fake.running and not _in_flight(served))
         triton.hold_after = None
         assert served.chat().status_code == 200
-
-
-def test_a_request_whose_body_is_still_to_come_is_in_flight(triton: FakeTriton) -> None:
-    with endpoint(triton.port, max_requests=1) as served:
+        # One whose body is still to come is in flight, too.
         with served.begin(WITHOUT_ITS_BODY):
             triton.wait_for(lambda _: _in_flight(served) == 1)
-            for response in (served.chat(), served.http.post("/tokenize", json={"prompt": "a"})):
-                assert response.status_code == 503
-                assert error_of(response)["code"] == "overloaded"
+            assert error_of(served.post("/tokenize", prompt="a"))["code"] == "overloaded"
             assert served.http.get("/v1/models").status_code == 200
         triton.wait_for(lambda _: not _in_flight(served))
         assert served.chat().status_code == 200
@@ -129,45 +131,24 @@ def test_headers_beyond_the_bound_are_refused_by_their_bound(served: Endpoint) -
     assert "at most 32768 bytes" in str(error_of(response)["message"])
 
 
-@pytest.fixture
-def keyed(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
-    """An endpoint with two keys."""
-    keys = tmp_path / "keys"
-    keys.write_text("# the team's\nsk-first\n\nschlüssel-2\n", encoding="utf-8")
-    with endpoint(triton.port, api_keys_file=keys) as served:
-        yield served
+def test_an_unknown_key_is_refused(keyed: Endpoint) -> None:
+    values = ("Bearer sk-third", "Bearer sk-firs", "Bearer", "sk-first", "Basic sk-first")
+    requests = [("GET", "/v1/models", {"authorization": value}) for value in values]
+    requests += [("POST", path, {}) for path in ("/v1/chat/completions", "/v1/completions/render", "/tokenize")]
+    for method, path, headers in [*requests, ("GET", "/openapi.json", {})]:
+        response = keyed.http.request(method, path, headers=headers)
+        assert (response.status_code, error_of(response)["code"]) == (401, "invalid_api_key")
 
 
-@pytest.mark.parametrize(
-    "authorization", [None, "Bearer sk-third", "Bearer", "sk-first", "Basic sk-first", "Bearer sk-firs"]
-)
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/completions/render"),
-        ("GET", "/v1/models"),
-        ("POST", "/tokenize"),
-    ],
-)
-def test_a_request_without_a_known_key_is_refused(
-    keyed: Endpoint, authorization: str | None, method: str, path: str
-) -> None:
-    headers = {} if authorization is None else {"authorization": authorization}
-    response = keyed.http.request(method, path, headers=headers)
-    assert response.status_code == 401
-    assert error_of(response)["code"] == "invalid_api_key"
+def test_a_request_with_a_known_key_is_answered(keyed: Endpoint) -> None:
+    for key in ("sk-first", "schlüssel"):
+        headers = {b"authorization": f"Bearer {key}".encode()}
+        assert keyed.http.get("/v1/models", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("key", ["sk-first", "schlüssel-2"])
-def test_a_request_with_a_known_key_is_answered(keyed: Endpoint, key: str) -> None:
-    headers = {b"authorization": f"Bearer {key}".encode()}
-    assert keyed.http.get("/v1/models", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/ping", "/version", "/metrics"])
-def test_health_needs_no_key(keyed: Endpoint, path: str) -> None:
-    assert keyed.http.get(path).status_code == 200
+def test_health_needs_no_key(keyed: Endpoint) -> None:
+    for path in ("/health", "/health/live", "/ping", "/version", "/metrics"):
+        assert keyed.http.get(path).status_code == 200
 
 
 def test_a_browser_page_may_call_only_from_an_allowed_origin(served: Endpoint, triton: FakeTriton) -> None:
@@ -177,21 +158,15 @@ def test_a_browser_page_may_call_only_from_an_allowed_origin(served: Endpoint, t
     with endpoint(triton.port, allowed_origins="https://chat.example, https://other.example") as open_to:
         allowed = open_to.http.options("/v1/chat/completions", headers=preflight)
         assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
-        assert open_to.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"]
+        headers = open_to.http.get("/v1/models", headers=origin).headers
+        assert headers["access-control-allow-origin"] == "https://chat.example"
+        exposed = headers["access-control-expose-headers"].split(", ")
+        assert exposed == ["x-request-id", "request-id", "x-ignored-parameters", "retry-after"]
         elsewhere = open_to.http.get("/v1/models", headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in elsewhere.headers
 
 
-def test_a_browser_page_may_read_the_headers_of_an_answer(triton: FakeTriton) -> None:
-    with endpoint(triton.port, allowed_origins="*") as open_to:
-        response = open_to.http.get("/v1/models", headers={"origin": "https://chat.example"})
-    exposed = response.headers["access-control-expose-headers"].split(", ")
-    assert exposed == ["x-request-id", "request-id", "x-ignored-parameters", "retry-after"]
-
-
-@pytest.mark.parametrize("content", ["", "# nothing\n\n"])
-def test_a_file_without_keys_is_refused(content: str, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(content)
+def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nothing\n\n")
     with pytest.raises(InvalidSettingsError, match="has no key"):
-        ApiKeys.read(keys)
+        ApiKeys.read(tmp_path / "keys")

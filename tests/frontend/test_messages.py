@@ -6,8 +6,8 @@ import json
 
 import pytest
 from anthropic.types import ModelInfo, TextBlock, ThinkingBlock, ToolUseBlock
-from frontend.anthropic_types import assistant, read_message, user
-from frontend.endpoints import Endpoint, Json, endpoint
+from frontend.client_types import assistant, read_message, user
+from frontend.endpoints import Endpoint, Json
 from frontend.fake_triton import FakeTriton
 
 SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -46,10 +46,10 @@ def test_a_message_is_anthropics_object(served: Endpoint, triton: FakeTriton) ->
     }
 
 
-@pytest.mark.parametrize("system", ["Be\nshort.", [_text("Be", cache_control={"type": "ephemeral"}), _text("short.")]])
-def test_system_is_a_message_in_front(served: Endpoint, triton: FakeTriton, system: object) -> None:
+def test_system_is_a_message_in_front(served: Endpoint, triton: FakeTriton) -> None:
+    system = [_text("Be", cache_control={"type": "ephemeral"}), _text("short.")]
     assert served.message(system=system).status_code == 200
-    assert triton.last.value("text_input") == "<s>[INST] <<SYS>>\nBe\nshort.\n<</SYS>>\n\nWhat is a list? [/INST]"
+    assert triton.prompt == "<s>[INST] <<SYS>>\nBe\nshort.\n<</SYS>>\n\nWhat is a list? [/INST]"
 
 
 def test_results_and_texts_of_a_user_are_messages_in_their_order(served: Endpoint, triton: FakeTriton) -> None:
@@ -62,11 +62,10 @@ def test_results_and_texts_of_a_user_are_messages_in_their_order(served: Endpoin
     ]
     response = served.message(messages=turns, tools=[ADD])
     assert response.status_code == 200, response.text
-    prompt = str(triton.last.value("text_input"))
     calls = "\n".join(f'<tool_call>\n{{"name": "add", "arguments": {{"a": {n}}}}}\n</tool_call>' for n in (1, 2))
-    assert f"[/INST] I add.\n{calls} </s>" in prompt
+    assert f"[/INST] I add.\n{calls} </s>" in triton.prompt
     results = "<tool_response>\n3\n</tool_response>\n<tool_response>\n2\n</tool_response>"
-    assert prompt.endswith(f"[INST] {results} [/INST] Done. </s><s>[INST] two\nthree [/INST]")
+    assert triton.prompt.endswith(f"[INST] {results} [/INST] Done. </s><s>[INST] two\nthree [/INST]")
     assert response.headers["x-ignored-parameters"] == "messages.content.is_error"
 
 
@@ -80,17 +79,15 @@ def test_an_answer_can_be_sent_back_as_it_came(served: Endpoint, triton: FakeTri
     turns = [USER, assistant(*(block.model_dump() for block in content)), user(_result(call.id, "2"))]
     response = served.message(messages=turns, tools=[ADD])
     assert response.status_code == 200, response.text
-    assert "I add. \n<tool_call>" in str(triton.last.value("text_input"))
+    assert "I add. \n<tool_call>" in triton.prompt
 
 
 @pytest.mark.parametrize(
     ("tokens", "fields", "reason", "sequence"),
     [
-        ([" Hello", "."], {}, "end_turn", None),
         ([" Hello", "."], {"max_tokens": 1}, "max_tokens", None),
         ([" Hello", "."], {"stop_sequences": ["."]}, "stop_sequence", "."),
         ([" ", CALL], {"tools": [ADD]}, "tool_use", None),
-        ([CALL, CALL[:9], "more"], {"tools": [ADD], "max_tokens": 2}, "max_tokens", None),
         (FORCED, {"tools": [ADD], "tool_choice": {"type": "any"}}, "tool_use", None),
         (['{"a": 7}'], {"tools": [ADD], "tool_choice": {"type": "tool", "name": "add"}}, "tool_use", None),
         (FORCED, {"tools": [ADD], "tool_choice": {"type": "any"}, "max_tokens": 1}, "max_tokens", None),
@@ -102,16 +99,6 @@ def test_the_stop_reason_says_how_the_answer_ended(
     triton.tokens = tokens
     message = read_message(served.message(**fields))
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
-
-
-def test_one_call_at_most_where_parallel_ones_are_disabled(served: Endpoint, triton: FakeTriton) -> None:
-    served.message(tools=[ADD, CLOCK], tool_choice={"type": "any", "disable_parallel_tool_use": True})
-    assert json.loads(str(triton.last.value("guided_decoding_guide")))["maxItems"] == 1
-
-
-def test_tools_are_hidden_where_none_may_be_called(served: Endpoint, triton: FakeTriton) -> None:
-    served.message(tools=[ADD], tool_choice={"type": "none"})
-    assert "Adds." not in str(triton.last.value("text_input"))
 
 
 def test_arguments_that_are_no_object_stay_text(served: Endpoint, triton: FakeTriton) -> None:
@@ -131,43 +118,39 @@ def test_thinking_is_a_block_before_the_text(qwen3: Endpoint, triton: FakeTriton
     redacted: Json = {"type": "redacted_thinking", "data": "x"}
     answer = assistant(*(block.model_dump() for block in message.content), redacted, _use("1"))
     response = qwen3.message(messages=[USER, answer, user(_result("1", "4"))])
-    assert "<think>\nA sum.\n</think>\n\n4" in str(triton.last.value("text_input"))
+    assert "<think>\nA sum.\n</think>\n\n4" in triton.prompt
     assert response.headers["x-ignored-parameters"] == "messages.content.data, messages.content.signature"
 
 
-@pytest.mark.parametrize(
-    ("thinking", "closed"),
-    [({"type": "disabled"}, True), ({"type": "enabled", "budget_tokens": 1024}, False), ({"type": "adaptive"}, False)],
-)
-def test_thinking_is_the_templates_switch(qwen3: Endpoint, triton: FakeTriton, thinking: Json, closed: bool) -> None:
-    response = qwen3.message(thinking=thinking)
-    assert str(triton.last.value("text_input")).endswith("</think>\n\n") is closed
-    assert response.headers.get("x-ignored-parameters") == ("thinking.budget_tokens" if len(thinking) == 2 else None)
+def test_thinking_is_the_templates_switch(qwen3: Endpoint, triton: FakeTriton) -> None:
+    assert "x-ignored-parameters" not in qwen3.message(thinking={"type": "disabled"}).headers
+    assert triton.prompt.endswith("</think>\n\n")
+    response = qwen3.message(thinking={"type": "enabled", "budget_tokens": 1024})
+    assert not triton.prompt.endswith("</think>\n\n")
+    assert response.headers["x-ignored-parameters"] == "thinking.budget_tokens"
 
 
-def test_an_assistants_last_text_is_continued(served: Endpoint, triton: FakeTriton) -> None:
+def test_tool_choice_hides_tools_or_allows_one_call(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = [CALL]
+    message = read_message(served.message(tools=[ADD], tool_choice={"type": "none"}))
+    assert message.content == [TextBlock(type="text", text=CALL)]
+    assert "Adds." not in triton.prompt
+    served.message(tools=[ADD, CLOCK], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    assert triton.guide["maxItems"] == 1
+
+
+def test_a_last_message_is_continued_unless_it_has_a_call(served: Endpoint, triton: FakeTriton) -> None:
     read_message(served.message(messages=[USER, {"role": "assistant", "content": "It is ("}]))
-    assert str(triton.last.value("text_input")).endswith("[/INST] It is (")
-
-
-def test_a_last_message_with_a_call_is_not_continued(served: Endpoint, triton: FakeTriton) -> None:
+    assert triton.prompt.endswith("[/INST] It is (")
     read_message(served.message(messages=[USER, assistant(_text("one"), _use("1"), _text("two"))], tools=[ADD]))
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    assert str(triton.last.value("text_input")).endswith(f"[/INST] one\ntwo\n{call} </s>")
-
-
-def test_messages_are_counted_with_system_and_results(triton: FakeTriton) -> None:
-    results = user(_result("1", "a"), _result("1", "b"))
-    with endpoint(triton.port, max_messages=3) as served:
-        assert "'4 messages with system" in served.message(messages=[USER] * 4).text
-        derived = served.message(messages=[assistant(_use("1")), results], system="a")
-        assert "'4 messages with system and each tool_result'; it must be at most 3" in derived.text
+    assert triton.prompt.endswith(f"[/INST] one\ntwo\n{call} </s>")
 
 
 @pytest.mark.parametrize("fields", [{"output_config": {"format": FORMAT, "effort": "low"}}, {"output_format": FORMAT}])
 def test_an_output_format_is_the_guide(served: Endpoint, triton: FakeTriton, fields: Json) -> None:
     read_message(served.message(**fields))
-    assert json.loads(str(triton.last.value("guided_decoding_guide")))["required"] == ["a"]
+    assert triton.guide["required"] == ["a"]
 
 
 def test_fields_without_effect_are_named(served: Endpoint) -> None:
@@ -191,14 +174,13 @@ def test_fields_without_effect_are_named(served: Endpoint) -> None:
     ]
 
 
-@pytest.mark.parametrize("fields", [{}, {"system": "Be short.", "tools": [ADD, CLOCK]}])
-def test_counted_tokens_are_those_of_the_prompt(served: Endpoint, triton: FakeTriton, fields: Json) -> None:
+def test_counted_tokens_are_those_of_the_prompt(served: Endpoint, triton: FakeTriton) -> None:
     turns = [USER, assistant(_text("<s>"), _use("1")), user(_result("1", "2"))]
-    counted = served.http.post("/v1/messages/count_tokens", json={"messages": turns, **fields})
+    fields: Json = {"messages": turns, "system": "Be short.", "tools": [ADD, CLOCK]}
+    counted = served.post("/v1/messages/count_tokens", **fields)
     assert triton.requests == []
-    assert served.message(messages=turns, **fields).status_code == 200
-    ids = triton.last.inputs["input_ids"]
-    assert counted.json() == {"input_tokens": len(ids)}
+    assert served.message(**fields).status_code == 200
+    assert counted.json() == {"input_tokens": len(triton.last.inputs["input_ids"])}
 
 
 def test_models_have_anthropics_fields(served: Endpoint) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from frontend.descriptions import changed
-from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of
+from frontend.endpoints import HOST, Endpoint, check_refusal, endpoint, error_of, text_of
 from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from httpx import Response
 
 
 def test_the_models_are_listed_with_their_context(served: Endpoint) -> None:
@@ -29,49 +31,30 @@ def test_several_models_are_served_by_name(triton: FakeTriton, tmp_path: Path) -
         file.write_text(json.dumps([{"served_name": "org/first"}, {"triton": f"{HOST}:{other.port}"}]))
         with endpoint(triton.port, models_file=file) as served:
             listed = served.http.get("/v1/models").json()["data"]
-            assert [(model["id"], model["max_model_len"]) for model in listed] == [
-                ("org/first", 2048),
-                ("pydoc-llama", 64),
-            ]
+            sizes = {model["id"]: model["max_model_len"] for model in listed}
+            assert [*sizes.items()] == [("org/first", 2048), ("pydoc-llama", 64)]
             assert served.http.get("/v1/models/org/first").status_code == 200
-            assert served.complete(model="org/first").json()["choices"][0]["text"] == " Hello, world."
-            assert served.complete(model="pydoc-llama").json()["choices"][0]["text"] == " Other"
-            check_refusal(
-                served.complete(model=None), "model", "model is missing; it must be one of org/first, pydoc-llama"
-            )
+            assert text_of(served.complete(model="org/first")) == " Hello, world."
+            assert text_of(served.complete(model="pydoc-llama")) == " Other"
+            message = "model is missing; it must be one of org/first, pydoc-llama"
+            check_refusal(served.complete(model=None), "model", message)
 
 
-generating_paths = pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/completions", {"prompt": "a", "model": None}),
-        ("/v1/responses", {"input": "a"}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
-    ],
-)
+PATHS = [Endpoint.chat, Endpoint.complete, Endpoint.respond, Endpoint.message]
 
 
-@generating_paths
-def test_the_only_model_needs_no_name(served: Endpoint, path: str, body: Json) -> None:
-    assert served.http.post(path, json=body).json()["model"] == "pydoc-llama"
+@pytest.mark.parametrize("ask", PATHS)
+def test_the_only_model_needs_no_name(served: Endpoint, ask: Callable[..., Response]) -> None:
+    assert ask(served, model=None).json()["model"] == "pydoc-llama"
 
 
-@generating_paths
-def test_a_model_that_only_embeds_refuses_to_generate(own: FakeTriton, path: str, body: Json) -> None:
-    own.models["llama"] = changed(tasks=["embed"])
-    with endpoint(own.port) as served:
-        response = served.http.post(path, json=body)
-    assert response.status_code == 400
-    assert "model is 'pydoc-llama', which generates no text" in response.json()["error"]["message"]
-
-
-def test_a_name_that_two_models_have_is_refused(triton: FakeTriton, tmp_path: Path) -> None:
-    file = tmp_path / "models.json"
-    file.write_text("[{}, {}]")
-    with endpoint(triton.port, models_file=file) as served:
-        error = error_of(served.complete())
-    assert error["message"] == "model is 'pydoc-llama', the name of 2 models or adapters; their names must differ"
+def test_a_model_that_only_embeds_refuses_to_generate(triton: FakeTriton) -> None:
+    triton.models["embedder"] = changed(tasks=["embed"])
+    with endpoint(triton.port, model="embedder") as served:
+        for ask in PATHS:
+            response = ask(served)
+            assert response.status_code == 400
+            assert "model is 'pydoc-llama', which generates no text" in response.json()["error"]["message"]
 
 
 def test_a_model_is_ready_if_its_triton_says_so(own: FakeTriton) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from hashlib import sha256
-from pathlib import Path
 
-import pytest
 from frontend.descriptions import changed
 from frontend.endpoints import Endpoint, endpoint, error_of
 from frontend.fake_triton import FakeTriton
@@ -26,39 +24,27 @@ def test_the_policy_allows_the_pages_own_script_and_style_alone(served: Endpoint
     assert response.headers["referrer-policy"] == "no-referrer"
 
 
-@pytest.mark.parametrize(
-    ("host", "page", "has"),
-    [
-        ("127.0.0.1", "auto", True),
-        ("localhost", "auto", True),
-        ("::1", "auto", True),
-        ("0.0.0.0", "auto", False),
-        ("::", "auto", False),
-        ("0.0.0.0", "on", True),
-        ("127.0.0.1", "off", False),
-    ],
-)
-def test_by_default_the_page_is_on_at_loopback_alone(host: str, page: str, has: bool) -> None:
-    assert has_page(Settings.parse(["--host", host, "--page", page], {})) is has
+def test_by_default_the_page_is_on_at_loopback_alone() -> None:
+    def has(*options: str) -> bool:
+        return has_page(Settings.parse(options, {}))
+
+    assert [has("--host", host) for host in ("localhost", "::1", "0.0.0.0", "::")] == [True, True, False, False]
+    assert has("--host", "0.0.0.0", "--page", "on")
+    assert not has("--page", "off")
 
 
-@pytest.mark.parametrize("path", ["/", "/page/serving"])
-def test_without_the_page_its_paths_are_unknown(triton: FakeTriton, path: str) -> None:
-    with endpoint(triton.port, page="off") as served:
-        assert error_of(served.http.get(path))["code"] == "unknown_url"
+def test_without_the_page_and_the_document_their_paths_are_unknown(triton: FakeTriton) -> None:
+    with endpoint(triton.port, page="off", openapi="off") as served:
+        for path in ("/", "/page/serving", "/openapi.json"):
+            assert error_of(served.http.get(path))["code"] == "unknown_url"
 
 
-def test_the_page_needs_no_key_and_the_models_do(triton: FakeTriton, keys: Path) -> None:
-    with endpoint(triton.port, api_keys_file=keys) as served:
-        assert served.http.get("/").status_code == 200
-        assert served.http.get("/page/serving").status_code == 401
+def test_the_page_needs_no_key_and_the_models_do(keyed: Endpoint) -> None:
+    assert keyed.http.get("/").status_code == 200
+    assert keyed.http.get("/page/serving").status_code == 401
 
 
-def test_models_are_described_as_their_triton_does(own: FakeTriton) -> None:
-    own.models["llama"] = changed(serving={"memory": "on cpu: 1 MiB"})
-    with endpoint(own.port) as served:
+def test_models_are_described_as_their_triton_does(triton: FakeTriton) -> None:
+    triton.models["described"] = changed(serving={"memory": "on cpu: 1 MiB"})
+    with endpoint(triton.port, model="described") as served:
         assert served.http.get("/page/serving").json() == {"pydoc-llama": {"memory": "on cpu: 1 MiB"}}
-
-
-def test_a_triton_of_an_older_version_describes_nothing(served: Endpoint) -> None:
-    assert served.http.get("/page/serving").json() == {"pydoc-llama": {}}

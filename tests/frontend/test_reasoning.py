@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from frontend.endpoints import Endpoint, Json, Serve, endpoint, events_of
 from frontend.fake_triton import FakeTriton
-from frontend.model_request import ModelRequest
+from frontend.model_messages import ModelRequest
 from llama_engine.grammar.matcher import GuideMatchers
 from triton_llama.completion import Chunk
 from triton_llama_openai.output.output_parser import (
@@ -19,11 +19,11 @@ from triton_llama_openai.output.output_parser import (
     Reasoning,
     find_markers,
     is_open,
-    is_open_in,
 )
 from triton_llama_openai.output.tool_calls import HermesReader, ToolCall
 
 THINK = ("<think>", "</think>")
+SEED = ("<seed:think>", "</seed:think>")
 GRANITE = (*THINK, "<response>", "</response>")
 PHRASES = ("Here is my thought process:", "Here is my response:")
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -45,30 +45,24 @@ def _read(parser: OutputParser, chunks: Iterable[str]) -> tuple[str, str]:
 
 CASES: list[tuple[Markers, bool, str, tuple[str, str]]] = [
     (THINK, False, "<think>\nA sum.\n\nEasy.\n</think>\n\nIt is 4.\n", ("A sum.\n\nEasy.", "It is 4.\n")),
-    (THINK, False, "\n<think>a</think>b", ("a", "b")),
     (THINK, False, "<think>\n\n</think>\n\nIt is 4.", ("", "It is 4.")),
     (THINK, False, "<think>\nA s", ("A s", "")),
     (THINK, False, "<think>a < b </thin", ("a < b </thin", "")),
-    (THINK, False, "<thi", ("", "<thi")),
     (THINK, False, "  It is <think>4</think>.", ("", "  It is <think>4</think>.")),
-    (THINK, False, "<think>a</think>b <think>c</think> </think>", ("a", "b <think>c</think> </think>")),
     (THINK, False, "", ("", "")),
     (THINK, True, "A sum.\n</think>\n\nIt is 4.", ("A sum.", "It is 4.")),
-    (THINK, True, "A sum", ("A sum", "")),
     (PHRASES, False, f"{PHRASES[0]}\n\nA sum.\n\n{PHRASES[1]}\n\nIt is 4.", ("A sum.", "It is 4.")),
     (GRANITE, False, "<think>a</think>\n<response>\nIt is 4.\n</response>", ("a", "It is 4.")),
-    (GRANITE, False, "<think>a</think>\n It is <b>4</b>.", ("a", "It is <b>4</b>.")),
 ]
 
 
 @pytest.mark.parametrize(("markers", "begun", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
-def test_any_chunks_are_split_as_the_whole_text(
+def test_chunks_are_split_as_the_whole_text(
     markers: Markers, begun: bool, text: str, expected: tuple[str, str]
 ) -> None:
     assert _read(OutputParser(markers, begun=begun), text) == expected
-    for cuts in itertools.combinations(range(len(text) + 1), min(2, len(text))):
-        chunks = [text[start:end] for start, end in itertools.pairwise((0, *cuts, len(text)))]
-        assert _read(OutputParser(markers, begun=begun), chunks) == expected, chunks
+    for cut in range(len(text) + 1):
+        assert _read(OutputParser(markers, begun=begun), [text[:cut], text[cut:]]) == expected
 
 
 def test_a_call_within_reasoning_is_none_and_one_after_it_is() -> None:
@@ -80,20 +74,13 @@ def test_a_call_within_reasoning_is_none_and_one_after_it_is() -> None:
 
 def test_markers_are_found_in_the_template_or_among_the_tokens() -> None:
     assert find_markers("{{ content.split('</think>')[-1] }}", lambda _: False) == THINK
-    assert find_markers("{{ messages }}", {"</seed:think>"}.__contains__) == ("<seed:think>", "</seed:think>")
-    assert find_markers("<think></think> and <response></response>", lambda _: False) == GRANITE
+    assert find_markers("{{ messages }}", {"</seed:think>"}.__contains__) == SEED
     assert find_markers("<|im_start|>assistant\\n<think>", lambda _: False) == THINK
     assert find_markers(" and ".join(PHRASES), lambda _: False) == PHRASES
     assert find_markers("{{ messages }}", lambda _: False) is None
-
-
-def test_a_prompt_is_open_if_the_template_has_written_the_start() -> None:
-    assert is_open(THINK, "<|Assistant|><think>\n")
-    assert is_open(("<seed:think>", "</seed:think>"), "assistant\n<seed:think><seed:cot_budget_reflect>")
-    assert not is_open(THINK, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    # A prompt is open if the template has written the start.
+    assert is_open(SEED, "assistant\n<seed:think><seed:cot_budget_reflect>")
     assert not is_open(THINK, "<|User|>What is <think>?<|Assistant|>")
-    assert is_open_in(THINK, "<think>\nA sum")
-    assert not is_open_in(THINK, "<think>a</think>b")
 
 
 @pytest.fixture
@@ -101,31 +88,22 @@ def distilled(serve: Serve) -> Endpoint:
     return serve("deepseek-r1-distill-llama")
 
 
-def test_an_answer_has_its_reasoning_under_both_names(qwen3: Endpoint, triton: FakeTriton) -> None:
+def test_an_answer_has_its_reasoning_if_any_under_both_names(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<th", "ink>", "\nA sum.", "\n</think>", "\n\n4"]
     for choice in qwen3.chat(messages=MESSAGES, n=2).json()["choices"]:
         message = choice["message"]
         assert message["content"] == "4"
         assert message["reasoning_content"] == message["reasoning"] == "A sum."
         assert choice["finish_reason"] == "stop"
-
-
-def test_an_answer_without_reasoning_has_no_such_field(qwen3: Endpoint) -> None:
+    triton.tokens = ["4"]
     assert qwen3.chat(messages=MESSAGES).json()["choices"][0]["message"].keys() == {"role", "content", "refusal"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_usage_has_all_choices_tokens_of_reasoning_and_drafts(
-    qwen3: Endpoint, triton: FakeTriton, stream: bool
-) -> None:
+def test_the_usage_has_all_choices_tokens_of_reasoning_and_drafts(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens, triton.draft_tokens = list("<think>\nA sum.\n</think>\n\n4"), (2, 1)
-    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    response = qwen3.chat(messages=MESSAGES, n=2, **options)
-    usage = (events_of(response)[-1] if stream else response.json())["usage"]
-    count = qwen3.http.post("/tokenize", json={"prompt": "A sum.", "add_special_tokens": False}).json()["count"]
-    assert isinstance(usage, dict)
+    usage = qwen3.chat(messages=MESSAGES, n=2).json()["usage"]
     assert usage["completion_tokens_details"] == {
-        "reasoning_tokens": 2 * count,
+        "reasoning_tokens": 2 * len(qwen3.tokenize(prompt="A sum.", add_special_tokens=False)),
         "accepted_prediction_tokens": 4,
         "rejected_prediction_tokens": 2,
     }
@@ -139,17 +117,23 @@ def test_a_stream_has_reasoning_then_content_then_calls(qwen3: Endpoint, triton:
     assert [delta.get("reasoning_content") for delta in deltas] == ["A", " sum.", None, None]
     assert [delta.get("reasoning") for delta in deltas] == ["A", " sum.", None, None]
     assert deltas[2] == {"content": "I add. "}
-    assert deltas[3]["tool_calls"][0]["function"]["name"] == "add"
+    (call,) = deltas[3]["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call == {"index": 0, "type": "function", "function": {"name": "add", "arguments": "{}"}}
     assert choices[-1]["finish_reason"] == "tool_calls"
     tokens = [entry["token"] for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
     assert tokens == triton.tokens
 
 
+@cache
+def _matchers() -> GuideMatchers:
+    return GuideMatchers([*(bytes([byte]) for byte in range(256)), b"</s>"], [256], [256])
+
+
 def _conforms(request: ModelRequest, text: str) -> bool:
     """Return whether a text conforms to a request's guide, as the engine reads it."""
     guide, kind = request.value("guided_decoding_guide"), request.value("guided_decoding_guide_type")
-    matchers = GuideMatchers([*(bytes([byte]) for byte in range(256)), b"</s>"], [256], [256])
-    state = matchers.start(matchers.check(str(kind), str(guide)))
+    state = _matchers().start(_matchers().check(str(kind), str(guide)))
     return all(map(state.accept, text.encode())) and state.may_end
 
 
@@ -176,9 +160,9 @@ def test_a_guide_holds_after_the_reasoning(
         assert message["reasoning_content"] == "A {sum}\nof 2."
         calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
         assert (message["content"], calls) == ((None, ["add"]) if "tools" in fields else (good, []))
-        for gap in ("", "\n", "\n\n"):
+        for gap in ("", "\n\n"):
             assert _conforms(triton.last, f"{beginning}{thought}{gap}{good}")
-            assert not _conforms(triton.last, f"{beginning}{thought}{gap}{bad}")
+        assert not _conforms(triton.last, f"{beginning}{thought}\n{bad}")
         # A model that Qwen3's template leaves the choice may answer at once.
         assert _conforms(triton.last, good) == (served is qwen3)
         assert not _conforms(triton.last, f"\n{good}")
@@ -194,15 +178,11 @@ def _check_plain_guide(served: Endpoint, triton: FakeTriton, **kwargs: bool) -> 
 
 def test_without_thinking_a_guide_holds_from_the_first_token(qwen3: Endpoint, triton: FakeTriton) -> None:
     _check_plain_guide(qwen3, triton, enable_thinking=False)
-    assert str(triton.last.value("text_input")).endswith("<think>\n\n</think>\n\n")
+    assert triton.prompt.endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("thinking", [False, True])
-def test_an_answer_with_markers_leaves_no_room_for_a_guide(serve: Serve, triton: FakeTriton, thinking: bool) -> None:
-    _check_plain_guide(serve("granite-3.3"), triton, thinking=thinking)
-
-
-def test_a_template_without_the_start_marker_leaves_no_room_for_a_guide(triton: FakeTriton, tmp_path: Path) -> None:
+def test_some_templates_leave_no_room_before_a_guide(serve: Serve, triton: FakeTriton, tmp_path: Path) -> None:
+    _check_plain_guide(serve("granite-3.3"), triton, thinking=True)
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}")
     with endpoint(triton.port, chat_template=tmp_path / "t.jinja") as served:
         _check_plain_guide(served, triton)
@@ -211,9 +191,7 @@ def test_a_template_without_the_start_marker_leaves_no_room_for_a_guide(triton: 
 @pytest.mark.parametrize(
     ("content", "kind"), [("<think>A</think>{", "regex"), ("{", "regex"), ("<think>A", "structural_tag")]
 )
-def test_a_guide_holds_for_the_rest_of_a_continued_answer(
-    qwen3: Endpoint, triton: FakeTriton, content: str, kind: str
-) -> None:
+def test_a_guide_is_for_a_continued_answers_rest(qwen3: Endpoint, triton: FakeTriton, content: str, kind: str) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": content}]
     assert qwen3.chat(messages=messages, continue_final_message=True, guided_regex="a}").status_code == 200
     assert triton.last.value("guided_decoding_guide_type") == kind
@@ -236,20 +214,12 @@ def test_a_malformed_guide_is_the_models_to_refuse(qwen3: Endpoint, triton: Fake
     assert triton.last.value("guided_decoding_guide") in fields.values()
 
 
-def test_a_structural_tag_leaves_room_for_reasoning(qwen3: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = ["<think>a</think>", "b"]
-    tag = {"type": "structural_tag", "triggers": ["x"]}
-    message = qwen3.chat(messages=MESSAGES, response_format=tag).json()["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("a", "b")
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_earlier_reasoning_reaches_the_template(qwen3: Endpoint, triton: FakeTriton, name: str) -> None:
+def test_earlier_reasoning_reaches_the_template(qwen3: Endpoint, triton: FakeTriton) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    answer = {"role": "assistant", "content": "", name: "A sum.", "tool_calls": [call]}
+    answer = {"role": "assistant", "content": "", "reasoning": "A sum.", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "1", "content": "4"}
     assert qwen3.chat(messages=[*MESSAGES, answer, result]).status_code == 200
-    assert "<think>\nA sum.\n</think>\n\n<tool_call>" in str(triton.last.value("text_input"))
+    assert "<think>\nA sum.\n</think>\n\n<tool_call>" in triton.prompt
 
 
 def test_continued_reasoning_goes_on(triton: FakeTriton, tmp_path: Path) -> None:

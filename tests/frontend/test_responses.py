@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
+from frontend.client_types import read_response
+from frontend.endpoints import Endpoint, Json, error_of
 from frontend.fake_triton import FakeTriton
-from frontend.openai_types import read_response
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
 
 ADD: Json = {
@@ -72,29 +68,17 @@ def test_a_response_repeats_its_request(served: Endpoint) -> None:
     assert served.respond(text={"format": schema}).json()["text"] == {"format": schema}
 
 
-def test_instructions_are_the_system_message(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.respond(instructions="Be short.").status_code == 200
-    assert triton.last.value("text_input") == "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\nWhat is a list? [/INST]"
-
-
-def test_messages_in_every_form_are_the_prompt(served: Endpoint, triton: FakeTriton) -> None:
+def test_instructions_and_messages_in_every_form_are_the_prompt(served: Endpoint, triton: FakeTriton) -> None:
     part = {"type": "output_text", "text": "three", "annotations": [], "logprobs": [], "parsed": {"a": 1}}
+    answer = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "phase": None}
     items = [
-        {"role": "developer", "content": "Be short."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in ("one", "two")]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "id": "msg_1",
-            "status": "completed",
-            "phase": None,
-            "content": [part],
-        },
+        {**answer, "content": [part]},
         {"role": "user", "content": "four"},
     ]
-    response = served.respond(input=items)
+    response = served.respond(input=items, instructions="Be short.")
     assert response.status_code == 200, response.text
-    assert triton.last.value("text_input") == (
+    assert triton.prompt == (
         "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\none\ntwo [/INST] three </s><s>[INST] four [/INST]"
     )
     ignored = response.headers["x-ignored-parameters"].split(", ")
@@ -106,14 +90,13 @@ def test_messages_in_every_form_are_the_prompt(served: Endpoint, triton: FakeTri
 def test_the_items_of_an_answer_are_one_message(served: Endpoint, triton: FakeTriton) -> None:
     items = [USER, {"role": "assistant", "content": "I add."}, _call("1", '{"a": 1}'), _call("2", '{"a": 2}')]
     results = [_result("2", "3"), _result("1", [{"type": "input_text", "text": "2"}])]
-    response = served.respond(input=[*items, *results], tools=[ADD])
+    # These fields have the endpoint's own behaviour.
+    fields = {"store": False, "background": False, "truncation": "disabled", "tool_choice": "auto"}
+    response = served.respond(input=[*items, *results], tools=[ADD], **fields)
     assert response.status_code == 200, response.text
-    prompt = str(triton.last.value("text_input"))
-    calls = "\n".join(
-        f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>' for number in (1, 2)
-    )
-    assert f"[/INST] I add.\n{calls} </s>" in prompt
-    assert "<tool_response>\n3\n</tool_response>\n<tool_response>\n2\n</tool_response>" in prompt
+    calls = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>' for number in (1, 2)]
+    assert f"[/INST] I add.\n{calls[0]}\n{calls[1]} </s>" in triton.prompt
+    assert "<tool_response>\n3\n</tool_response>\n<tool_response>\n2\n</tool_response>" in triton.prompt
 
 
 def test_an_answer_can_be_sent_back_as_it_came(served: Endpoint, triton: FakeTriton) -> None:
@@ -125,7 +108,7 @@ def test_an_answer_can_be_sent_back_as_it_came(served: Endpoint, triton: FakeTri
     items = [USER, *(item.model_dump(by_alias=True) for item in output), _result(call.call_id, "2")]
     response = served.respond(input=items, tools=[ADD])
     assert response.status_code == 200, response.text
-    assert "I add. \n<tool_call>" in str(triton.last.value("text_input"))
+    assert "I add. \n<tool_call>" in triton.prompt
 
 
 def test_logprobs_are_in_the_message_where_included(served: Endpoint, triton: FakeTriton) -> None:
@@ -150,16 +133,7 @@ def test_a_call_before_the_cut_is_complete(served: Endpoint, triton: FakeTriton)
     triton.tokens = [CALL, CALL[:12], "more"]
     response = read_response(served.respond(tools=[ADD], max_output_tokens=2).json())
     assert response.status == "incomplete"
-    statuses = [item.model_dump()["status"] for item in response.output]
-    assert statuses == ["completed", "incomplete"]
-
-
-def test_a_forced_call_wins_over_the_texts_format(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = ['[{"name": "add", ', '"parameters": {"a": 7}}]']
-    text = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
-    response = served.respond(tools=[ADD], tool_choice="required", text=text)
-    assert [item.type for item in read_response(response.json()).output] == ["function_call"]
-    assert response.headers["x-ignored-parameters"] == "text.format"
+    assert [item.model_dump()["status"] for item in response.output] == ["completed", "incomplete"]
 
 
 def test_a_forced_call_that_is_cut_off_is_an_empty_message(served: Endpoint, triton: FakeTriton) -> None:
@@ -173,8 +147,8 @@ def test_allowed_tools_leave_the_others_out(served: Endpoint, triton: FakeTriton
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
     response = served.respond(tools=[ADD, CLOCK], tool_choice=choice)
     assert response.status_code == 200, response.text
-    assert "add" not in str(triton.last.value("text_input"))
-    schema = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert "add" not in triton.prompt
+    schema = triton.guide
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "clock"}]
 
 
@@ -189,41 +163,10 @@ def test_reasoning_is_an_item_before_the_message(qwen3: Endpoint, triton: FakeTr
     assert 0 < response.usage.output_tokens_details.reasoning_tokens <= 5
     items = [USER, thought.model_dump(), message.model_dump(), _call("1"), _result("1", "4")]
     assert qwen3.respond(input=items).status_code == 200
-    assert "<think>\nA sum.\n</think>\n\n4" in str(triton.last.value("text_input"))
+    assert "<think>\nA sum.\n</think>\n\n4" in triton.prompt
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"store": False},
-        {"store": None},
-        {"background": False, "truncation": "disabled"},
-        {"tools": [], "tool_choice": "auto"},
-    ],
-)
-def test_fields_with_the_endpoints_own_behaviour_are_taken(served: Endpoint, fields: Json) -> None:
-    assert served.respond(**fields).status_code == 200
-
-
-def test_items_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
-    calls = [_call(str(number)) for number in range(3)]
-    with endpoint(triton.port, max_messages=3) as served:
-        check_refusal(served.respond(input=[USER, *calls]), "input", "input is '4 items'; it must")
-        check_refusal(served.respond(input=[USER] * 3, instructions="a"), "input", "4 items with instructions")
-
-
-def test_a_refusal_of_the_template_names_the_input(triton: FakeTriton, tmp_path: Path) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ raise_exception('no') }}")
-    with endpoint(triton.port, chat_template=template) as served:
-        check_refusal(served.respond(), "input", "input can't be rendered: the chat template says: no")
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "resp_1"), ("DELETE", "resp_1"), ("POST", "resp_1/cancel"), ("GET", "resp_1/input_items")],
-)
-def test_no_response_is_stored(served: Endpoint, method: str, path: str) -> None:
-    response = served.http.request(method, f"/v1/responses/{path}")
-    assert response.status_code == 404
-    assert error_of(response)["code"] == "response_not_found"
+def test_no_response_is_stored(served: Endpoint) -> None:
+    for method, path in (("GET", "resp_1"), ("DELETE", "resp_1"), ("POST", "resp_1/cancel")):
+        response = served.http.request(method, f"/v1/responses/{path}")
+        assert (response.status_code, error_of(response)["code"]) == (404, "response_not_found")

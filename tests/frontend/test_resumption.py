@@ -7,12 +7,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of, resumptions_of, text_of
-from frontend.fake_triton import FakeTriton
-from frontend.model_responses import FIRST_ID
+from frontend.fake_triton import FakeTriton, at_once
+from frontend.model_messages import FIRST_ID
 from httpx import Response
 from triton_llama_openai.triton.resumption import MAX_FAILURES
 
@@ -25,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 @pytest.fixture
 def served(own: FakeTriton) -> Iterator[Endpoint]:
     """An endpoint in front of a Triton that restarts at once when it dies."""
-    own.restarts = True
+    own.restart = at_once
     with endpoint(own.port, resume_timeout=20) as served:
         yield served
 
@@ -41,52 +40,28 @@ def _answer(response: Response) -> list[str]:
     return sorted(lines, key=lambda line: re.findall(r'"index":[0-9]+', line)[:1])
 
 
-@contextmanager
-def _once_down(triton: FakeTriton, act: Callable[[], None]) -> Iterator[None]:
-    """Act and start a Triton again once it is down, as it doesn't by itself."""
-    triton.restarts = False
-
-    def restart() -> None:
-        triton.wait_for(lambda fake: fake.die_after is None and not fake.running)
-        act()
-        triton.start()
-
-    thread = threading.Thread(target=restart)
-    thread.start()
-    yield
-    thread.join()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["complete", "chat"])
 @pytest.mark.parametrize(
-    "fields",
+    ("ask", "fields"),
     [
-        {"return_token_ids": True},
-        {"logprobs": 1},
-        {"n": 2, "seed": 5},
-        {"stop": "wor", "max_tokens": 9},
-        {"response_format": {"type": "json_object"}},
-        {"tools": TOOLS, "tool_choice": "auto"},
+        (Endpoint.chat, {"logprobs": True, "top_logprobs": 1}),
+        (Endpoint.chat, {"n": 2, "seed": 5, "stream": True}),
+        (Endpoint.chat, {"tools": TOOLS, "tool_choice": "auto"}),
+        (Endpoint.chat, {"tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}),
+        (Endpoint.complete, {"prompt": [1, 2, 3], "echo": True, "return_token_ids": True}),
+        (Endpoint.complete, {"logprobs": 1, "stream": True, "stream_options": {"include_usage": True}}),
+        (Endpoint.complete, {"stop": "wor", "max_tokens": 9}),
+        (Endpoint.complete, {"n": 2, "seed": 5}),
     ],
-    ids=lambda fields: next(iter(fields)),
 )
 def test_an_interrupted_answer_is_the_uninterrupted_one(
-    served: Endpoint, own: FakeTriton, path: str, fields: Json, stream: bool
+    served: Endpoint, own: FakeTriton, ask: Callable[..., Response], fields: Json
 ) -> None:
     own.cached_tokens, own.draft_tokens = 2, (2, 1)
     own.tokens = CALL if "tools" in fields else own.tokens
     own.by_seed = _by_seed if "n" in fields else None
-    if path == "chat" and "logprobs" in fields:
-        fields = {"logprobs": True, "top_logprobs": 1}
-    if stream:
-        fields = {**fields, "stream_options": {"include_usage": True}}
-    if path == "complete" and "tools" in fields:
-        fields = {"prompt": [1, 2, 3], "echo": True}
-    ask: Callable[..., Response] = getattr(served, path)
-    whole = _answer(ask(stream=stream, **fields))
+    whole = _answer(ask(served, **fields))
     own.die_after = 2
-    assert _answer(ask(stream=stream, **fields)) == whole
+    assert _answer(ask(served, **fields)) == whole
     # A stream's client may be quicker than the count.
     own.wait_for(lambda _: resumptions_of(served) == {"resumed": 1})
 
@@ -124,17 +99,14 @@ def test_choices_that_have_not_begun_are_drawn_again_from_the_requests_seed(serv
     assert sorted(len(request.inputs.get("resume_ids", [])) for request in own.requests[2:]) == [0, 1]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_without_a_token_is_sent_again_as_it_was(served: Endpoint, own: FakeTriton, stream: bool) -> None:
+def test_a_request_without_a_token_is_sent_again_as_it_was(served: Endpoint, own: FakeTriton) -> None:
     own.die_after = 0
-    assert "world" in served.complete(stream=stream, n=2).text
+    assert "world" in served.complete(stream=True, n=2).text
     first, again = own.requests
     assert again.inputs == first.inputs
 
 
-@pytest.mark.parametrize(
-    ("message", "after_tokens"), [(STOPPING, 0), (STOPPING, 2), ("Stub process 'llama_0_0' is not healthy.", 1)]
-)
+@pytest.mark.parametrize(("message", "after_tokens"), [(STOPPING, 2), ("Stub process 'llama_0_0' is not healthy.", 1)])
 def test_a_request_goes_on_after_a_triton_that_drains_or_is_broken(
     served: Endpoint, own: FakeTriton, message: str, after_tokens: int
 ) -> None:
@@ -145,11 +117,7 @@ def test_a_request_goes_on_after_a_triton_that_drains_or_is_broken(
 
 @pytest.mark.parametrize(
     ("message", "after_tokens", "status"),
-    [
-        ("INTERNAL: decoding failed; the server's log has the reason", 2, 500),
-        ("INVALID_ARG: max_tokens is 600; it must be at most 507", 0, 400),
-        (FULL, 0, 503),
-    ],
+    [("INTERNAL: decoding failed; the server's log has the reason", 2, 500), (FULL, 0, 503)],
 )
 def test_a_request_that_fails_or_is_refused_is_sent_once(
     served: Endpoint, own: FakeTriton, message: str, after_tokens: int, status: int
@@ -159,39 +127,27 @@ def test_a_request_that_fails_or_is_refused_is_sent_once(
     assert len(own.requests) == 1
 
 
-def test_a_triton_that_is_not_ready_gets_no_request(
-    served: Endpoint, own: FakeTriton, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_unready_triton_gets_a_request(served: Endpoint, own: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "triton_llama_openai")
-    own.die_after = 2
 
     def load_slowly() -> None:
         own.ready = False
         threading.Timer(0.5, lambda: setattr(own, "ready", True)).start()
 
-    with _once_down(own, load_slowly):
-        assert text_of(served.complete()) == " Hello, world."
+    own.die_after, own.restart = 2, load_slowly
+    assert text_of(served.complete()) == " Hello, world."
     assert len(own.requests) == 2
     assert f"request {own.last.id}: interrupted at grpc://{HOST}:{own.port}: no connection" in caplog.text
     # The line follows the answer.
     own.wait_for(lambda _: "completion 4 tokens, resumed 1 times" in caplog.text)
 
 
-def test_a_request_without_a_triton_waits_for_one(served: Endpoint, own: FakeTriton) -> None:
-    own.kill()
-    threading.Timer(0.3, own.start).start()
-    assert text_of(served.complete()) == " Hello, world."
-
-
 def test_a_request_may_be_resumed_several_times(served: Endpoint, own: FakeTriton) -> None:
-    # Of each try's own responses.
-    own.die_after = 1
-
     def die_again() -> None:
-        own.die_after, own.restarts = 1, True
+        own.die_after, own.restart = 1, at_once
 
-    with _once_down(own, die_again):
-        assert text_of(served.complete()) == " Hello, world."
+    own.die_after, own.restart = 1, die_again
+    assert text_of(served.complete()) == " Hello, world."
     assert [len(request.inputs.get("resume_ids", [])) for request in own.requests] == [0, 1, 2]
 
 
@@ -208,13 +164,10 @@ def test_without_a_triton_in_time_the_error_is_the_interruptions(
         assert served.complete(stream=True).status_code == 503
         own.start()
         own.wait_for(lambda _: served.complete().status_code == 200)
-
-
-def test_a_wait_within_a_stream_ends_with_the_error_as_its_last_event(own: FakeTriton) -> None:
-    with endpoint(own.port, resume_timeout=0.2) as served:
         own.die_after = 2
         response = served.complete(stream=True)
     assert response.status_code == 200
+    # Once tokens were sent, the error is the stream's last event.
     assert '"code":"engine_unavailable"' in response.text.strip().split("\n\n")[-1]
 
 
@@ -227,20 +180,18 @@ def test_the_requests_own_time_bounds_the_wait(own: FakeTriton) -> None:
 
 
 def test_an_interrupted_request_waits_for_room_in_a_full_queue(served: Endpoint, own: FakeTriton) -> None:
-    own.die_after = 2
-
     def fill() -> None:
         own.failing, own.failures = FULL, 1
 
-    with _once_down(own, fill):
-        assert text_of(served.complete()) == " Hello, world."
+    own.die_after, own.restart = 2, fill
+    assert text_of(served.complete()) == " Hello, world."
     assert len(own.requests) == 3
 
 
 def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(
     served: Endpoint, own: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own.restarts, own.die_after = False, 2
+    own.restart, own.die_after = None, 2
     with served.begin_request("/v1/completions", prompt="a"):
         own.wait_for(lambda _: "interrupted at" in caplog.text)
     line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
@@ -250,11 +201,9 @@ def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(
     assert len(own.requests) == 2
 
 
-@pytest.mark.parametrize("path", ["complete", "chat", "respond"])
-def test_a_model_that_cannot_stream_answers_at_once(served: Endpoint, own: FakeTriton, path: str) -> None:
+def test_a_model_that_cannot_stream_answers_at_once(served: Endpoint, own: FakeTriton) -> None:
     own.decoupled = False
-    response: Response = getattr(served, path)()
-    assert " Hello, world." in response.text
+    assert " Hello, world." in served.chat().text
     assert not own.last.inputs.keys() & {"stream", "stream_interval_ms"}
 
 

@@ -32,7 +32,7 @@ def test_a_streamed_chat_begins_with_the_role(served: Endpoint, triton: FakeTrit
     assert choices[-1]["delta"] == {}
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
-    assert triton.last.value("stream") is True
+    assert (triton.last.value("stream"), triton.last.value("stream_interval_ms")) == (True, 20)
     assert all("usage" not in event for event in events)
 
 
@@ -47,24 +47,17 @@ def test_include_usage_makes_the_token_counts_the_last_event(served: Endpoint, t
         "prompt_tokens_details": {"cached_tokens": 3},
     }
     assert all(event["usage"] is None for event in events)
+    # The model is asked for outputs that are read alone.
+    assert {"text_output", "finish_reason", "num_cached_tokens", "stop_reason"} < triton.last.outputs
+    assert not triton.last.outputs & {"cum_log_probs", "output_log_probs"}
 
 
 def test_continuous_usage_stats_puts_the_counts_on_every_event(served: Endpoint) -> None:
     events = events_of(served.chat(stream=True, stream_options={"continuous_usage_stats": True}))
     counted = [event["usage"] for event in events]
     assert [usage["completion_tokens"] for usage in counted if isinstance(usage, dict)] == [0, 1, 2, 3, 4, 4]
-
-
-@pytest.mark.parametrize("ask", [Endpoint.chat, Endpoint.complete])
-def test_without_include_usage_no_event_has_counts(served: Endpoint, ask: Callable[..., Response]) -> None:
     options = {"include_usage": False, "continuous_usage_stats": True}
-    assert "usage" not in ask(served, stream=True, stream_options=options).text
-
-
-def test_the_model_is_asked_only_for_outputs_that_are_read(served: Endpoint, triton: FakeTriton) -> None:
-    served.chat(stream=True, stream_options={"include_usage": True})
-    assert {"text_output", "finish_reason", "num_cached_tokens", "stop_reason"} < triton.last.outputs
-    assert not triton.last.outputs & {"cum_log_probs", "output_log_probs"}
+    assert "usage" not in served.complete(stream=True, stream_options=options).text
 
 
 def _parts(choice: dict[str, Any]) -> dict[str, Any]:
@@ -81,31 +74,36 @@ def _parts(choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+NAMED: Json = {"tools": TOOLS, "tool_choice": TOOLS[0]}
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+FORCED = '[{"name": "f", "parameters": {"a": 1}}, {"name": "f", "parameters": {"a": 2}}]'
+TEXT = [" Hello", ",", " world", "."]
+
+
 @pytest.mark.parametrize(
-    ("ask", "fields"),
+    ("ask", "tokens", "fields"),
     [
-        (Endpoint.chat, {"n": 2, "return_token_ids": True}),
-        (Endpoint.chat, {"logprobs": True, "top_logprobs": 1}),
-        (Endpoint.chat, {"tools": [{"type": "function", "function": {"name": "f"}}], "return_token_ids": True}),
-        (Endpoint.complete, {"stop": "wor", "logprobs": 1}),
-        (Endpoint.complete, {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "return_token_ids": True}),
-        (Endpoint.complete, {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "logprobs": 1}),
-        (Endpoint.complete, {"prompt": [1, 5, 9], "echo": True, "logprobs": 0}),
+        (Endpoint.chat, TEXT, {"n": 2, "return_token_ids": True}),
+        (Endpoint.chat, ["I call. ", CALL[:20], CALL[20:], CALL], {"tools": TOOLS, "return_token_ids": True}),
+        (Endpoint.chat, [*FORCED], {"tools": TOOLS, "tool_choice": "required", "max_tokens": len(FORCED) - 3}),
+        (Endpoint.chat, [*"123456789"], {**NAMED, "max_tokens": 3, "logprobs": True}),
+        (Endpoint.chat, TEXT, {"stop": "wor", "logprobs": True, "top_logprobs": 1}),
+        (Endpoint.complete, TEXT, {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "return_token_ids": True}),
+        (Endpoint.complete, TEXT, {"prompt": ["a b", "c d e"], "n": 2, "echo": True, "logprobs": 1}),
     ],
 )
 def test_the_events_of_a_choice_add_up_to_the_one_that_is_not_streamed(
-    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], fields: Json
+    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], tokens: list[str], fields: Json
 ) -> None:
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    triton.tokens = ["I call. ", call[:20], call[20:], call] if "tools" in fields else triton.tokens
+    triton.tokens = tokens
     whole, events = ask(served, **fields).json(), events_of(ask(served, stream=True, **fields))
     for choice in whole["choices"]:
         own = [event for event in _choices(events) if event["index"] == choice["index"]]
         parts = [_parts(event) for event in own]
         assert _parts(choice) == {name: reduce(add, (part[name] for part in parts)) for name in parts[0]}
-        assert [own[-1][name] for name in ("finish_reason", "stop_reason")] == [
-            choice[name] for name in ("finish_reason", "stop_reason")
-        ]
+        for name in ("finish_reason", "stop_reason"):
+            assert own[-1][name] == choice[name]
     assert events[0].get("prompt_token_ids") == whole.get("prompt_token_ids")
 
 
@@ -119,11 +117,9 @@ def test_an_error_within_a_stream_is_its_last_event(served: Endpoint, triton: Fa
     assert "[DONE]" not in response.text
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_without_its_end_is_an_error(triton: FakeTriton, stream: bool) -> None:
+def test_an_answer_without_its_end_is_an_error(triton: FakeTriton) -> None:
     triton.end_early = True
     with endpoint(triton.port, resume_timeout=0) as served:
-        response = served.chat(stream=stream)
-    assert '{"error":' in response.text
-    assert "[DONE]" not in response.text
-    assert stream or response.status_code == 500
+        whole, streamed = served.chat(), served.chat(stream=True)
+    assert (whole.status_code, '{"error":' in whole.text, '{"error":' in streamed.text) == (500, True, True)
+    assert "[DONE]" not in streamed.text

@@ -43,8 +43,7 @@ def test_a_request_names_its_adapter(tokenizer: Tokenizer, values: dict[str, obj
         ({"lora_task_id": 8}, "lora_task_id is 8; it must be one of 7"),
         ({"lora_name": "org/json", "lora_task_id": 7}, "lora_task_id is 7; it must be that of 'org/json', 0, beside"),
         ({"lora_digest": "d1"}, "lora_digest is given; it must be missing without lora_name and lora_task_id"),
-        ({"lora_name": "a b"}, "lora_name is 'a b'; it must be 1 to 128 characters of"),
-        ({"lora_name": "sql\n"}, "it must be 1 to 128 characters of"),
+        ({"lora_name": "sql\n"}, "lora_name is 'sql\\n'; it must be 1 to 128 characters of"),
         ({"lora_name": "x" * 129}, "it must be 1 to 128 characters of"),
         ({"lora_name": "sql", "lora_path": "x"}, "lora_path is given beside a prompt; one of them must be missing"),
     ],
@@ -87,10 +86,8 @@ def test_a_command_has_a_name_a_number_and_a_path() -> None:
     [
         ({"lora_path": ["x"]}, "lora_name is missing; it must be the name of an adapter beside lora_path"),
         ({"lora_path": ["x"], "lora_name": [""]}, "lora_name is missing"),
-        ({"lora_path": ["x"], "lora_name": ["../x y"]}, "lora_name is '../x y'; it must be 1 to 128 characters"),
         ({"lora_path": ["x"], "lora_name": ["a"], "seed": [1]}, "seed is given beside lora_path"),
         ({"lora_path": ["x"] * 2, "lora_name": ["a", "b"]}, "lora_path is given in a batch of 2"),
-        ({"lora_path": ["x" * 4097], "lora_name": ["a"]}, "lora_path is a text of 4097 bytes; it must be at most 4096"),
     ],
 )
 def test_a_command_with_anything_else_is_refused(rows: dict[str, list[Any]], message: str) -> None:

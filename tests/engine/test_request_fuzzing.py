@@ -22,12 +22,6 @@ from numpy.typing import NDArray
 VOCABULARY = 3072
 PROMPT = {"text_input": tensor("text_input", ["def f"])}
 
-# The same cases in every run; the server's fuzzing draws new ones.
-_fuzzed = settings(
-    max_examples=250, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
-
 _numbers = st.sampled_from(
     [0, 1, -1, 2, 16, 17, 20, 21, 3071, 3072, 2**31 - 1, -(2**31), 2**63, 2**64, 10**40, 0.5, -0.0, 1.5, 1e308, 1e-320]
 )  # fmt: skip
@@ -63,8 +57,28 @@ def _tensors(draw: st.DrawFn) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def _check(tokenizer: Tokenizer, inputs: dict[str, NDArray[Any]], parameters: dict[str, object]) -> None:
-    """Parse; the result keeps its bounds, or the message names a field that was given."""
+_CASES: SearchStrategy[tuple[dict[str, NDArray[Any]], dict[str, object]]] = st.one_of(
+    st.tuples(_tensors(), st.just({})),
+    st.tuples(st.just({}), st.dictionaries(_names, _scalars, max_size=3)),
+    st.tuples(st.dictionaries(st.sampled_from([*SAMPLING_PARAMETERS, "best_of"]), _values, max_size=3).map(
+        lambda values: {"sampling_parameters": tensor("sampling_parameters", [json.dumps(values)])}
+    ), st.just({})),
+)  # fmt: skip
+"""Inputs and request parameters."""
+
+
+# The same cases in every run.
+@settings(
+    max_examples=250, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(_CASES)
+def test_any_value_of_its_type_is_accepted_or_refused_by_name(
+    tokenizer: Tokenizer, case: tuple[dict[str, NDArray[Any]], dict[str, object]]
+) -> None:
+    """What is accepted keeps its bounds."""
+    tensors, parameters = case
+    inputs = tensors if "input_ids" in tensors else {**PROMPT, **tensors}
     parser = RequestParser(tokenizer, GenerationDefaults({"max_tokens": 16}), MAX_MODEL_LEN)
     try:
         (request,) = parser.parse(inputs, parameters)
@@ -92,27 +106,3 @@ def _assert_within_bounds(request: GenerationRequest) -> None:
     ids += [token for token, _ in request.logit_bias]
     assert all(type(token) is int and 0 <= token < VOCABULARY for token in ids)
     assert all(math.isfinite(bias) for _, bias in request.logit_bias)
-
-
-@_fuzzed
-@given(_tensors())
-def test_any_tensor_of_its_type_is_accepted_or_refused_by_name(
-    tokenizer: Tokenizer, tensors: dict[str, NDArray[Any]]
-) -> None:
-    _check(tokenizer, tensors if "input_ids" in tensors else {**PROMPT, **tensors}, {})
-
-
-@_fuzzed
-@given(st.dictionaries(_names, _scalars, max_size=3))
-def test_any_request_parameter_is_accepted_or_refused_by_name(
-    tokenizer: Tokenizer, parameters: dict[str, object]
-) -> None:
-    _check(tokenizer, PROMPT, parameters)
-
-
-@_fuzzed
-@given(st.dictionaries(st.sampled_from([*SAMPLING_PARAMETERS, "best_of"]), _values, max_size=3))
-def test_any_sampling_parameter_is_accepted_or_refused_by_name(
-    tokenizer: Tokenizer, parameters: dict[str, object]
-) -> None:
-    _check(tokenizer, {**PROMPT, "sampling_parameters": tensor("sampling_parameters", [json.dumps(parameters)])}, {})

@@ -10,7 +10,7 @@ import pytest
 from engine.metrics import finished_sequence
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
-from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import (
     ERROR_CHARACTERS,
     ID_CHARACTERS,
@@ -25,17 +25,7 @@ from llama_engine.observability.log import (
 
 PROMPT = "a secret prompt"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
-HOSTILE = [
-    "two\nlines",
-    "tab\tand\x1b[31mcolour",
-    'a" id=other finish_reason="stop',
-    "a rows=99",
-    "paragraph\u2029separator\u2028and\x85next line",
-    "right-to-left \u202eoverride",
-    "\udce4 lone surrogate",
-    "del\x7f",
-    "",
-]
+HOSTILE = ["two\nlines", "\x1b[31mcolour\x7f", 'a" id=other rows="99', "a rows=99", "\u2028\x85\u202e", "\udce4", ""]
 
 
 def _sequence(prompt: str = PROMPT) -> Sequence:
@@ -51,7 +41,6 @@ def _logged(
     RequestLog("none").record("job-7", list(sequences), False, refusal)
     RequestLog(level).record("job-7", list(sequences), False, refusal)
     (record,) = caplog.records
-    assert record.getMessage() == "request answered"
     return dict(fields_of(record))
 
 
@@ -89,7 +78,6 @@ def test_what_an_error_quotes_is_logged_only_where_prompts_are(
     ("error", "reason", "level"),
     [
         (Cancelled("gone"), "cancelled", logging.INFO),
-        (Unavailable("late"), "unavailable", logging.INFO),
         (GenerationError("ours"), "error", logging.WARNING),
     ],
 )
@@ -115,11 +103,8 @@ def test_long_values_are_cut(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("request_id", "name"),
     [
-        ("a b", "a b"),
-        ("a\nb\x1b[31m\x7f", "a\\nb\\x1b[31m\\x7f"),
-        ("ä\u2028\udce4", "\\xe4\\u2028\\udce4"),
+        ("a\nb\x1b[31m\x7f ä\u2028\udce4", "a\\nb\\x1b[31m\\x7f \\xe4\\u2028\\udce4"),
         ("x" * ID_CHARACTERS, "x" * ID_CHARACTERS),
-        ("x" * (ID_CHARACTERS + 1), "x" * (ID_CHARACTERS - 1) + "~"),
         ("\n" * 1_000_000, "\\n" * (ID_CHARACTERS // 2 - 1) + "\\~"),
     ],
 )

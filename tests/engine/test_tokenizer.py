@@ -25,7 +25,7 @@ def text_of(vocabulary: Vocabulary, tokens: Iterable[int]) -> str:
 def test_random_tokens_decode_as_by_transformers(tokenizer: Tokenizer) -> None:
     randomness = random.Random(8)
     size = len(tokenizer.vocabulary.token_bytes)
-    for _ in range(3000):
+    for _ in range(500):
         tokens = [randomness.randrange(size) for _ in range(randomness.randint(1, 30))]
         expected = tokenizer.pretrained.decode(tokens, skip_special_tokens=True)
         assert text_of(tokenizer.vocabulary, tokens) == expected, tokens
@@ -34,10 +34,7 @@ def test_random_tokens_decode_as_by_transformers(tokenizer: Tokenizer) -> None:
     assert text_of(tokenizer.vocabulary, tokenizer.pretrained.all_special_ids) == ""
 
 
-@pytest.mark.parametrize(
-    "named",
-    ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "LlamaTokenizer", "Unknown", None],
-)
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "LlamaTokenizer", None])
 @pytest.mark.parametrize("byte_level", [False, True])
 def test_a_tokenizer_encodes_as_transformers_does(named: str | None, byte_level: bool, tmp_path: Path) -> None:
     saved = AutoTokenizer.from_pretrained(EMBEDDED) if byte_level else llama2_like()
@@ -65,7 +62,7 @@ def test_sentencepiece_tokens_decode_as_by_transformers() -> None:
     tokenizer = llama2_like()
     vocabulary = Vocabulary.from_tokenizer(tokenizer, len(tokenizer))
     randomness, first_word = random.Random(10), 3 + 256
-    for _ in range(2000):
+    for _ in range(300):
         tokens: list[int] = []
         for _ in range(randomness.randint(1, 20)):
             bytes_of_one = [3 + byte for byte in randomness.choice(CHARACTERS).encode()]
@@ -96,26 +93,12 @@ def test_a_tokenizer_of_another_kind_is_refused() -> None:
         Vocabulary.from_tokenizer(wrapped(backend), 1)
 
 
-def test_named_chat_templates_in_the_config_are_known_by_name(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-    assert _templates(tmp_path, chat_template=named) == {"default": "a", "tool_use": "b"}
-
-
 def test_template_files_are_known_by_name_and_come_before_the_config(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((EMBEDDED / name).read_bytes())
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "a"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("c")
     (tmp_path / "chat_template.jinja").write_text("b")
-    assert _templates(tmp_path, chat_template="a") == {"default": "b", "rag": "c"}
-
-
-def test_a_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
-    assert _templates(tmp_path) == {}
-
-
-def _templates(folder: Path, **config: object) -> dict[str, str]:
-    """The chat templates of the embedded checkpoint's tokenizer with another tokenizer_config.json."""
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_bytes((EMBEDDED / name).read_bytes())
-    values = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
-    (folder / "tokenizer_config.json").write_text(json.dumps(values))
-    return read_tokenizer(folder, read_config(folder, "it")).chat_templates
+    assert read_tokenizer(tmp_path, read_config(tmp_path, "it")).chat_templates == {"default": "b", "rag": "c"}

@@ -44,8 +44,6 @@ def test_instances_are_counted_over_groups_and_gpus() -> None:
 @pytest.mark.parametrize(
     ("policy", "timeout", "microseconds"),
     [
-        (None, 0, math.inf),
-        ({}, 5, math.inf),
         ({"max_queue_size": 4}, 5, math.inf),
         # A request that the policy delays isn't rejected.
         (LIMIT | OVERRIDE | {"timeout_action": "DELAY"}, 5, math.inf),
@@ -54,12 +52,11 @@ def test_instances_are_counted_over_groups_and_gpus() -> None:
         (LIMIT, HOUR // 2, HOUR),  # may not override
         (LIMIT | OVERRIDE, HOUR // 2, HOUR // 2),
         (LIMIT | OVERRIDE, HOUR * 2, HOUR),  # only shorten
-        (LIMIT | OVERRIDE, 0, HOUR),
         (OVERRIDE, HOUR, HOUR),
     ],
 )
 def test_the_deadline_is_the_configs_timeout_or_a_shorter_one_of_the_request(
-    policy: dict[str, Any] | None, timeout: int, microseconds: float
+    policy: dict[str, Any], timeout: int, microseconds: float
 ) -> None:
     before = time.monotonic()
     deadline = _policy(policy).deadline(timeout)

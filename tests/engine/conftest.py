@@ -5,15 +5,13 @@ They compute on one thread: the embedded model is so small that two are no faste
 
 import torch
 from engine.checkpoints import checkpoint, folder, fp32, int8, small_checkpoint, tokenizer
-from engine.guided_texts import any_tokenizer, engine_with_guides, guides, own_guides
+from engine.guided_texts import engine_with_guides, own_guides
 
 __all__ = [
-    "any_tokenizer",
     "checkpoint",
     "engine_with_guides",
     "folder",
     "fp32",
-    "guides",
     "int8",
     "own_guides",
     "small_checkpoint",

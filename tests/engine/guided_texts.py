@@ -1,4 +1,4 @@
-"""Guides over a byte-level vocabulary and one of Llama 2's kind, and the texts that their masks allow."""
+"""Guides of the embedded checkpoint, and the texts that a guide's masks allow."""
 
 import json
 import string
@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from engine.engines import engine_of
-from engine.small_tokenizers import llama2_like
 from llama_engine.engine.engine import Engine
 from llama_engine.grammar.guides import Guides
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.bias_and_masks import forbidden
-from llama_engine.text.tokenizer import Tokenizer, Vocabulary
+from llama_engine.text.tokenizer import Tokenizer
 
 END = 2
 EngineOf = Callable[..., Engine]
@@ -35,21 +34,6 @@ FUNCTION_CALL = {
 def tag(form: object) -> str:
     """A structural tag of XGrammar's format."""
     return json.dumps({"type": "structural_tag", "format": form})
-
-
-@pytest.fixture(scope="module", params=["byte-level", "SentencePiece"])
-def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Tokenizer:
-    if request.param == "byte-level":
-        return tokenizer
-    pretrained = llama2_like()
-    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, len(pretrained)))
-
-
-@pytest.fixture(scope="module")
-def guides(any_tokenizer: Tokenizer) -> Iterator[Guides]:
-    guides = Guides(any_tokenizer, [END])
-    yield guides
-    guides.close()
 
 
 @pytest.fixture

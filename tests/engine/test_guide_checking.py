@@ -19,10 +19,6 @@ from llama_engine.grammar.checker import GuideChecker
 from llama_engine.grammar.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
-NO_TEXT = r"allows no text|is refused: .*[Uu]nsatisfiable"
-BACKSLASH = "has a regular expression that ends in a backslash"
-TOO_DEEP = "is nested too deeply$"
-
 _numbers = count(1)
 
 
@@ -49,30 +45,27 @@ def nested_tags(levels: int) -> object:
     return form
 
 
-def rules(number: int, body: str) -> str:
-    return "\n".join(f"r{i} ::= {body.format(i + 1)}" for i in range(number)) + f'\nr{number} ::= "a"\nroot ::= r0'
+def chain(rules: int) -> str:
+    return "\n".join(f"r{i} ::= r{i + 1}" for i in range(rules)) + f'\nr{rules} ::= "a"\nroot ::= r0'
 
 
 REFUSED = {
-    "no character": ("regex", r"[^\s\S]", NO_TEXT),
-    "endless rule": ("ebnf_grammar", "root ::= root", NO_TEXT),
+    "no character": ("regex", r"[^\s\S]", r"allows no text|is refused: .*[Uu]nsatisfiable"),
     "look-around": ("regex", "(?=a)b", "look-around"),
     "no JSON": ("json_schema", '{"type": "strin', "is not JSON"),
-    "not": ("json_schema", '{"not": {"type": "string"}}', '"not"'),
     "no tag": ("structural_tag", "{}", "no structural tag"),
     "no format": ("structural_tag", tag({"type": "qwen"}), "'qwen', which is not supported"),
     "other trigger": ("structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<tool"]}), "none of the triggers"),
-    "a backslash": ("regex", "a\\", BACKSLASH),
+    "a backslash": ("regex", "a\\", "has a regular expression that ends in a backslash"),
     "a grammar that closes its braces": (
         "structural_tag", tag({"type": "grammar", "grammar": 'start: "a"\n} "b"\nr: %lark {\nstart: "c"'}),
         "has a malformed grammar",
     ),
-    "a tag's backslash": ("structural_tag", tag({"type": "regex", "pattern": "\\"}), "ends in a backslash"),
     "a trigger that is a number": (
         "structural_tag", json.dumps({**FUNCTION_CALL, "triggers": ["<", 1]}),
         r"has triggers \['<', 1\]; they must be strings",
     ),
-    "nested tags": ("structural_tag", tag(nested_tags(400)), TOO_DEEP),
+    "nested tags": ("structural_tag", tag(nested_tags(400)), "is nested too deeply$"),
     "surrogate": ("structural_tag", tag({"type": "const_string", "value": "\ud800"}), "has a lone surrogate"),
     "nested groups": ("regex", "(" * 30_000 + "a" + ")" * 30_000, "nested parentheses"),
 }  # fmt: skip
@@ -81,8 +74,7 @@ TOO_MUCH = "(takes more than .* to compile; simplify it|is nested too deeply)"
 HOSTILE = {
     "an exponential automaton": ("json_schema", ENDLESS, TOO_MUCH),
     "nested schemas": ("json_schema", '{"items":' * 10_000 + "true" + "}" * 10_000, "nested too deeply"),
-    "a chain of rules that overflows the stack": ("ebnf_grammar", rules(4000, "r{0}"), TOO_MUCH),
-    "rules that double 60 times": ("ebnf_grammar", rules(60, "r{0} r{0}"), f"({TOO_MUCH}|.*too big)"),
+    "a chain of rules that overflows the stack": ("ebnf_grammar", chain(4000), TOO_MUCH),
 }
 
 
@@ -134,23 +126,22 @@ def test_a_killed_process_is_replaced(own_guides: Guides) -> None:
 
 STARTER = """
 import sys
+from llama_engine.grammar.checker import GuideChecker
 checker = GuideChecker([b"a", b"b", b"</s>"], [2], [2])
 checker.check("regex", "a")
 print("started", flush=True)
-checker.check("json_schema", sys.argv[1])
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("guide", ["true", ENDLESS], ids=["idle", "checking"])
-def test_the_checking_process_ends_with_a_killed_model(guide: str) -> None:
+def test_the_checking_process_ends_with_a_killed_model() -> None:
     folder = str(Path(guides.__file__).parents[2])
-    command = [sys.executable, "-c", STARTER, guide]
+    command = [sys.executable, "-c", STARTER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": folder}
     ) as model:
         assert model.stdout is not None
-        model.stdout.readline()
+        assert model.stdout.readline() == b"started\n"
         model.kill()
         # Its output ends when the other process, which has inherited it, ends.
         model.communicate(timeout=60)

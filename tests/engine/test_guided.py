@@ -1,11 +1,13 @@
 """Structured output: what the masks allow, compared with other implementations of the same languages."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from engine.guided_texts import END, FUNCTION_CALL, allowed_tokens, conforms, tag, tokens_of
+from engine.small_tokenizers import llama2_like
 from llama_engine.grammar.guides import Guides
-from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 ADDRESS = {
     "type": "object",
@@ -18,28 +20,42 @@ B = {"type": "const_string", "value": "b"}
 ANY = {"type": "any_text"}
 
 
-DEEP = {"a": {"b": {"c": {"d": [1, None]}}}}
+# A gap is at most one space.
+GAPS = ['{"a": {"b": [1, null]}}', '{"a":{"b":[1,null]}}', '{ "a" :[ ] }']
+NO_GAPS = ['{"a":  1}', '{"a"\n: 1}', '{"a": 1\n, "b": 2}', "{\n}", "{\t}", " {}", "\n{}", "{} "]
 
 
 def gaps(options: object) -> str:
     return json.dumps({"type": "object", "x-guidance": options})
 
 
+@pytest.fixture(scope="module")
+def llama2() -> Tokenizer:
+    pretrained = llama2_like()
+    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, len(pretrained)))
+
+
+@pytest.fixture(scope="module")
+def guides(llama2: Tokenizer) -> Iterator[Guides]:
+    guides = Guides(llama2, [END])
+    yield guides
+    guides.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "guide", "conforming", "others"),
     [
-        ("json", "", ["{}", '{"a": [1, null]}', '{ "é": "🙂" }'], ["[1]", "1", "{", '{"a" 1}', "{} "]),
+        ("json", "", ["{}", '{ "é": "🙂" }', *GAPS], ["[1]", "1", "{", '{"a" 1}', *NO_GAPS]),
+        ("json_schema", "true", GAPS, NO_GAPS),
+        ("json_schema", gaps({"coerce_one_of": True}), GAPS, NO_GAPS),
         # A schema's own gaps between the tokens of JSON.
         ("json_schema", gaps({"whitespace_pattern": r"\n\n| {3}"}), ['{\n\n"a":   1}', "{}"], ['{"a": 1}', "{\n}"]),
-        ("json_schema", gaps({"whitespace_pattern": r"[[ \t\n\r]\n]{2}"}), ["{\n }", "{}"], ["{ }", "{\x0b\x0b}"]),
         ("json_schema", gaps({"whitespace_flexible": False}), ['{"a":1}'], ['{"a": 1}', "{ }"]),
-        ("json_schema", gaps({"whitespace_flexible": True}), ['{"a":' + " \n" * 50 + "1}"], [" {}"]),
         ("json_schema", json.dumps(ADDRESS), ['{"city": "Rom", "zip": 12}', '{"city":"","zip":-1}'],
          ["{}", '{"zip": 1, "city": "a"}', '{"city": "a", "zip": 1.5}', '{"city": "too long a name", "zip": 1}']),
         ("regex", "^[a-c]{2,3}\\d$", ["ab1", "abc9"], ["a1", "ab", "abcc1", "ab١"]),
         ("regex", "a/b|\\$", ["a/b", "$"], ["a", "a/b$"]),
         ("regex", "a\\\\", ["a\\"], ["a", "a\\\\"]),
-        ("regex", "a\\\\$", ["a\\"], ["a", "a\\$"]),
         ("ebnf_grammar", 'root ::= "(" root ")" | [a-c]+', ["abc", "((a))"], ["(a", "()", "(a))"]),
         ("ebnf_grammar", 'start: "(" start ")" | /[a-c]+/', ["abc", "((a))"], ["(a", "()", "(a))"]),
         # XGrammar's formats of structural tags.
@@ -72,33 +88,21 @@ def gaps(options: object) -> str:
     ],
 )  # fmt: skip
 def test_the_masks_allow_exactly_the_texts_that_conform(
-    guides: Guides, any_tokenizer: Tokenizer, kind: str, guide: str, conforming: list[str], others: list[str]
+    guides: Guides, llama2: Tokenizer, kind: str, guide: str, conforming: list[str], others: list[str]
 ) -> None:
     for text in (*conforming, *others):
         state = guides.start(kind, guide).result()
-        assert conforms(state, text, any_tokenizer) == (text in conforming), text
+        assert conforms(state, text, llama2) == (text in conforming), text
 
 
-@pytest.mark.parametrize(
-    ("kind", "guide"),
-    [("json", ""), ("json_schema", "{}"), ("json_schema", "true"), ("json_schema", gaps({"coerce_one_of": True}))],
-)
-def test_a_gap_in_json_is_at_most_one_space(guides: Guides, any_tokenizer: Tokenizer, kind: str, guide: str) -> None:
-    conforming = [json.dumps(DEEP), json.dumps(DEEP, separators=(",", ":")), '{ "a" :[ ] }']
-    others = ['{"a":  1}', '{"a"\n: 1}', '{"a":\n1}', '{"a": 1\n, "b": 2}', "{\n}", "{\t}", " {}", "\n{}", "{}\n"]
-    for text in (*conforming, *others):
-        state = guides.start(kind, guide).result()
-        assert conforms(state, text, any_tokenizer) == (text in conforming), text
-
-
-def test_a_completion_is_finished_when_nothing_may_follow(guides: Guides, any_tokenizer: Tokenizer) -> None:
+def test_a_completion_is_finished_when_nothing_may_follow(guides: Guides, llama2: Tokenizer) -> None:
     state = guides.start("regex", "ab?").result()
     states = []
-    for token in tokens_of("a", any_tokenizer) + tokens_of("b", any_tokenizer):
+    for token in tokens_of("a", llama2) + tokens_of("b", llama2):
         states.append((state.may_end, state.finished))
         assert state.accept(token)
     assert [*states, (state.may_end, state.finished)] == [(False, False), (True, False), (True, True)]
-    assert allowed_tokens(state, any_tokenizer) == {END}
+    assert allowed_tokens(state, llama2) == {END}
 
 
 def test_special_tokens_come_only_where_the_guide_names_them(own_guides: Guides, tokenizer: Tokenizer) -> None:

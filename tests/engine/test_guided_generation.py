@@ -13,7 +13,7 @@ from engine.engines import alone
 from engine.guided_texts import EngineOf
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.events import Completion, Result
+from llama_engine.engine.events import Completion
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
 from llama_engine.grammar.matcher import GuideState
@@ -44,25 +44,6 @@ def completion(engine: Engine, kind: str, guide: str, **values: object) -> Compl
     return result
 
 
-def text_of(result: Result) -> str:
-    assert isinstance(result, Completion), result
-    assert result.finish_reason == "stop"
-    return result.text
-
-
-def test_a_small_models_json_ends_within_its_tokens(engine_with_guides: EngineOf, int8: LoadedModel) -> None:
-    """A gap of up to 32 blanks cut 6 of these 60."""
-    bounded = {"name": {"type": "string", "maxLength": 10}, "n": {"type": "integer", "minimum": 0, "maximum": 99}}
-    schema = {"type": "object", "properties": bounded, "required": ["name", "n"], "additionalProperties": False}
-    engine = engine_with_guides(int8)
-    chat = [{"role": "user", "content": "What is a list?"}]
-    prompt = engine.tokenizer.pretrained.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    values = {**engine.defaults.values, "prompt_tokens": tuple(prompt), "max_tokens": 100}
-    guided = request("json_schema", json.dumps(schema), **values)
-    results = engine.generate(replace(guided, seed=seed) for seed in range(60))
-    assert [json.loads(text_of(result)).keys() for result in results] == [bounded.keys()] * 60
-
-
 def failure_alone(engine: Engine, fp32: LoadedModel, failing: GenerationRequest) -> RequestError:
     """Return the error of a request, beside others that it costs nothing."""
     good = requests_of(fp32, 3, 12)
@@ -72,14 +53,14 @@ def failure_alone(engine: Engine, fp32: LoadedModel, failing: GenerationRequest)
     return failed
 
 
-@pytest.mark.parametrize("ignore_eos", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(("ignore_eos", "temperature"), [(False, 0.0), (True, 1.5)])
 def test_a_completion_stops_at_the_token_that_finishes_its_guide(
     engine: Engine, ignore_eos: bool, temperature: float
 ) -> None:
     values: dict[str, object] = {"ignore_eos": ignore_eos, "temperature": temperature}
     result = completion(engine, "regex", DATE, **values)
-    assert re.fullmatch(DATE, text_of(result))
+    assert re.fullmatch(DATE, result.text)
+    assert result.finish_reason == "stop"
     # Every token has a part of the text: none of them is an end token.
     assert result.num_output_tokens <= len(result.text)
     # Its last token may as well be the last one that max_tokens allows.
@@ -105,7 +86,7 @@ def test_what_ends_a_guided_text(
 
 @pytest.mark.parametrize(
     "values",
-    [{"bad_words": (b"b",)}, {"allowed_token_ids": (5, END)}, {"bad_words": (b"ab",), "ignore_eos": True}],
+    [{"allowed_token_ids": (5, END)}, {"bad_words": (b"ab",), "ignore_eos": True}],
     ids=lambda values: ", ".join(values),
 )
 def test_masks_that_leave_nothing_fail_that_sequence_alone(

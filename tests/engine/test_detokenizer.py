@@ -1,12 +1,9 @@
 """When a completion finishes, where its text ends, and its deltas, for every tokenization of the text."""
 
-from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from llama_engine.text.detokenizer import Detokenizer
 
 END = 99
@@ -46,11 +43,8 @@ def _add(detokenizer: Detokenizer, tokens: Sequence[bytes | None]) -> list[str]:
         ("aaaa", ["aaa"], ""),
         ("xabcd", ["abc", "b"], "xa"),  # the first to end, not the first to begin
         ("xabcd", ["abcx", "bcd"], "xa"),  # a partial match contains the match
-        ("__abcdef", ["cd", "ab"], "__"),
         ("__abcdef", ["abc", "abcd"], "__"),
-        ("__abcdef", ["zzz", "f"], "__abcde"),
-        ("__abcdef", ["__abcdef"], ""),
-        *((f"a{character}", ["never"], f"a{character}") for character in ("🙂", "☂️", "e\u0301", "\u0000", "𝔘")),
+        *((f"a{character}", ["never"], f"a{character}") for character in ("🙂", "\u0000")),
     ],
 )
 def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
@@ -76,9 +70,9 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
         ([], 0, 2, [b"a", b"b"], ["a", "b"], "length"),
         ([b"b"], 0, 2, [b"a", b"b"], ["a", ""], "stop"),  # a stop string in the last token wins over the length
         ([], 0, 1, [None], [""], "stop"),  # so does an end token
-        ([], 0, 100, [b"a", None], ["a", ""], "stop"),
         # A stop string before min_tokens is text, but may begin the one that counts.
         ([b"xx"], 3, 100, [b"axx", b"b", b"x", b"x"], ["ax", "xb", "", ""], "stop"),
+        ([b"aab"], 0, 4, [b"a", b"", b"aa", b"c"], ["", "", "a", "aac"], "length"),  # a token may have no text
         # An incomplete character is held back, and replaced at the end.
         ([], 0, 3, [EMOJI[:2], EMOJI[2:] + b"\xc3", b""], ["", "🙂", "\ufffd"], "length"),
     ],
@@ -99,7 +93,7 @@ def test_a_delta_holds_back_what_may_not_be_text(
         ([b"d", "ñ".encode()], [(1, "añ".encode())], "a", "ñ"),
         ([], [(1, b"ab"), (5, b"cd")], "ab", "5"),  # a stop token is no part of the text
         ([b"b"], [(1, b"a"), (5, b"b")], "a", "5"),
-        ([], [(1, b"ab"), (END, b"")], "ab", ""),
+        ([], [(1, b"ab"), (END, b"<end_of_turn>")], "ab", ""),  # nor is an end token that is no special token
         ([], [(6, b"ab"), (6, b"cd"), (6, b"ef")], "abcdef", None),
     ],
 )
@@ -115,49 +109,3 @@ def test_the_stop_reason_is_the_stop_string_or_the_id_of_the_stop_token(
     assert (checker.text, checker.stop_reason) == (text, reason or "")
     assert checker.finish_reason == ("length" if reason is None else "stop")
     assert checker.next_delta() == text
-
-
-def _certain_text(text: bytes, stop_words: Sequence[bytes]) -> str:
-    """The part of an unfinished text that may be streamed, by definition."""
-    held_back = [size for word in stop_words for size in range(1, len(word)) if text.endswith(word[:size])]
-    return getincrementaldecoder("utf-8")("replace").decode(text[: len(text) - max(held_back, default=0)])
-
-
-_PARTS = st.sampled_from([b"", b"a", b"b", b"ab", b"aab", "é".encode(), EMOJI[:2], EMOJI[2:], b"\xff", b"\xc3"])
-_WORDS = st.sampled_from([b"a", b"ab", b"ba", b"aab", b"bb", "é".encode(), "aé".encode(), EMOJI, b"b" + EMOJI])
-
-
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
-@given(
-    tokens=st.lists(st.tuples(_PARTS, st.booleans()), min_size=1, max_size=20),
-    stop_words=st.lists(_WORDS, max_size=3),
-    min_tokens=st.integers(0, 20),
-    ends=st.booleans(),
-)
-def test_deltas_join_to_the_text(
-    tokens: list[tuple[bytes, bool]], stop_words: list[bytes], min_tokens: int, ends: bool
-) -> None:
-    """Tokens are cut anywhere, inside characters, too. A delta is taken after some of them, and at the end."""
-    whole, streamed = (_detokenizer(stop_words, min(min_tokens, len(tokens)), len(tokens)) for _ in range(2))
-    content, deltas = b"", ""
-    for number, (token, takes_delta) in enumerate(tokens, 1):
-        token_id = END if ends and number == len(tokens) else 1
-        finished = whole.add(token_id, token)
-        assert streamed.add(token_id, token) == finished
-        content += token
-        if takes_delta:
-            deltas += streamed.next_delta()
-            assert finished or deltas == _certain_text(content, stop_words)
-        if finished:
-            break
-    deltas += streamed.next_delta()
-    assert streamed.next_delta() == ""
-    assert finished
-    assert (streamed.text, streamed.finish_reason) == (whole.text, whole.finish_reason)
-    assert deltas == whole.text
-
-
-def test_an_end_token_that_is_no_special_token_has_no_text() -> None:
-    checker = _detokenizer()
-    assert checker.add(END, b"<end_of_turn>")
-    assert (checker.text, checker.next_delta()) == ("", "")

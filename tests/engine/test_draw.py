@@ -95,8 +95,7 @@ def _random(seed: int, vocabulary: int) -> Arguments:
     return logits, temperature, top_k, top_p, _keys(ROWS, position=seed)
 
 
-@pytest.mark.parametrize("vocabulary", [2, 5, 300, 3072, 20_000])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("vocabulary", "seed"), [(2, 0), (5, 1), (300, 2), (3072, 0), (3072, 3), (20_000, 1)])
 def test_tokens_are_those_of_the_draw_by_sorting(vocabulary: int, seed: int) -> None:
     logits, temperature, top_k, top_p, keys = arguments = _random(seed, vocabulary)
     min_p = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) ** 4

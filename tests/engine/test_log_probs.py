@@ -7,7 +7,7 @@ import pytest
 import torch
 from engine.engines import completions, engine_of, run, tokens_in, with_tokens_as_text
 from engine.oracle import oracle
-from engine.prompts import request_of, requests_of
+from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
@@ -24,7 +24,7 @@ def _asking(request: GenerationRequest) -> GenerationRequest:
 
 
 def _finished(engine: Engine, requests: list[GenerationRequest]) -> list[Sequence]:
-    sequences = [engine.builder.build(request) for request in requests]
+    sequences = [sequence for request in requests for sequence in engine.builder.choices(request)]
     assert all(isinstance(result, Completion) for result in run(engine, sequences).results)
     return sequences
 
@@ -46,12 +46,11 @@ def _assert_is(log_probs: TokenLogProbs, expected: torch.Tensor, token: int, top
     assert all(math.isclose(value, float(expected[likely]), abs_tol=TOLERANCE) for likely, value in log_probs.top)
 
 
-@pytest.mark.parametrize("budget", [512, 7])
-def test_they_are_those_of_transformers(fp32: LoadedModel, budget: int) -> None:
-    """Penalties, temperature and the draw don't count; nor does the cut of the prompt."""
+def test_they_are_those_of_transformers(fp32: LoadedModel) -> None:
+    """Penalties, temperature and the draw don't count; nor does the cut of the prompt, which choices share."""
     shown = with_tokens_as_text(fp32)
-    engine = engine_of(shown, 3, prefill_tokens=str(budget))
-    requests = [_asking(request) for request in requests_of(shown, 5)]
+    engine = engine_of(shown, 3, prefill_tokens="7")
+    requests = [replace(_asking(request), n=2) for request in requests_of(shown, 3)]
     for sequence in _finished(engine, requests):
         assert isinstance(sequence.result, Completion)
         prompt, output = list(sequence.request.prompt_tokens), tokens_in(sequence.result.text)
@@ -64,25 +63,15 @@ def test_they_are_those_of_transformers(fp32: LoadedModel, budget: int) -> None:
             _assert_is(log_probs, expected[place], output[place - len(prompt) + 1], 3)
 
 
-def test_asking_for_them_changes_no_text(checkpoint: LoadedModel) -> None:
-    requests = requests_of(checkpoint, 6)
-    plain = completions(engine_of(checkpoint, 4), requests)
+def test_asking_for_them_changes_no_text(int8: LoadedModel) -> None:
+    requests = requests_of(int8, 6)
+    plain = completions(engine_of(int8, 4), requests)
     mixed = [_asking(request) if row % 2 else request for row, request in enumerate(requests)]
-    sequences = _finished(engine_of(checkpoint, 4), mixed)
+    sequences = _finished(engine_of(int8, 4), mixed)
     assert [sequence.result for sequence in sequences] == plain
     for sequence in sequences[::2]:
         assert (sequence.log_probs, sequence.prompt_log_probs) == ([], [])
         assert sequence.next_log_probs is None
-
-
-def test_choices_share_those_of_their_prompt(checkpoint: LoadedModel) -> None:
-    request = replace(_asking(request_of(checkpoint, 1, 30)), n=3)
-    engine = engine_of(checkpoint, 3)
-    choices = engine.builder.choices(request)
-    run(engine, choices)
-    (alone,) = _finished(engine_of(checkpoint, 3), [request])
-    assert all(choice.prompt_log_probs == alone.prompt_log_probs for choice in choices)
-    assert all(len(choice.log_probs) == choice.num_output_tokens for choice in choices)
 
 
 def test_equally_likely_tokens_have_the_same_rank() -> None:

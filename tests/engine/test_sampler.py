@@ -161,10 +161,10 @@ def test_a_row_with_every_token_banned_ends_even_before_min_tokens(temperature: 
     assert free not in ENDS
 
 
-@pytest.mark.parametrize("penalty", [SMALLEST, 1e-38, 1e-10, 1e10, 1e38, LARGEST])
-@pytest.mark.parametrize("temperature", [0.0, SMALLEST, 1.0, 2.0])
+@pytest.mark.parametrize("penalty", [SMALLEST, LARGEST])
+@pytest.mark.parametrize("temperature", [0.0, SMALLEST, 1.0])
 def test_an_extreme_repetition_penalty_fails_no_row(penalty: float, temperature: float) -> None:
-    for scale, extra in itertools.product((1e-3, 1.0, 1e4), (-2.0, 0.0, 2.0)):
+    for scale, extra in itertools.product((1e-3, 1e4), (0.0, 2.0)):
         request = _request(
             repetition_penalty=penalty, temperature=temperature, frequency_penalty=extra, presence_penalty=extra,
             top_k=20, top_p=0.5,
@@ -176,7 +176,7 @@ def test_an_extreme_repetition_penalty_fails_no_row(penalty: float, temperature:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 5}])
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0, "top_p": 0.9, "top_k": 5}])
 def test_only_the_row_that_is_not_finite_or_all_masked_fails(bad: float, parameters: dict[str, float]) -> None:
     requests = [_request(seed=row, **parameters) for row in range(3)]
     finite = _logits(2.0, rows=3)

@@ -40,7 +40,6 @@ BUDGETS = (1, 7, 16, 40, 512)
 
 POOLS = (None, 1, 1.25, 2)
 """Tokens in the KV cache's pages, relative to max_model_len; None is max_model_len for each slot."""
-EVENTS = ("cancelled", "preempted", "evicted", "hits", "failed", "embedded", "guessed", "adapted")
 
 RANKS = (8, 3, 20)
 """The ranks of the adapters."""
@@ -92,7 +91,7 @@ def failing_passes(engine: Engine, randomness: random.Random, share: float) -> I
 class Bits:
     """Sequences alone, and what has been compared with them.
 
-    different: descriptions of what differed. events: how often each of EVENTS happened.
+    different: descriptions of what differed. rows: compared logits. events: how often sequences were preempted, say.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Bits:
         self._adapters = [Adapter(f"{index}", 0, each.digest, each.rank, index)
                           for index, each in enumerate(self._weights, 1)]  # fmt: skip
         self._engines: dict[tuple[int, int, float | None], Engine] = {}
-        self.mixes, self.rows = mixes, 0
+        self.rows = 0
         self.events = Counter[str]()
         self.different: list[str] = []
         randomness = random.Random(18)
@@ -227,9 +226,3 @@ class Bits:
         wrong = [step for step, pair in enumerate(pairs) if not torch.equal(*pair)]
         if wrong or not whole:
             self.different.append(f"mix {seed}: logits {wrong} of {sequence.request}, result {sequence.result}")
-
-    def describe(self) -> str:
-        """Return what was compared as one line."""
-        product = self._checkpoint.info.product
-        events = ", ".join(f"{self.events[event]} {event}" for event in EVENTS)
-        return f"{product}: {self.mixes} mixes, {self.rows} rows, {events}"

@@ -7,9 +7,7 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import add_all, alone, attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
-from llama_engine.engine.engine import Engine
 from llama_engine.errors import GenerationError
-from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import INT8_COLUMNS
 from llama_engine.request.parser import GenerationRequest
@@ -27,13 +25,8 @@ def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: Lo
     assert [last.result] == alone(fp32, [last.request])
 
 
-@pytest.fixture
-def engine(checkpoint: LoadedModel) -> Engine:
-    return engine_of(checkpoint, 4)
-
-
-def test_a_sequence_that_is_not_finite_fails_alone(engine: Engine, checkpoint: LoadedModel) -> None:
-    requests = requests_of(checkpoint, 4)
+def test_a_sequence_that_is_not_finite_fails_alone(checkpoint: LoadedModel) -> None:
+    engine, requests = engine_of(checkpoint, 4), requests_of(checkpoint, 4)
     expected = alone(checkpoint, requests)
     sequences = add_all(engine, requests)
     engine.step()
@@ -46,7 +39,8 @@ def test_a_sequence_that_is_not_finite_fails_alone(engine: Engine, checkpoint: L
     assert engine.generate(requests) == expected
 
 
-def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: LoadedModel, engine: Engine) -> None:
+def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: LoadedModel) -> None:
+    engine = engine_of(fp32, 4)
     engine.warm_up()
 
     def fail(forward: ForwardPass) -> None:
@@ -57,12 +51,9 @@ def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: LoadedModel, 
         engine.warm_up()
 
 
-@pytest.mark.parametrize(("attention", "slots"), [(None, 1), (attention_by_sequence, 20)])
-def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
-    fp32: LoadedModel, attention: VarlenAttention | None, slots: int
-) -> None:
-    checkpoint = replace(fp32, max_model_len=128, attention=attention)
-    engine, requests = engine_of(checkpoint, slots), requests_of(fp32, 6)
+def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(fp32: LoadedModel) -> None:
+    checkpoint = replace(fp32, max_model_len=128, attention=attention_by_sequence)
+    engine, requests = engine_of(checkpoint, 20), requests_of(fp32, 6)
     engine._model.warm_up()
     assert completions(engine, requests) == alone(checkpoint, requests)
 

@@ -1,4 +1,7 @@
-"""The prefix cache: what it has isn't computed again, and no text, failure or other salt shows that it exists."""
+"""The prefix cache: what it has isn't computed again, and no text, failure or other salt shows that it exists.
+
+Choices of one prompt share it without the cache, too.
+"""
 
 from dataclasses import replace
 
@@ -9,6 +12,7 @@ from engine.pages import assert_consistent, free_pages
 from engine.prompts import request_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
+from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
@@ -18,7 +22,8 @@ PAGE = 16
 
 def _computed(engine: Engine, requests: list[GenerationRequest]) -> tuple[Run, int]:
     """Run the requests together; return the results, and how many prompt tokens were computed."""
-    outcome = run(engine, [engine.builder.build(request) for request in requests])
+    sequences = [sequence for request in requests for sequence in engine.builder.choices(request)]
+    outcome = run(engine, sequences)
     assert_consistent(engine)
     return outcome, sum(step.prefill_tokens for step in outcome.steps)
 
@@ -27,9 +32,9 @@ def _followed(request: GenerationRequest, tokens: tuple[int, ...]) -> Generation
     return replace(request, prompt_tokens=request.prompt_tokens + tokens)
 
 
-def test_a_prompt_is_computed_once(checkpoint: LoadedModel) -> None:
-    engine, request = engine_of(checkpoint, 4), request_of(checkpoint, 1, 100)
-    expected = alone(checkpoint, [request, replace(request, seed=5)])
+def test_a_prompt_is_computed_once(int8: LoadedModel) -> None:
+    engine, request = engine_of(int8, 4), request_of(int8, 1, 100)
+    expected = alone(int8, [request, replace(request, seed=5)])
     first, computed = _computed(engine, [request])
     again, tail = _computed(engine, [request, replace(request, seed=5)])
     assert [*first.results, *again.results] == [expected[0], *expected]
@@ -44,18 +49,6 @@ def test_prompts_that_arrive_together_share_what_one_of_them_computes(int8: Load
         outcome, computed = _computed(engine, requests)
         assert outcome.results == alone(int8, requests)
         assert computed == 71 + 5 * (71 - 64)
-
-
-def test_the_next_turn_of_a_chat_computes_what_is_new(int8: LoadedModel) -> None:
-    engine, request = engine_of(int8, 2), request_of(int8, 2, 30, max_tokens=40)
-    sequence = engine.builder.build(request)
-    run(engine, [sequence])
-    answer = tuple(sequence.output_tokens)
-    turn = _followed(request, (*answer, 400, 401, 402))
-    outcome, computed = _computed(engine, [turn])
-    assert outcome.results == alone(int8, [turn])
-    # The last token of the answer isn't in the cache, and full pages are.
-    assert computed == 30 + 40 + 3 - 64
 
 
 def test_a_prompt_whose_log_probs_are_requested_is_computed_whole(int8: LoadedModel) -> None:
@@ -98,8 +91,8 @@ def test_off_finds_nothing_and_keeps_nothing(int8: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["own", "found"])
-def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: LoadedModel, prefix: str) -> None:
-    engine, request = engine_of(checkpoint, 2), request_of(checkpoint, 1, 100)
+def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(int8: LoadedModel, prefix: str) -> None:
+    engine, request = engine_of(int8, 2), request_of(int8, 1, 100)
     if prefix == "found":
         _computed(engine, [request])
     sequence = engine.builder.build(request)
@@ -110,7 +103,7 @@ def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(checkpoint: Loaded
     engine.step()
     assert isinstance(sequence.result, GenerationError)
     outcome, computed = _computed(engine, [request])
-    assert outcome.results == alone(checkpoint, [request])
+    assert outcome.results == alone(int8, [request])
     assert computed == 100
 
 
@@ -123,3 +116,25 @@ def test_a_cancelled_sequence_leaves_what_it_has_computed(int8: LoadedModel) -> 
     outcome, computed = _computed(engine, [request])
     assert isinstance(outcome.results[0], Completion)
     assert computed == 100 % PAGE
+
+
+def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(int8: LoadedModel) -> None:
+    engine = engine_of(int8, 2)
+    first, *others = engine.builder.choices(replace(request_of(int8, 40, 40), n=5))
+    # The first one lasts, and each other one ends sooner.
+    others = [engine.builder.build(replace(choice.request, max_tokens=2, min_tokens=2)) for choice in others]
+    for choice in others:
+        choice.share = first.share
+    outcome = run(engine, [first, *others])
+    assert outcome.results == alone(int8, [choice.request for choice in (first, *others)])
+    assert sum(step.prefill_tokens for step in outcome.steps) == 40
+
+
+@pytest.mark.parametrize(("prefix_cache", "expected"), [("off", 3 * 40), ("on", 40 + 2 * (40 % PAGE))])
+def test_a_choice_without_a_source_of_its_prompt_computes_what_is_not_cached(
+    int8: LoadedModel, prefix_cache: str, expected: int
+) -> None:
+    request = replace(request_of(int8, 40, 40), n=3)
+    outcome, computed = _computed(engine_of(int8, 1, prefix_cache=prefix_cache), [request])
+    assert outcome.results == alone(int8, choices_of(request))
+    assert computed == expected

@@ -15,9 +15,6 @@ from engine.transcripts import Transcript, cuts, transcripts
 from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
-from notes import Note
-
-long = pytest.mark.long
 
 SIGNS = ("'stop', .*stop_reason=''", "stop_reason='[0-9]", "stop_reason='[^0-9']", "'length'", "\ufffd", "[äöü€😀«]")
 """What results show: ends by a guide or an end token, a stop token, a stop string, and max_tokens; incomplete
@@ -40,18 +37,15 @@ def _different(resuming: Engine, pairs: list[tuple[GenerationRequest, Transcript
     ]
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=long)])
-def test_a_request_resumed_at_any_token_gives_the_same_bits(
-    int8: LoadedModel, engine_with_guides: EngineOf, count: int, note: Note
-) -> None:
+def test_a_request_resumed_at_any_token_gives_the_same_bits(int8: LoadedModel, engine_with_guides: EngineOf) -> None:
+    count = 40
     requests = any_requests(int8, count, 5)
     whole = transcripts(engine_with_guides(int8), requests)
-    pairs = cuts(requests, whole, random.Random(2))
+    pairs = cuts(requests, whole, random.Random(2))[::2]
     assert _different(engine_with_guides(int8), pairs) == []
     held = sum(not must.chunks or must.chunks[0][0] > len(request.resume_ids) + 1 for request, must in pairs)
-    note(f"{count} requests resumed at each of {len(pairs)} cuts, {held} of them with text held back: the same bits")
-    assert len(pairs) > 5 * count
-    assert held > count / 4
+    assert len(pairs) > 3 * count
+    assert held > count / 8
     assert all(any(re.search(sign, of.result) for of in whole) for sign in SIGNS)
 
 
@@ -59,7 +53,7 @@ def test_a_prompt_that_has_the_output_so_far_draws_the_same_tokens(int8: LoadedM
     """As a router continues a request that it migrates: it doesn't say where the prompt ends."""
     # A repetition penalty doesn't tell prompt and output apart, as the other penalties do.
     neutral = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "min_tokens": 0}
-    requests = [replace(request_of(int8, seed, 20, 12), **neutral) for seed in range(6)]  # type: ignore[arg-type]
+    requests = [replace(request_of(int8, seed, 20, 12), **neutral) for seed in range(3)]  # type: ignore[arg-type]
     whole = transcripts(engine_of(int8), requests)
     continued, rest = list[GenerationRequest](), list[list[int]]()
     for request, of in zip(requests, whole, strict=True):
@@ -68,29 +62,23 @@ def test_a_prompt_that_has_the_output_so_far_draws_the_same_tokens(int8: LoadedM
             continued.append(replace(request, prompt_tokens=prompt, max_tokens=12 - cut))
             rest.append(of.tokens[cut:])
     assert [of.tokens for of in transcripts(engine_of(int8), continued)] == rest
-    assert len(rest) > 40
+    assert len(rest) > 20
 
 
-EXACT = {
-    "an INT8 cache": {"kv_cache_dtype": "int8"},
-    "one term": {"int8_terms": "1"},
-    "two terms": {"int8_terms": "2"},
-    "chunks smaller than what is resumed": {"prefill_tokens": "3"},
-    "no prefix cache": {"prefix_cache": "off"},
-    "too few pages": {"kv_cache_tokens": "160", "prefill_tokens": "7"},
-    "too few pages, no prefix cache": {"kv_cache_tokens": "160", "prefix_cache": "off"},
-}
-
-
-@pytest.mark.parametrize("parameters", EXACT.values(), ids=EXACT)
-@pytest.mark.parametrize("count", [3, pytest.param(40, marks=long)])
-def test_every_exact_path_gives_the_same_bits(
-    parameters: dict[str, str], count: int, engine_with_guides: EngineOf
-) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"kv_cache_dtype": "int8", "prefill_tokens": "3"},
+        {"kv_cache_tokens": "160", "prefill_tokens": "7"},
+        {"kv_cache_tokens": "160", "prefix_cache": "off", "int8_terms": "1"},
+    ],
+    ids=["an INT8 cache and short chunks", "too few pages", "too few pages, no prefix cache, one term"],
+)
+def test_every_exact_path_gives_the_same_bits(parameters: dict[str, str], engine_with_guides: EngineOf) -> None:
     checkpoint = load("int8", max_model_len="128", **parameters)
     cache = {name: value for name, value in parameters.items() if name == "kv_cache_dtype"}
     # Of the same prompt and tokens, so that they share pages as far as these are cached.
-    requests = [request for request in any_requests(checkpoint, count, 5) for _ in range(2)]
+    requests = [request for request in any_requests(checkpoint, 3, 5) for _ in range(2)]
     requests += [replace(request_of(checkpoint, seed, 30, max_tokens=60), num_logprobs=seed) for seed in range(2)]
     whole = transcripts(engine_with_guides(checkpoint, **cache), requests)
     pairs = cuts(requests, whole, random.Random(2))[::6]
@@ -114,7 +102,6 @@ def test_a_stream_of_longer_chunks_goes_on_where_its_text_ended(
     int8: LoadedModel, engine_with_guides: EngineOf
 ) -> None:
     requests = any_requests(int8, 12, 6)
-    by_token = transcripts(engine_with_guides(int8), requests)
     whole = transcripts(engine_with_guides(int8, stream_interval="3"), requests)
     ends = {(request.seed, end) for request, of in zip(requests, whole, strict=True) for end, _ in of.chunks}
     resuming = engine_with_guides(int8, stream_interval="3")
@@ -122,25 +109,6 @@ def test_a_stream_of_longer_chunks_goes_on_where_its_text_ended(
     at_ends = [pair for pair in pairs if (pair[0].seed, len(pair[0].resume_ids)) in ends]
     assert len(at_ends) > 20
     assert _different(resuming, at_ends) == []
-    # The tokens after a failed request's last chunk reach no client.
-    elsewhere = [
-        pair for pair in cuts(requests, by_token, random.Random(2)) if not pair[1].result.startswith("InvalidRequest(")
-    ]
-    assert len(elsewhere) > 20
-    for (_, must), gives in zip(elsewhere, transcripts(resuming, [pair[0] for pair in elsewhere]), strict=True):
-        assert "".join(text for _, text in gives.chunks) == "".join(text for _, text in must.chunks)
-
-
-def test_in_fp32_a_request_of_any_parameters_is_resumed(fp32: LoadedModel, engine_with_guides: EngineOf) -> None:
-    requests = any_requests(fp32, 5, 8)
-    pairs = cuts(requests, transcripts(engine_with_guides(fp32), requests), random.Random(2))
-    given = transcripts(engine_with_guides(fp32), [request for request, _ in pairs])
-    # A draw can be as near a tie as two logits can.
-    assert sum(gives.tokens != must.tokens for (_, must), gives in zip(pairs, given, strict=True)) <= 1
-    for (_, must), gives in zip(pairs, given, strict=True):
-        if gives.tokens == must.tokens:
-            assert (gives.result, gives.chunks) == (must.result, must.chunks)
-            assert gives.cum_log_probs == pytest.approx(must.cum_log_probs, abs=1e-3)
 
 
 def test_only_what_the_prefix_cache_lacks_is_computed(int8: LoadedModel) -> None:

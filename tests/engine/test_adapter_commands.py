@@ -99,7 +99,6 @@ def test_an_adapter_can_be_loaded_while_another_waits_to_be_unloaded(served: Ser
         ({"lora_name": "bad", "lora_path": "bad"}, "INVALID_ARG: lora_path is 'bad': can't load bad: adapter_m"),
         ({"lora_name": "x", "lora_path": "../x"}, "INVALID_ARG: lora_path is '../x'; it must be a folder inside"),
         ({"lora_name": "x", "lora_path": ""}, "INVALID_ARG: lora_name is 'x'; it must be a loaded adapter's: a"),
-        ({"lora_path": "a"}, "INVALID_ARG: lora_name is missing"),
     ],
 )
 def test_a_bad_command_is_refused_and_others_go_on(served: Served, inputs: dict[str, str], message: str) -> None:

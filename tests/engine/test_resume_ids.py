@@ -9,23 +9,22 @@ from engine.engines import completions, engine_of
 from engine.guided_texts import END, EngineOf
 from engine.parsing import parse, refusal
 from engine.prompts import request_of
-from engine.scheduling import client_of, running
-from engine.transcripts import transcripts
+from engine.scheduling import running
 from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.text.tokenizer import Tokenizer
 
-long = pytest.mark.long
-
 IDS = {"resume_ids": [5, 6, 7], "max_tokens": 4, "min_tokens": 0, "seed": 1}
-REFUSALS: list[tuple[dict[str, object], str]] = [
-    ({"resume_ids": [5, 9999]}, "resume_ids is a list with token 9999; it must be of tokens from 0 to 3071"),
-    ({"max_tokens": 3}, "resume_ids is a list of 3 tokens; it must be fewer than max_tokens, which is 3"),
-    ({"n": 2}, "n is 2; it must be 1 beside resume_ids, which are the tokens of one completion"),
-]
 
 
-@pytest.mark.parametrize(("values", "message"), REFUSALS)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"resume_ids": [5, 9999]}, "resume_ids is a list with token 9999; it must be of tokens from 0 to 3071"),
+        ({"max_tokens": 3}, "resume_ids is a list of 3 tokens; it must be fewer than max_tokens, which is 3"),
+        ({"n": 2}, "n is 2; it must be 1 beside resume_ids, which are the tokens of one completion"),
+    ],
+)
 def test_ids_out_of_bounds_are_refused(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
     assert parse(tokenizer, **IDS).resume_ids == (5, 6, 7)
     assert refusal(tokenizer, **{**IDS, **values}) == message
@@ -89,17 +88,3 @@ def test_ids_that_the_guide_rules_out_fail_that_sequence_alone(
     assert isinstance(failed, InvalidRequest)
     assert str(failed) == message.format(n=len(ids))
     assert [first, *rest] == expected
-
-
-def test_tokens_are_counted_where_they_are_generated(int8: LoadedModel) -> None:
-    request = request_of(int8, 1, 20, max_tokens=12)
-    (whole,) = completions(engine_of(int8, 1), [request])
-    (transcript,) = transcripts(engine_of(int8, 1), [request])
-    with running(int8, 2) as started:
-        sequences = started.add(replace(request, resume_ids=tuple(transcript.tokens[:7])), stream=True)
-        (result,) = started.finish(sequences)
-    assert result == whole
-    assert sum(chunk.num_tokens for chunk in client_of(sequences[0]).chunks) == 12 - 7
-    started.stats.close(10)
-    counts = started.registry.counts
-    assert (counts["llama_generated_tokens_total"], counts["llama_prompt_tokens_total"]) == (12 - 7, 20)

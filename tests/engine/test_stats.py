@@ -12,6 +12,7 @@ from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import InvalidRequest
 from llama_engine.kernels.activation_terms import TermCount
+from llama_engine.observability.metrics import Metric
 from llama_engine.observability.stats import Stats
 
 STOPPED = Completion("", "stop", 3, 4)
@@ -59,34 +60,32 @@ def test_steps_are_counted_with_what_they_did(stats: Stats, registry: RecordingR
     assert registry.levels == IDLE | {"llama_slots_in_use": 1}
 
 
-def test_columns_and_products_are_counted_by_linear_layer(stats: Stats, registry: RecordingRegistry) -> None:
+def test_what_steps_did_in_linear_layers_and_pages_is_counted(stats: Stats, registry: RecordingRegistry) -> None:
     first, second = TermCount(10, 16, 40, 5), TermCount(10, 0, 40, 5)
-    for counts in ({"down": first}, {"down": second, "head": TermCount(2, 4, 8, 3)}):
-        stats.record_step(StepResult(term_counts=counts), now=100.0, running=1, waiting=0)
+    for counts, cache in (
+        ({"down": first}, CacheCounts(6, 1, 1, 30, 16, 0)),
+        ({"down": second, "head": TermCount(2, 4, 8, 3)}, CacheCounts(2, 5, 1, 8, 0, 3)),
+        ({}, None),
+    ):
+        step = StepResult(term_counts=counts, cache=cache, preempted=1, dropped_kv_events=2)
+        stats.record_step(step, now=100.0, running=1, waiting=0)
+    # Pages are freed between two steps.
+    stats.record_load(0, 0, CacheCounts(1, 5, 2, 0, 0, 0))
     stats.close(SECONDS)
-    counted = {name: count for name, count in registry.counts.items() if "int8" in name}
-    assert counted == {
+    assert {name: level for name, level in registry.levels.items() if "kv_cache" in name} == {
+        "llama_kv_cache_pages used": 1,
+        "llama_kv_cache_pages cached": 5,
+        "llama_kv_cache_pages free": 2,
+        "llama_kv_cache_usage_ratio": 0.125,
+    }
+    assert registry.counts == {
+        "llama_steps_total": 3,
         "llama_int8_columns_total down": 800,
         "llama_int8_columns_total head": 16,
         "llama_int8_outlier_columns_total down": 16,
         "llama_int8_outlier_columns_total head": 4,
         "llama_int8_products_total down": 4080,
         "llama_int8_products_total head": 60,
-    }
-
-
-def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: RecordingRegistry) -> None:
-    for cache in (CacheCounts(6, 1, 1, 30, 16, 0), CacheCounts(2, 5, 1, 8, 0, 3), None):
-        stats.record_step(StepResult(cache=cache, preempted=1, dropped_kv_events=2), now=100.0, running=1, waiting=0)
-    stats.close(SECONDS)
-    assert {name: level for name, level in registry.levels.items() if "kv_cache" in name} == {
-        "llama_kv_cache_pages used": 2,
-        "llama_kv_cache_pages cached": 5,
-        "llama_kv_cache_pages free": 1,
-        "llama_kv_cache_usage_ratio": 0.25,
-    }
-    assert registry.counts == {
-        "llama_steps_total": 3,
         "llama_prefix_cache_queries_total": 38,
         "llama_prefix_cache_hits_total": 16,
         "llama_kv_cache_evictions_total": 3,
@@ -95,17 +94,9 @@ def test_the_kv_cache_has_the_pages_of_the_last_step(stats: Stats, registry: Rec
     }
 
 
-def test_pages_that_are_freed_between_two_steps_are_not_in_use(stats: Stats, registry: RecordingRegistry) -> None:
-    stats.record_step(StepResult(cache=CacheCounts(6, 1, 1, 0, 0, 0)), now=100.0, running=1, waiting=0)
-    stats.record_load(0, 0, CacheCounts(0, 7, 1, 0, 0, 0))
-    stats.close(SECONDS)
-    assert registry.levels["llama_kv_cache_usage_ratio"] == 0
-
-
 @pytest.mark.parametrize(
     ("steps", "alive"),
     [
-        ([BAD], False),
         ([BAD, PREFILL], False),
         ([BAD, INVALID], False),
         ([BAD, StepResult(sampled=1), PREFILL], True),
@@ -124,26 +115,25 @@ def test_after_a_failure_only_a_step_that_yields_a_token_is_a_sign_of_life(
     assert (LAST_STEP in registry.levels) is alive
 
 
-@pytest.mark.parametrize("method", ["add", "set", "observe"])
 def test_a_failed_update_costs_no_other_update(
-    registry: RecordingRegistry, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    registry: RecordingRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused, update = threading.Event(), getattr(registry, method)
+    refused, update = threading.Event(), registry.observe
 
-    def refuse_once(*arguments: object) -> None:
+    def refuse_once(metric: Metric, amount: float) -> None:
         if refused.is_set():
-            update(*arguments)
+            update(metric, amount)
         else:
             refused.set()
             raise RuntimeError("Triton's metrics are off")
 
-    monkeypatch.setattr(registry, method, refuse_once)
+    monkeypatch.setattr(registry, "observe", refuse_once)
     stats = Stats(registry, slots=8, queue_limit=64)
     stats.record_finished(finished_sequence(STOPPED))
     assert refused.wait(SECONDS)
     stats.record_finished(finished_sequence(STOPPED))
     stats.close(SECONDS)
-    updates = len(registry.levels) + sum(map(len, registry.observations.values()))
-    assert updates == len(IDLE) + 6 - (method != "add")
-    assert registry.counts["llama_requests_total stop"] == (1 if method == "add" else 2)
+    assert registry.levels == IDLE
+    assert sum(map(len, registry.observations.values())) == 6 - 1
+    assert registry.counts["llama_requests_total stop"] == 2
     assert "an update of the metrics failed" in caplog.text

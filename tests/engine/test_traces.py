@@ -50,7 +50,6 @@ def test_each_sequence_has_its_stages() -> None:
     [
         (WAITED, Cancelled("left"), False, ["queue"]),
         (ADMITTED, GenerationError("a secret"), True, ["queue", "prefill"]),
-        (DECODED, GenerationError("a secret"), True, ["queue", "prefill", "decode"]),
     ],
 )
 def test_the_last_stage_of_a_sequence_has_its_reason(
@@ -66,9 +65,7 @@ def test_the_last_stage_of_a_sequence_has_its_reason(
 NOT_SAMPLED = f"{TRACEPARENT[:-2]}00"
 
 
-@pytest.mark.parametrize(
-    "parent", ["", "x", TRACEPARENT[:-3], TRACEPARENT.replace("0af7651916cd43dd", "0" * 17), NOT_SAMPLED]
-)
+@pytest.mark.parametrize("parent", ["", TRACEPARENT[:-3], NOT_SAMPLED])
 def test_without_a_valid_and_sampled_parent_there_are_no_spans(parent: str) -> None:
     assert _recorded(parent, finished_sequence(STOPPED, "", 2, *DECODED)) == []
 
@@ -78,21 +75,6 @@ def test_without_its_packages_the_setting_is_refused(monkeypatch: pytest.MonkeyP
     config = {"parameters": {"traces": {"string_value": "http://127.0.0.1:4318"}}}
     with pytest.raises(InvalidSettings, match=r"^traces needs OpenTelemetry, the extra tracing: pip install "):
         TritonPythonModel()._load(config, {})
-
-
-def test_recording_does_not_wait_for_the_collector(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        traces.record(TRACEPARENT, [finished_sequence(STOPPED, "", 2, *DECODED)])
-        # Only now is there an answer; without one an export fails, and is logged.
-        with silent.accept()[0] as connection:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-            traces.close()
-    assert not caplog.records
 
 
 def test_a_collector_that_is_down_is_logged_once(

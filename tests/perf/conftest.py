@@ -16,9 +16,3 @@ __all__ = ["fp32", "tokenizer"]
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
     with planned("triton", tmp_path_factory.mktemp("triton")) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    with planned("streaming", tmp_path_factory.mktemp("streaming")) as server:
-        yield server

@@ -25,11 +25,6 @@ def test_a_request_alone_takes_its_prefill_and_its_steps() -> None:
     assert record.token_times == pytest.approx([5.1, 5.11, 5.12])
 
 
-def test_sequences_share_a_step() -> None:
-    first, second = simulate(REPLICA, [Arrival(0.0, 100, 3), Arrival(0.0, 100, 3)])
-    assert first.token_times == second.token_times == pytest.approx([0.2, 0.211, 0.222])
-
-
 def test_a_long_prompt_delays_a_running_sequence_by_a_chunk_at_a_time() -> None:
     running, _ = simulate(REPLICA, [Arrival(0.0, 1, 9), Arrival(0.0, 3 * PREFILL_TOKENS, 2)])
     gaps = [after - before for before, after in zip(running.token_times, running.token_times[1:], strict=False)]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from models import gguf_checkpoints
 from perf.checkpoint import EMBEDDED
 
-ERRORS = {"bf16": 0.002, "q8_0": 0.006, "q4_0": 0.1, "q4_k_m": 0.09}
+ERRORS = {"bf16": 0.002, "q4_k_m": 0.09}
 """Largest error of a matrix, over its own norm."""
 
 

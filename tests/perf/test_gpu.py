@@ -6,7 +6,6 @@ import torch
 from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
-from python_process import run_python
 from transformers import LlamaConfig
 
 from perf import gpu
@@ -33,15 +32,10 @@ def test_int8_requests_are_the_same_in_random_mixes() -> None:
     assert result["requests"]
 
 
-def test_a_load_is_served_in_each_mode() -> None:
+def test_a_load_is_served_in_flight_and_in_batches() -> None:
     settings = Settings(model=str(EMBEDDED), max_model_len=128)
     checkpoint = load_checkpoint(settings, CPU)
-    for mode, slots in gpu.MODES.items():
-        result = gpu.serving(Engine(checkpoint, settings, slots), checkpoint, mode, "equal", 2)
+    for mode in ("in flight", "batched"):
+        result = gpu.serving(Engine(checkpoint, settings, gpu.MODES[mode]), checkpoint, mode, "equal", 2)
         assert (result["requests"], result["peak_mib"]) == (32, None)
         assert isinstance(result["p50_s"], float)
-
-
-def test_gguf_is_not_imported() -> None:
-    program = "import sys; sys.modules['gguf'] = None; import llama_engine.libraries, perf.gpu"
-    run_python(program).check_returncode()

@@ -62,7 +62,6 @@ def read(protocol: Protocol, *parts: bytes) -> Record:
     ("protocol", "content", "events", "tokens", "prompt"),
     [
         ("triton_stream", CHUNKS, 3, 5, 7),
-        ("triton_stream", CHUNKS.replace(b"\n", b"\r\n"), 3, 5, 7),
         ("openai_completions", VLLM, 3, 3, 7),
         ("openai_completions", COMPACT, 2, 2, 7),
         ("openai_chat", CHAT, 3, 2, 7),
@@ -147,6 +146,15 @@ def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str,
     assert path(target) == where
     assert expected.items() <= fields.items()
     assert fields["extra"] == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "field", "base"), [("triton_stream", "lora_name", None), ("openai_completions", "model", "llama")]
+)
+def test_a_request_names_its_adapter_as_the_protocol_does(protocol: Protocol, field: str, base: str | None) -> None:
+    target = Target("ours", protocol, "", "llama")
+    assert json.loads(body(target, Request("a", 1, adapter="lora3")))[field] == "lora3"
+    assert json.loads(body(target, Request("a", 1))).get(field) == base
 
 
 def test_a_requests_own_fields_come_last() -> None:

@@ -1,19 +1,13 @@
-"""`make resumption`: what two answers are compared by, and what its load has."""
+"""`make resumption`: what two answers are compared by."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
-import pytest
-
-from perf.checkpoint import EMBEDDED
-from perf.load.protocols import Protocol
 from perf.load.records import Record
 from perf.resumption.answers import compare, content
-from perf.resumption.workload import FEATURES, SAMPLINGS, mixed
 
 USAGE: Mapping[str, Any] = {
     "choices": [],
@@ -61,13 +55,3 @@ def test_answers_that_fail_or_differ_are_counted() -> None:
     errors, different = compare({"openai_chat": [one, one]}, {"openai_chat": records})
     assert errors == ["openai_chat 2: gone"]
     assert [line[:18] for line in different] == ["openai_chat 1: at "]
-
-
-@pytest.mark.parametrize("protocol", FEATURES)
-def test_the_load_has_every_feature_with_every_sampling_streamed_and_not(protocol: Protocol) -> None:
-    features = len(FEATURES[protocol])
-    combinations = {
-        (request.fields["stream"], number % features, number % len(SAMPLINGS))
-        for number, request in enumerate(mixed(EMBEDDED, 2 * features * len(SAMPLINGS))[protocol])
-    }
-    assert combinations == set(product((False, True), range(features), range(len(SAMPLINGS))))

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deploy.launcher.conftest import Launch, own_lines
+from client.peers import HOST, respond, server
+from deploy.launcher.conftest import Launch
 from end_to_end.plans import copy_repository
 from end_to_end.servers import HTTP, until
-from engine.families import save_base_model, save_family
+from triton_local.__main__ import _example
+from triton_local.errors import StartFailedError
+from triton_local.openai_endpoint import OpenAIEndpoint
 
 OPENAI = "--openai-port=0"
 
@@ -64,23 +67,15 @@ def test_a_chat_is_streamed_to_its_end_in_the_drain(launch: Launch, tmp_path: Pa
     assert launcher.ends()[0] == 0
 
 
-@pytest.mark.long
-def test_the_printed_command_of_a_base_model_returns_an_embedding(launch: Launch, tmp_path: Path) -> None:
-    repository = copy_repository(tmp_path / "repository")
-    model = save_base_model(tmp_path / "base", save_family(tmp_path / "mistral", "mistral"))
-    settings = {"LLAMA_MODEL": str(model), "LLAMA_POOLING": "mean", "OMP_NUM_THREADS": "1"}
-    launcher = launch(OPENAI, f"--model-repository={repository}", **settings)
-    command = shlex.split(launcher.line("try: ").partition("try: ")[2])
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert '"embedding":[' in said
-    launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.ends()[0] == 0
+def test_the_printed_command_for_a_base_model_asks_for_an_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = '{"data": [{"tasks": ["embed"]}]}'
+    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(models)}\r\n\r\n{models}".encode())) as port:
+        monkeypatch.setattr(OpenAIEndpoint, "address", f"{HOST}:{port}")
+        with OpenAIEndpoint(HOST, 0, 1) as endpoint:
+            assert _example(endpoint).startswith(f"curl -s http://{HOST}:{port}/v1/embeddings -d ")
 
 
-@pytest.mark.long
-def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch) -> None:
-    code, output, errors = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends()
-    assert code == 1
-    assert "unknown setting (did you mean 'port'?)" in errors
-    assert own_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
-    assert "ready" not in output
+def test_a_setting_that_the_endpoint_refuses_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_LLAMA_OPENAI_PORTT", "9000")
+    with OpenAIEndpoint(HOST, 0, 1) as endpoint, pytest.raises(StartFailedError, match="ended with code 2 before it"):
+        endpoint.start(f"{HOST}:1")

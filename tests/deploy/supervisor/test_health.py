@@ -53,7 +53,6 @@ def _page(*ages: float) -> bytes:
         ((OLD,), _answer(200, '{"num_output_tokens": 0}'), False, "HTTP 200: .*"),
         ((OLD,), _answer(500, json.dumps({"error": "two\nlines \ud800"})), False, r"HTTP 500: two lines \? .*"),
         # A page that can't be read leaves the token as evidence.
-        (_answer(404, ""), TOKEN, True, r"one token in .* s \(no metrics: .*\)"),
         (b"what?", TOKEN, True, r"one token in .* s \(no metrics: .*\)"),
     ],
 )
@@ -73,12 +72,11 @@ def test_a_model_without_a_token_is_unhealthy_after_the_timeout() -> None:
     assert verdict == (False, "no token within 0.3 s (no step yet)")
 
 
-@pytest.mark.parametrize("host", [HOST, "no-such-host.invalid"])
-def test_an_unreachable_server_is_unhealthy_and_named(host: str) -> None:
+def test_an_unreachable_server_is_unhealthy_and_named() -> None:
     with server(hang_up) as port:
-        verdict = healthy(Address(host, port), None, IN_TIME)
+        verdict = healthy(Address(HOST, port), None, IN_TIME)
         assert not verdict.ok
-        assert verdict.reason.startswith(f"{host}:{port} can't be asked: ")
+        assert verdict.reason.startswith(f"{HOST}:{port} can't be asked: ")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,6 @@ def test_the_probe_reads_metrics_that_exist() -> None:
     assert {kinds[name] for name in (triton.LAST_STEP, triton.SLOTS_IN_USE, triton.WAITING)} == {"gauge"}
 
 
-@pytest.mark.parametrize("body", ["[{}]", "no", '{"error": "no"}'])
-def test_an_unexpected_answer_does_not_count_as_unloaded(body: str) -> None:
-    with server(respond(_answer(200, body))) as port, pytest.raises(ApiError, match="HTTP 200: "):
+def test_an_unexpected_answer_does_not_count_as_unloaded() -> None:
+    with server(respond(_answer(200, "[{}]"))) as port, pytest.raises(ApiError, match="HTTP 200: "):
         RepositoryApi(Address(HOST, port), {}).is_loaded("llama")

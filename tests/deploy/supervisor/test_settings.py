@@ -47,9 +47,8 @@ def test_missing_settings_are_the_defaults() -> None:
     ("name", "value", "bound"),
     [
         ("TRITON_GRACE_SECONDS", "0", "1 ... 3600"),
-        ("TRITON_GRACE_SECONDS", "1_0", "1 ... 3600"),
         ("TRITON_STUCK_SECONDS", "5", "0 (never) or 10 ... 3600"),
-        ("TRITON_STUCK_SECONDS", "-1", "0 ... 3600"),
+        ("TRITON_STUCK_SECONDS", "1_0", "0 ... 3600"),
         ("TRITON_STUCK_SECONDS", "9" * 5000, "0 ... 3600"),
     ],
 )
@@ -112,10 +111,8 @@ def test_only_a_tritonserver_with_the_option_gets_the_body_limit(repository: Pat
     [
         ("--model-control-mode=poll", "--model-control-mode can't go to tritonserver directly"),
         ("--exit-timeout-secs=3", "use TRITON_GRACE_SECONDS"),
-        ("--model-config-name=x", "use TRITON_MODEL_CONFIG"),
         ("--allow-http=false", "the supervisor drains over HTTP"),
         ("--http-port=many", r"--http-port is 'many'; it must be a whole number, 1 \.\.\. 65535"),
-        ("--metrics-port=70000", r"--metrics-port is '70000'; .* 1 \.\.\. 65535"),
         ("--metrics-port", "--metrics-port: expected one argument"),
         ("--http-restricted-api=inference:key=x", "use a proxy: it controls who reaches the rest"),
         ("--grpc-restricted-protocol=health:key=x", "--grpc-restricted-protocol can't go .* use a proxy"),

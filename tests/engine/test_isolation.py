@@ -65,24 +65,6 @@ def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], mess
 
 
 @pytest.mark.parametrize(
-    ("error", "fails", "errors"),
-    [
-        # Pass 0 is the prefill of four prompts, pass 8 of the other two.
-        *[(RuntimeError, lambda forward, number=number: forward.number == number, 1) for number in (0, 3, 8)],
-        # Prompts that exhaust the memory together: four, two and two, and the last two of six.
-        (EXHAUSTED, lambda forward: not forward.decodes and len(forward.chunks) > 1, 4),
-    ],
-)
-def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
-    int8: LoadedModel, error: type[Exception], fails: Fails, errors: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    faulty, expected = _run(int8, engine_of(int8, 4), requests_of(int8, 6), _failing(fails, error))
-    assert faulty.results == expected
-    assert faulty.errors == errors
-    assert "a secret of the machine" in caplog.text
-
-
-@pytest.mark.parametrize(
     ("error", "fails", "place", "message"),
     [
         (RuntimeError, lambda forward: forward.longest == LONG, 0, FAILED),
@@ -93,12 +75,18 @@ def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
     ids=["prefill", "prefill exhausts the memory", "first decode step", "later decode step"],
 )
 def test_a_sequence_that_always_fails_costs_no_other_its_result(
-    int8: LoadedModel, error: type[Exception], fails: Fails, place: int, message: str
+    int8: LoadedModel,
+    error: type[Exception],
+    fails: Fails,
+    place: int,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     faulty, expected = _run(int8, engine_of(int8, 4), _with_a_long_one(int8, place), _failing(fails, error))
     _assert_only_fails(faulty, place, expected, message)
     # Passes over four sequences, two and one.
     assert faulty.errors == 3
+    assert "a secret of the machine" in caplog.text
 
 
 @pytest.mark.parametrize(

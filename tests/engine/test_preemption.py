@@ -61,25 +61,6 @@ def test_the_oldest_is_never_preempted_and_newcomers_wait(short: LoadedModel) ->
     assert 0 < preempted < len(sequences)
 
 
-def test_a_long_prompt_in_prefill_can_be_preempted(short: LoadedModel) -> None:
-    engine = _engine(short, 4, prefill_tokens="8")
-    requests = [request_of(short, 1, 30, max_tokens=90), request_of(short, 2, 100, max_tokens=8)]
-    first, second = (engine.builder.build(request) for request in requests)
-    engine.add(first)
-    while not first.output_tokens:
-        engine.step()
-    engine.add(second)
-    preempted = computed = 0
-    while engine.used_slots:
-        step = engine.step()
-        preempted += step.preempted
-        computed += step.prefill_tokens
-    assert preempted > 0
-    # Its pages are an ordinary prefix, of which some were evicted.
-    assert computed < 100 * (1 + preempted)
-    assert [first.result, second.result] == alone(short, requests)
-
-
 def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: LoadedModel) -> None:
     with running(short, 4, kv_cache_tokens=str(MODEL_LEN)) as started:
         (holder,) = started.add(request_of(short, 1, 100, max_tokens=20))

@@ -133,6 +133,14 @@ def test_a_prediction_has_no_token_beyond_the_vocabulary(tokenizer: Tokenizer) -
         ({"logit_bias": '{"3072": 1}'}, "logit_bias is a list with token 3072; it must be of tokens from 0 to 3071"),
         ({"logit_bias": json.dumps(dict.fromkeys(map(str, range(1025)), 1))},
          "logit_bias is a value of 1025 entries; it must be at most 1024"),
+        ({"resume_ids": [5, 9999], "seed": 1}, "resume_ids is a list with token 9999; it must be of tokens from 0 to"),
+        ({"resume_ids": [5, 6], "max_tokens": 2, "seed": 1},
+         "resume_ids is a list of 2 tokens; it must be fewer than max_tokens, which is 2"),
+        ({"resume_ids": [5], "n": 2, "seed": 1},
+         "n is 2; it must be 1 beside resume_ids, which are the tokens of one completion"),
+        # Sampled by the checkpoint's default temperature, too.
+        ({"resume_ids": [5]},
+         "seed is missing; it must be the interrupted request's beside resume_ids, if temperature is not 0"),
         # An empty guide or type is none.
         ({KIND: "yaml"}, f"{KIND} is 'yaml'; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({GUIDE: "a+"}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
@@ -145,6 +153,11 @@ def test_a_prediction_has_no_token_beyond_the_vocabulary(tokenizer: Tokenizer) -
 def test_a_bad_value_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
     assert len(tokenizer.vocabulary.token_bytes) == 3072
     assert refusal(tokenizer, **values).startswith(message)
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 0.0}, {"temperature": 1.0, "random_seed": 7}])
+def test_only_a_sampled_request_is_resumed_with_its_seed(tokenizer: Tokenizer, values: dict[str, object]) -> None:
+    assert parse(tokenizer, resume_ids=[5, 6, 7], **values).resume_ids == (5, 6, 7)
 
 
 def test_request_parameters_are_inputs_of_the_same_name_in_every_row(tokenizer: Tokenizer) -> None:

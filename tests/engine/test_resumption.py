@@ -1,4 +1,7 @@
-"""Resumption: a request that continues after its own tokens gives what it would have given without an interruption."""
+"""Resumption: a request that continues after its own tokens gives what it would have given without an interruption.
+
+Tokens that can't be its own are refused.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from dataclasses import replace
 
 import pytest
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import engine_of, load
-from engine.guided_texts import EngineOf
+from engine.engines import completions, engine_of, load
+from engine.guided_texts import END, EngineOf
 from engine.prompts import any_requests, request_of
+from engine.scheduling import running
 from engine.transcripts import Transcript, cuts, transcripts
 from llama_engine.engine.engine import Engine
+from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.parser import GenerationRequest
 
@@ -128,3 +133,54 @@ def test_only_what_the_prefix_cache_lacks_is_computed(int8: LoadedModel) -> None
     assert (step.cache.queried_tokens, step.cache.hit_tokens) == (70, 64)
     # Those of the prompt; the others are output.
     assert second.num_cached_prompt_tokens == 40
+
+
+def _encode(checkpoint: LoadedModel, text: str) -> tuple[int, ...]:
+    return checkpoint.tokenizer.encode_inside(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("the end", {"stop_words": (b"en",)}),
+        ("a stop", {"stop_token_ids": (9,)}),
+        ("an end", {}),
+    ],
+)
+def test_ids_within_which_the_text_ends_are_refused(
+    int8: LoadedModel, engine_with_guides: EngineOf, text: str, values: dict[str, object]
+) -> None:
+    ids = _encode(int8, text) + {"an end": (END,), "a stop": (9,)}.get(text, ())
+    request = replace(request_of(int8, 1, 9, 30), min_tokens=0, **values)  # type: ignore[arg-type]
+    engine_with_guides(int8, 1).builder.build(replace(request, resume_ids=ids[:1]))
+    with pytest.raises(InvalidRequest) as refused:
+        engine_with_guides(int8, 1).builder.build(replace(request, resume_ids=(*ids, 40)))
+    message = f"resume_ids is a list of {len(ids) + 1} tokens; it must be fewer: the text ends with token {len(ids)}"
+    assert str(refused.value) == message
+    # Before min_tokens, stop strings don't count; and ignored end tokens never do.
+    if text != "a stop":
+        engine_with_guides(int8, 1).builder.build(
+            replace(request, resume_ids=(*ids, 40), min_tokens=29, ignore_eos=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("guide", "text", "message"),
+    [
+        ("[a-z]{30}", "abX", "resume_ids is a list of {n} tokens; token {n} must conform to guided_decoding_guide"),
+        ("ab", "ab", "resume_ids is a list of {n} tokens; it must be fewer: the text ends with token {n}"),
+    ],
+)
+def test_ids_that_the_guide_rules_out_fail_that_sequence_alone(
+    int8: LoadedModel, guide: str, text: str, message: str
+) -> None:
+    ids = tuple(id_ for letter in text for id_ in _encode(int8, letter))
+    guided = replace(request_of(int8, 1, 9, 30), guided_decoding_guide_type="regex", guided_decoding_guide=guide)
+    others = [request_of(int8, seed, 12) for seed in range(3)]
+    expected = completions(engine_of(int8, 1), others)
+    with running(int8, 2) as started:
+        sequences = started.add(others[0], replace(guided, resume_ids=ids), *others[1:])
+        first, failed, *rest = started.finish(sequences)
+    assert isinstance(failed, InvalidRequest)
+    assert str(failed) == message.format(n=len(ids))
+    assert [first, *rest] == expected

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from frontend.descriptions import changed
+from frontend.descriptions import CONTEXT, changed
 from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
@@ -59,13 +59,6 @@ def test_the_prompt_is_the_checkpoints_chat_template(served: Endpoint, triton: F
     )
 
 
-def test_without_max_tokens_the_answer_may_fill_the_context(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = [" a"] * 4000
-    answer = served.chat().json()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] == 2048
-
-
 def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton: FakeTriton) -> None:
     for field in ("max_tokens", "max_completion_tokens"):
         (choice,) = served.chat(**{field: 2}).json()["choices"]
@@ -76,21 +69,11 @@ def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton
 
 Row = tuple[str, object, str, list[object]]
 FIELDS: list[Row] = [
-    ("temperature", 0.5, "temperature", [0.5]),
     ("top_p", 0, "top_p", [0.0]),
     ("top_k", -1, "top_k", [0]),
-    ("min_p", 0.25, "min_p", [0.25]),
-    ("frequency_penalty", -2, "frequency_penalty", [-2.0]),
-    ("presence_penalty", 1.5, "presence_penalty", [1.5]),
     ("seed", -1, "seed", [2**64 - 1]),
     ("stop", "x", "stop_words", ["x"]),
     ("stop", ["x", "yz"], "stop_words", ["x", "yz"]),
-    ("bad_words", ["no"], "bad_words", ["no"]),
-    ("stop_token_ids", [5, 6], "stop_token_ids", [5, 6]),
-    ("allowed_token_ids", [7, 8], "allowed_token_ids", [7, 8]),
-    ("ignore_eos", True, "ignore_eos", [True]),
-    ("priority", -3, "priority", [-3]),
-    ("min_tokens", 1, "min_tokens", [1]),
     ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
     ("guided_regex", "a+", "guided_decoding_guide", ["a+"]),
     ("guided_regex", "a+", "guided_decoding_guide_type", ["regex"]),
@@ -127,11 +110,23 @@ def test_a_field_reaches_the_model_as_its_input(
     assert triton.last.inputs[name] == inputs
 
 
+def test_a_field_of_an_inputs_name_reaches_it(served: Endpoint, triton: FakeTriton) -> None:
+    sampling = {"temperature": 0.5, "min_p": 0.25, "frequency_penalty": -2, "presence_penalty": 1.5, "ignore_eos": True}
+    tokens = {"bad_words": ["no"], "stop_token_ids": [5, 6], "allowed_token_ids": [7, 8]}
+    values = {**sampling, "priority": -3, "min_tokens": 1}
+    assert served.chat(**values, **tokens).status_code == 200
+    assert {name: triton.last.value(name) for name in values} == values
+    assert {name: triton.last.inputs[name] for name in tokens} == tokens
+
+
 def test_a_field_that_is_null_or_missing_is_no_input_but_for_the_seed(served: Endpoint, triton: FakeTriton) -> None:
     names = ("temperature", "stop", "tools", "logit_bias", "seed", "prediction")
     assert served.chat(**dict.fromkeys(names)).status_code == 200
     expected = {"text_input", "description_digest", "max_tokens", "truncate_max_tokens", "return_output_ids"}
     assert set(triton.last.inputs) == {*expected, "stream", "stream_interval_ms", "seed"}
+    # The answer may fill the context.
+    assert triton.last.integer("max_tokens", 0) > CONTEXT
+    assert triton.last.value("truncate_max_tokens") is True
 
 
 @pytest.mark.parametrize(("defaults", "expected"), [(["top_p"], [1.0]), (["temperature"], None)])

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import Endpoint, Json, Serve, endpoint, events_of
+from frontend.endpoints import QUESTION, Endpoint, Json, Serve, endpoint, events_of
 from frontend.fake_triton import FakeTriton
 from frontend.model_messages import ModelRequest
 from llama_engine.grammar.matcher import GuideMatchers
@@ -26,7 +26,6 @@ THINK = ("<think>", "</think>")
 SEED = ("<seed:think>", "</seed:think>")
 GRANITE = (*THINK, "<response>", "</response>")
 PHRASES = ("Here is my thought process:", "Here is my response:")
-MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 ADD: Json = {"type": "function", "function": {"name": "add"}}
 
@@ -90,18 +89,18 @@ def distilled(serve: Serve) -> Endpoint:
 
 def test_an_answer_has_its_reasoning_if_any_under_both_names(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<th", "ink>", "\nA sum.", "\n</think>", "\n\n4"]
-    for choice in qwen3.chat(messages=MESSAGES, n=2).json()["choices"]:
+    for choice in qwen3.chat(n=2).json()["choices"]:
         message = choice["message"]
         assert message["content"] == "4"
         assert message["reasoning_content"] == message["reasoning"] == "A sum."
         assert choice["finish_reason"] == "stop"
     triton.tokens = ["4"]
-    assert qwen3.chat(messages=MESSAGES).json()["choices"][0]["message"].keys() == {"role", "content", "refusal"}
+    assert qwen3.chat().json()["choices"][0]["message"].keys() == {"role", "content", "refusal"}
 
 
 def test_the_usage_has_all_choices_tokens_of_reasoning_and_drafts(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens, triton.draft_tokens = list("<think>\nA sum.\n</think>\n\n4"), (2, 1)
-    usage = qwen3.chat(messages=MESSAGES, n=2).json()["usage"]
+    usage = qwen3.chat(n=2).json()["usage"]
     assert usage["completion_tokens_details"] == {
         "reasoning_tokens": 2 * len(qwen3.tokenize(prompt="A sum.", add_special_tokens=False)),
         "accepted_prediction_tokens": 4,
@@ -111,7 +110,7 @@ def test_the_usage_has_all_choices_tokens_of_reasoning_and_drafts(qwen3: Endpoin
 
 def test_a_stream_has_reasoning_then_content_then_calls(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<th", "ink>\nA", " sum.\n</th", "ink>\n\nI add. ", CALL]
-    events = events_of(qwen3.chat(messages=MESSAGES, stream=True, tools=[ADD], logprobs=True))
+    events = events_of(qwen3.chat(stream=True, tools=[ADD], logprobs=True))
     choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
     deltas = [choice["delta"] for choice in choices[1:-1]]
     assert [delta.get("reasoning_content") for delta in deltas] == ["A", " sum.", None, None]
@@ -156,7 +155,7 @@ def test_a_guide_holds_after_the_reasoning(
     thought = "A {sum}\nof 2.\n</think>"
     for served, beginning in ((qwen3, "<think>"), (distilled, "")):
         triton.tokens = [beginning, thought, "\n\n", good]
-        message = served.chat(messages=MESSAGES, **fields).json()["choices"][0]["message"]
+        message = served.chat(**fields).json()["choices"][0]["message"]
         assert message["reasoning_content"] == "A {sum}\nof 2."
         calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
         assert (message["content"], calls) == ((None, ["add"]) if "tools" in fields else (good, []))
@@ -171,7 +170,7 @@ def test_a_guide_holds_after_the_reasoning(
 def _check_plain_guide(served: Endpoint, triton: FakeTriton, **kwargs: bool) -> None:
     triton.tokens = ['{"a":', " 1}"]
     json_object = {"type": "json_object"}
-    response = served.chat(messages=MESSAGES, response_format=json_object, chat_template_kwargs=kwargs)
+    response = served.chat(response_format=json_object, chat_template_kwargs=kwargs)
     assert response.json()["choices"][0]["message"]["content"] == '{"a": 1}'
     assert triton.last.value("guided_decoding_guide_type") == "json"
 
@@ -192,7 +191,7 @@ def test_some_templates_leave_no_room_before_a_guide(serve: Serve, triton: FakeT
     ("content", "kind"), [("<think>A</think>{", "regex"), ("{", "regex"), ("<think>A", "structural_tag")]
 )
 def test_a_guide_is_for_a_continued_answers_rest(qwen3: Endpoint, triton: FakeTriton, content: str, kind: str) -> None:
-    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    messages = [*QUESTION, {"role": "assistant", "content": content}]
     assert qwen3.chat(messages=messages, continue_final_message=True, guided_regex="a}").status_code == 200
     assert triton.last.value("guided_decoding_guide_type") == kind
     assert _conforms(triton.last, "a}" if kind == "regex" else "b</think>\na}")
@@ -200,7 +199,7 @@ def test_a_guide_is_for_a_continued_answers_rest(qwen3: Endpoint, triton: FakeTr
 
 def test_a_forced_call_cut_within_its_reasoning_is_none(qwen3: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = ["<think>", "\nA", " sum", ".", "</think>", "[]"]
-    response = qwen3.chat(messages=MESSAGES, max_tokens=3, tools=[ADD], tool_choice="required", logprobs=True)
+    response = qwen3.chat(max_tokens=3, tools=[ADD], tool_choice="required", logprobs=True)
     (choice,) = response.json()["choices"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == ("A sum", "", "length")
@@ -210,7 +209,7 @@ def test_a_forced_call_cut_within_its_reasoning_is_none(qwen3: Endpoint, triton:
 
 @pytest.mark.parametrize("fields", [{"guided_json": "{"}, {"guided_regex": ""}])
 def test_a_malformed_guide_is_the_models_to_refuse(qwen3: Endpoint, triton: FakeTriton, fields: Json) -> None:
-    qwen3.chat(messages=MESSAGES, **fields)
+    qwen3.chat(**fields)
     assert triton.last.value("guided_decoding_guide") in fields.values()
 
 
@@ -218,14 +217,14 @@ def test_earlier_reasoning_reaches_the_template(qwen3: Endpoint, triton: FakeTri
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     answer = {"role": "assistant", "content": "", "reasoning": "A sum.", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "1", "content": "4"}
-    assert qwen3.chat(messages=[*MESSAGES, answer, result]).status_code == 200
+    assert qwen3.chat(messages=[*QUESTION, answer, result]).status_code == 200
     assert "<think>\nA sum.\n</think>\n\n<tool_call>" in triton.prompt
 
 
 def test_continued_reasoning_goes_on(triton: FakeTriton, tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think></think>")
     triton.tokens = [" sum.</think>", "4"]
-    messages = [*MESSAGES, {"role": "assistant", "content": "<think>A"}]
+    messages = [*QUESTION, {"role": "assistant", "content": "<think>A"}]
     with endpoint(triton.port, chat_template=tmp_path / "t.jinja") as served:
         message = served.chat(messages=messages, continue_final_message=True).json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (" sum.", "4")

@@ -10,6 +10,7 @@ from frontend.endpoints import QUESTION, Endpoint, endpoint
 from frontend.fake_triton import FakeTriton
 
 FIRST, SECOND = "sk-first", "sk-second"
+HEADERS = ({"x-session-id": "one"}, {"x-session-id": "two"})
 
 
 def _salt(served: Endpoint, triton: FakeTriton, key: str = "any", cache_salt: str | None = None) -> object:
@@ -40,16 +41,11 @@ def test_keys_that_share_are_separated_by_a_cache_salt_alone(triton: FakeTriton,
 
 def test_without_keys_only_a_cache_salt_separates(served: Endpoint, triton: FakeTriton) -> None:
     assert _salt(served, triton) is _salt(served, triton, "other") is None
-    assert _salt(served, triton, cache_salt="ü" * 256) not in (None, _salt(served, triton, cache_salt="b"))
-
-
-def test_every_prompt_of_a_completion_request_has_the_salt(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.complete(prompt=["a", "b"], cache_salt="a").status_code == 200
-    first, second = (request.value("cache_salt") for request in triton.requests)
-    assert first == second is not None
-
-
-HEADERS = ({"x-session-id": "one"}, {"x-session-id": "two"})
+    salt = _salt(served, triton, cache_salt="ü" * 256)
+    assert salt not in (None, _salt(served, triton, cache_salt="b"))
+    # Every prompt of a request has it.
+    assert served.complete(prompt=["a", "b"], cache_salt="ü" * 256).status_code == 200
+    assert [request.value("cache_salt") for request in triton.requests[-2:]] == [salt, salt]
 
 
 def _key(served: Endpoint, triton: FakeTriton, headers: dict[str, str] | None = None, **fields: object) -> str:

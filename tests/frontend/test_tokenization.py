@@ -9,6 +9,11 @@ from frontend.fake_triton import FakeTriton
 from frontend.model_messages import FIRST_ID
 from transformers import PreTrainedTokenizerFast
 
+TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
+TEXT = "Return a list of all names"
+LONG = {"role": "user", "content": "word " * 2000}
+IDS = [FIRST_ID + number for number in range(4)]
+
 
 @pytest.mark.parametrize(("text", "special"), [("Grüße 👋", True), ("", True), ("<s>a</s>", False)])
 def test_tokens_are_those_of_the_tokenizer(served: Endpoint, text: str, special: bool) -> None:
@@ -38,19 +43,14 @@ def test_a_conversation_is_tokenized_as_its_prompt(served: Endpoint) -> None:
     assert served.detokenize(answer["tokens"]) == "<s>[INST] a [/INST] Yes, "
 
 
-IDS = [FIRST_ID + number for number in range(4)]
-
-
 def test_a_completion_has_the_ids_of_prompt_and_text_in_each_choice(served: Endpoint) -> None:
-    choices = served.complete(prompt=["Return a list", "Set"], n=2, return_token_ids=True).json()["choices"]
+    answer = served.complete(prompt=["Return a list", "Set"], n=2, echo=True, return_token_ids=True).json()
+    choices = answer["choices"]
+    # An echoed prompt has no ids among the text's.
     assert [choice["token_ids"] for choice in choices] == [IDS] * 4
+    assert choices[0]["text"] == "Return a list Hello, world."
     prompts = [served.tokens(prompt) for prompt in ("Return a list", "Set")]
     assert [choice["prompt_token_ids"] for choice in choices] == [prompts[0], prompts[0], prompts[1], prompts[1]]
-
-
-def test_an_echoed_prompt_has_no_ids_among_the_texts(served: Endpoint) -> None:
-    (choice,) = served.complete(echo=True, return_token_ids=True).json()["choices"]
-    assert (choice["text"], choice["token_ids"]) == ("Return a list Hello, world.", IDS)
 
 
 def test_a_chat_has_the_prompts_ids_beside_its_choices(served: Endpoint, triton: FakeTriton) -> None:
@@ -59,9 +59,6 @@ def test_a_chat_has_the_prompts_ids_beside_its_choices(served: Endpoint, triton:
     # The template's own BOS is the only one.
     assert triton.prompt.startswith("<s>")
     assert answer["prompt_token_ids"] == served.tokens(triton.prompt.removeprefix("<s>"))
-
-
-TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"truncate_prompt_tokens": 5}])
@@ -78,10 +75,6 @@ def test_a_rendered_completion_has_the_ids_of_each_prompt(served: Endpoint, trit
     assert triton.requests == []
     expected = [served.tokens("Return a list"), served.tokens("Set")]
     assert rendered == [{"model": "pydoc-llama", "token_ids": ids} for ids in expected]
-
-
-TEXT = "Return a list of all names"
-LONG = {"role": "user", "content": "word " * 2000}
 
 
 def test_a_long_text_becomes_its_last_tokens_without_a_bos(served: Endpoint, triton: FakeTriton) -> None:

@@ -12,7 +12,6 @@ from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.status import (
     InstanceInfo,
     ModelConfig,
-    ModelInfo,
     NoModelInfoError,
     ServerStatus,
     metrics_address,
@@ -111,11 +110,6 @@ def metrics_page(*lines: str) -> AbstractContextManager[str]:
     return serve_page(lambda: "\n".join([*other, *lines, ""]))
 
 
-def test_the_instances_of_the_model_are_read_from_the_page() -> None:
-    with metrics_page(_info("llama", EXACT), _info("llama", FLOATS)) as address:
-        assert read_model_info(address, "llama") == ModelInfo([EXACT, FLOATS], {})
-
-
 def test_a_page_without_the_model_is_named() -> None:
     with metrics_page() as address, pytest.raises(NoModelInfoError) as error:
         read_model_info(address, "llama")
@@ -127,10 +121,11 @@ def test_the_metrics_port_is_beside_the_endpoint() -> None:
     assert metrics_address(Endpoint.parse("a", "grpc")) == "a:8002"
 
 
-def test_status_shows_what_the_page_counts() -> None:
+def test_status_shows_the_models_instances_and_what_the_page_counts() -> None:
     cached = ("used", 3), ("cached", 4), ("free", 1), ("used", 2), ("free", 6)
     lines = [
         _info("llama", EXACT),
+        _info("llama", FLOATS),
         *(_series("int8_columns_total", n, linear=name) for name, n in (("down", 400), ("head", 8), ("up", 0))),
         *(_series("int8_outlier_columns_total", n, linear=name) for name, n in (("down", 396), ("head", 0))),
         *(_series("kv_cache_pages", count, state=state) for state, count in cached),
@@ -140,16 +135,11 @@ def test_status_shows_what_the_page_counts() -> None:
     looked_up = [_series("prefix_cache_queries_total", 400), _series("prefix_cache_hits_total", 100)]
     with metrics_page(*lines) as unused, metrics_page(*looked_up, *lines) as used:
         before, after = (list(status_lines(STATUS, read_model_info(page, "llama"), None)) for page in (unused, used))
-    assert before[3:-1] == [
+    assert before[2:-1] == [
+        "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
+        "computes    float32 weights: not batch-invariant; KV cache float32; on cpu (llama_1_0)",
         "outliers    columns with two terms: down 99.0%, head 0.0%",
         "KV cache    5 of 16 pages used, 4 hold cached prefixes",
         "drafts      right guesses: text 30 of 40",
     ]
-    assert f"{before[4]}; 25.0% of prompt tokens were cached" in after
-
-
-def test_status_has_a_line_for_each_instance() -> None:
-    assert list(status_lines(STATUS, ModelInfo([EXACT, FLOATS], {}), None))[2:-1] == [
-        "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
-        "computes    float32 weights: not batch-invariant; KV cache float32; on cpu (llama_1_0)",
-    ]
+    assert f"{before[5]}; 25.0% of prompt tokens were cached" in after

@@ -83,11 +83,6 @@ def test_refusing_a_value_names_the_field_and_the_bound(sampling: dict[str, obje
     assert str(refusal.value) == message
 
 
-def test_an_unknown_keyword_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="temprature"):
-        SamplingParams().with_options(temprature=0.5)  # type: ignore[call-arg]
-
-
 OUTPUTS: dict[str, list[object]] = {
     "text_output": ["a"],
     "finish_reason": ["stop"],

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
 
-from perf.load.records import Record, Run, steady_state
+from perf.load.records import Record, Run
 from perf.load.summary import summarize
 
 
@@ -28,21 +27,6 @@ def row(scheduled: float, tokens: int) -> Record:
 
 def summary_of(concurrency: int, warmup: int, *records: Record) -> dict[str, Any]:
     return summarize(Run(concurrency, records, warmup))
-
-
-def test_the_concurrency_holds_throughout_the_steady_state() -> None:
-    concurrency = 4
-    # Every request takes its own time; no two answers at one moment, which would be one answer or two.
-    sent, answered, users = [], [], [0.0] * concurrency
-    for length in (1.0 + (7 * number) % 19 + number / 1000 for number in range(3 * concurrency)):
-        now = heapq.heappop(users)
-        sent.append(now)
-        answered.append(now + length)
-        heapq.heappush(users, now + length)
-    window = steady_state(sent, answered, warmup=concurrency)
-    for moment in sorted({moment for moment in (*sent, *answered) if window.begin <= moment < window.end}):
-        assert sum(begin <= moment < end for begin, end in zip(sent, answered, strict=True)) == concurrency
-    assert sum(begin <= window.end < end for begin, end in zip(sent, answered, strict=True)) < concurrency
 
 
 def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:

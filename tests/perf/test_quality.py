@@ -91,13 +91,6 @@ def test_an_unknown_rest_counts_as_one_symbol() -> None:
     assert found.agrees.tolist() == [False]
 
 
-def test_what_a_server_knows_whole_has_the_whole_divergence() -> None:
-    reference, candidate = torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(0)).double()
-    predicted = [[*enumerate(row)] for row in candidate.log_softmax(-1).tolist()]
-    expected = divergence.compare(reference, candidate, torch.zeros(5, dtype=torch.long)).divergence
-    assert torch.allclose(served.distances(reference, predicted).divergence, expected, atol=1e-9)
-
-
 async def test_every_server_is_asked_for_each_position_in_its_protocol() -> None:
     """Each answers that token 7 has the probability 0.5, at a position after as many tokens as it was sent."""
     known, text = [(7, math.log(0.5))], [1, 2, 3]

@@ -39,8 +39,8 @@ def test_a_sequence_that_is_not_finite_fails_alone(checkpoint: LoadedModel) -> N
     assert engine.generate(requests) == expected
 
 
-def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: LoadedModel) -> None:
-    engine = engine_of(fp32, 4)
+def test_warming_up_fails_on_a_model_whose_decode_step_fails(int8: LoadedModel) -> None:
+    engine = engine_of(int8, 4)
     engine.warm_up()
 
     def fail(forward: ForwardPass) -> None:

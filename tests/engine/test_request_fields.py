@@ -51,7 +51,7 @@ def test_a_top_p_of_zero_is_greedy(tokenizer: Tokenizer) -> None:
         ("temperature", 0.1, "temperature", "0.1", "0.2"),
         ("seed", 7, "random_seed", "7", 8),
         ("stop_words", ["x"], "stop", "x", "y"),
-        ("ignore_eos", True, "ignore_eos", "true", False),
+        ("ignore_eos", True, "ignore_eos", "true", "maybe"),
         ("min_tokens", 3, "min_length", "3", 4),
     ],
 )
@@ -103,11 +103,18 @@ def test_a_prediction_has_no_token_beyond_the_vocabulary(tokenizer: Tokenizer) -
     assert parse(smaller, input_ids=[5], prediction="return x").prediction_tokens == expected
 
 
+@pytest.mark.parametrize(("kind", "guide"), [("json", ""), ("json", '{"type": "array"}'), ("regex", "a" * 131_072)])
+def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: str) -> None:
+    request = parse(tokenizer, **{KIND: kind, GUIDE: guide})
+    assert (request.guided_decoding_guide_type, request.guided_decoding_guide) == (kind, guide)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"input_ids": []}, "input_ids is empty; it must be a prompt of at least one token"),
         ({"input_ids": [5, 3072]}, "input_ids is a list with token 3072; it must be of tokens from 0 to 3071"),
+        ({"input_ids": [5, -2]}, "input_ids is a list with -2; it must be a list of token ids"),
         ({"input_ids": [5] * 64}, "input_ids is 64 tokens; it must be at most 63 tokens (max_model_len - 1)"),
         ({"text_input": "d", "input_ids": [5]},
          "text_input and input_ids are both given; a request must have one of them"),

@@ -164,7 +164,7 @@ def test_a_prompt_too_long_for_the_longest_tokens_is_not_tokenized(tokenizer: To
     assert parse(tokenizer, text_input=prompt).prompt == prompt
 
 
-@pytest.mark.parametrize("name", ["text_input", "stop_words"])
+@pytest.mark.parametrize("name", ["text_input", "stop_words", "lora_name"])
 def test_invalid_utf8_is_refused_with_its_position(tokenizer: Tokenizer, name: str) -> None:
     expected = f"{name} is not UTF-8 (byte 0xc3 at offset 3); it must be UTF-8 text"
     assert refusal(tokenizer, **{name: b"ok \xc3"}) == expected

@@ -13,7 +13,6 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
-from llama_engine.engine import guide_queue
 from llama_engine.engine.events import Completion, RequestContext
 from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
 from llama_engine.engine.sequence import Sequence, Status
@@ -155,20 +154,3 @@ def test_guides_that_are_refused_or_break_fail_alone(fp32: LoadedModel, monkeypa
     assert isinstance(failed, GenerationError)
     assert "no process" not in str(failed)
     assert others == alone(fp32, plain)
-
-
-def test_execute_does_not_wait_behind_a_guide_that_takes_long(
-    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled):
-        (slow,) = scheduled.add(guided("ab"))
-        scheduled.scheduler.wait_until_admitted([slow])
-        (second,) = scheduled.add(guided("cd"))
-        began = scheduled.scheduler._guide_queue._began
-        # As if it had begun two minutes ago, and execute would wait for one.
-        monkeypatch.setattr(scheduled.scheduler._guide_queue, "_began", began - 2 * SECONDS)
-        monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", SECONDS)
-        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],), daemon=True)
-        waiter.start()
-        waiter.join(SECONDS / 2)
-        assert not waiter.is_alive()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from engine.backend_utils import Request, decoding, text
+from engine.backend_utils import Request, Response, decoding, text
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
 from engine.scheduling import SECONDS
@@ -65,12 +65,18 @@ def test_one_changed_weight_changes_the_digest(tmp_path: Path) -> None:
     assert digests[0] == digests[2] != digests[1]
 
 
-def _reply(decoder: RequestDecoder, request: Request) -> str:
-    """Return the text of the only response, for which the engine makes no step."""
+def _response(decoder: RequestDecoder, request: Request) -> Response:
+    """Return the only response, for which the engine makes no step."""
     decoder.decode(cast(Any, request))
     assert decoder.dispatcher.close(SECONDS)
     ((response, final),) = request.sent
     assert final
+    return response
+
+
+def _reply(decoder: RequestDecoder, request: Request) -> str:
+    """Return the text of the only response."""
+    response = _response(decoder, request)
     assert response.error is None
     outputs = response.values()
     assert outputs.keys() == {"text_output"}
@@ -118,18 +124,12 @@ def test_a_request_for_the_description_has_nothing_else(
     decoder: RequestDecoder, parameters: str, inputs: dict[str, NDArray[Any]], message: str
 ) -> None:
     request = Request(parameters, **{"description_digest": text(""), **inputs})
-    decoder.decode(cast(Any, request))
-    assert decoder.dispatcher.close(SECONDS)
-    ((response, _),) = request.sent
-    assert message in str(response.error)
+    assert message in str(_response(decoder, request).error)
 
 
 def test_a_request_prepared_for_another_model_is_refused_before_its_values(decoder: RequestDecoder) -> None:
     request = Request('{"max_tokens": 1000000}', text_input=text("x"), description_digest=text("other"))
-    decoder.decode(cast(Any, request))
-    assert decoder.dispatcher.close(SECONDS)
-    ((response, _),) = request.sent
-    assert str(response.error).startswith("OTHER_MODEL: another model is served")
+    assert str(_response(decoder, request).error).startswith("OTHER_MODEL: another model is served")
 
 
 def test_a_request_prepared_for_this_model_is_computed(decoder: RequestDecoder) -> None:

@@ -27,7 +27,7 @@ def exposed(fp32: LoadedModel) -> LoadedModel:
 
 def test_greedy_tokens_are_those_of_generate(exposed: LoadedModel) -> None:
     batches, randomness, tally = 15, random.Random(200), Tally()
-    prompt_pool = pool(exposed.tokenizer, 10, randomness)
+    prompt_pool = pool(exposed.tokenizer, 6, randomness)
     references = {penalty: GreedyReference(oracle(exposed), LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
     by_row = replace(exposed, attention=attention_by_sequence)
     # Three slots: sequences wait, and are prefilled while others decode. A small budget: a batch is prefilled in parts.

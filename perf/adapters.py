@@ -22,8 +22,8 @@ RANK = 16
 NAMES = tuple(f"lora{number}" for number in range(8))
 
 
-def modules(model: str) -> list[str]:
-    """Return NAME=FOLDER of each adapter, relative to the project's folder. model: as of `with_adapters`."""
+def lora_adapters(model: str) -> list[str]:
+    """Return the setting `lora_adapters`: NAME=FOLDER of each, in the project's folder; model: of `with_adapters`."""
     return [f"{name}={(_folder(model) / name).relative_to(ROOT)}" for name in NAMES]
 
 

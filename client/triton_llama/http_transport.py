@@ -90,7 +90,10 @@ class HttpTransport(_Transport):
         self._client = httpx.Client(**self._options)
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
-        """Complete a prompt in one exchange."""
+        """Complete a prompt in one exchange. timeout: seconds to wait for the next bytes.
+
+        Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
+        """
         with _http_errors(self._endpoint, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = self._client.post(path, json=body, timeout=self._timeout(timeout))
@@ -130,7 +133,10 @@ class AsyncHttpTransport(_Transport):
         self._client = httpx.AsyncClient(**self._options)
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
-        """Complete a prompt in one exchange."""
+        """Complete a prompt in one exchange. timeout: seconds to wait for the next bytes.
+
+        Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
+        """
         with _http_errors(self._endpoint, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = await self._client.post(path, json=body, timeout=self._timeout(timeout))

@@ -59,6 +59,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
 
     # Without FastAPI's own pages: they load scripts from elsewhere, and its document asks for no key.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    # The one that is added last sees a request first.
     app.add_middleware(HeaderLimit)
     if settings.allowed_origins is not None:
         origins = [origin.strip() for origin in settings.allowed_origins.split(",")]

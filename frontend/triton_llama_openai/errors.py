@@ -43,22 +43,14 @@ class ClientLeftError(Exception):
 
 
 class ApiError(Exception):
-    """An answer other than 200. retry_after: seconds for the header of that name."""
+    """An answer other than 200."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
-        self.retry_after = retry_after
 
     @property
     def type(self) -> str:
@@ -82,7 +74,8 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         body = error.messages_body(scope["state"]["record"].id)
     else:
         body = error.body()
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    # What is overloaded or starting may be ready in a second.
+    headers = {"retry-after": "1"} if error.status == 503 else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(body, error.status, headers)
@@ -189,9 +182,9 @@ def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
         code = "context_length_exceeded" if error.code == "CONTEXT_LENGTH" else "invalid_value"
         return ApiError(400, message, params[0], code)
     if isinstance(error, OverloadedError):
-        return ApiError(503, message, None, "overloaded", retry_after=1)
+        return ApiError(503, message, None, "overloaded")
     if isinstance(error, LlamaConnectionError):
-        return ApiError(503, message, None, "engine_unavailable", retry_after=1)
+        return ApiError(503, message, None, "engine_unavailable")
     if isinstance(error, LlamaTimeoutError):
         return ApiError(504, message, None, "timeout")
     return ApiError(500, message, None, "internal_error")

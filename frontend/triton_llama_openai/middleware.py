@@ -48,9 +48,9 @@ class NormalizeTarget:
 
 
 class RecordRequests:
-    """ASGI middleware: `request.state.record` becomes metrics, a log line and headers of the answer.
+    """ASGI middleware: makes `request.state.record`, and of it metrics, a log line and headers of the answer.
 
-    records: has those of the requests in flight.
+    records: has those of the requests in flight. log_requests: the setting, none, summary or prompts.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, records: set[RequestRecord], log_requests: str) -> None:
@@ -149,7 +149,7 @@ def limited_route(max_requests: int) -> type[APIRoute]:
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
             nonlocal running
             if running >= max_requests:
-                raise ApiError(503, f"{max_requests} requests are in flight; try again later", None, "overloaded", 1)
+                raise ApiError(503, f"{max_requests} requests are in flight; try again later", None, "overloaded")
             running += 1
             try:
                 await super().handle(scope, receive, send)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from perf.adapters import modules, with_adapters
+from perf.adapters import lora_adapters, with_adapters
 from perf.bench import drafts as draft_loads
 from perf.bench import lora as lora_loads
 from perf.bench.lora import MIXES, MODELS, ROUNDS, USERS
@@ -173,7 +173,10 @@ def formats(_: Path | None) -> list[Case]:
 
 
 def drafts(model: Path | None) -> list[Case]:
-    """Ours in INT8 and of a GGUF file, and llama.cpp of the same file; each without and with drafts."""
+    """Ours in INT8 and of a GGUF file made of the model, and llama.cpp of the same file; each without and with drafts.
+
+    model: a folder; None is the default model.
+    """
     gguf, title = "q4_1", "GGUF Q4_1"
     servers = [
         _ours(
@@ -201,7 +204,7 @@ def lora(_: Path | None) -> list[Case]:
     ours, best = partial(_ours, same_answers="lora"), fastest()
     cases: list[Case] = []
     for model, (make, mean) in MODELS.items():
-        adapters = modules(model)
+        adapters = lora_adapters(model)
         loaded = INT8 | {"LLAMA_LORA_ADAPTERS": ", ".join(adapters)}
         pair = [
             ours("triton_llama_int8", "triton-llama INT8"),

@@ -17,7 +17,7 @@ from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
-from perf.adapters import modules, with_adapters
+from perf.adapters import lora_adapters, with_adapters
 from perf.bench.lora import MIXES, MODELS, Mix
 from perf.checkpoint import described
 from perf.environment import StealTime, device
@@ -38,7 +38,7 @@ def measure(results: Results, users: Sequence[int], turns: int = TURNS) -> None:
         values = {"model": str(checkpoint), "max_model_len": str(PROMPT_TOKENS + TOKENS + 50)}
         values |= {"prefix_cache": "off", "speculation": "off"}
         plain = Settings.parse(values, {})
-        adapters = Settings.parse(values | {"lora_adapters": ", ".join(modules(model))}, {})
+        adapters = Settings.parse(values | {"lora_adapters": ", ".join(lora_adapters(model))}, {})
         loaded = load_checkpoint(plain, choose_device(plain.device, None if device().startswith("CPU") else 0))
         for count in users:
             steal = StealTime()

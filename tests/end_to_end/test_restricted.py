@@ -11,10 +11,10 @@ import tritonclient.grpc
 from end_to_end.servers import HTTP
 from end_to_end.wires import ask
 from triton_local.server import LocalTriton
-from triton_supervisor.command import KEY_HEADER
+from triton_supervisor.command import CONTROL_HEADER
 from tritonclient.utils import InferenceServerException
 
-GRPC_HEADER = f"triton-grpc-protocol-{KEY_HEADER}"
+GRPC_HEADER = f"triton-grpc-protocol-{CONTROL_HEADER}"
 """Triton adds the prefix."""
 
 # Of each category, reading and changing; with bodies that would do harm if they were read.
@@ -51,7 +51,7 @@ def key(triton: LocalTriton) -> str:
     command = Path(f"/proc/{triton.pid}/cmdline").read_text().split("\0")
     over_http, over_grpc = (word for word in command if word.startswith(("--http-restricted-", "--grpc-restricted-")))
     _, _, key = over_http.rpartition("=")
-    assert over_grpc.endswith(f":{KEY_HEADER}={key}")
+    assert over_grpc.endswith(f":{CONTROL_HEADER}={key}")
     return key
 
 
@@ -69,17 +69,17 @@ def _http(server: LocalTriton, what: str, **headers: str) -> httpx.Response:
 
 @pytest.mark.parametrize("what", CONTROL)
 def test_control_endpoints_over_http_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
-    wrong = [{KEY_HEADER: wrong} for wrong in _wrong(key)]
+    wrong = [{CONTROL_HEADER: wrong} for wrong in _wrong(key)]
     for headers in ({}, *wrong, {GRPC_HEADER: key}, {"Authorization": key}):
         refused = _http(triton, what, **headers)
         assert refused.status_code == 403, refused.text
-        assert refused.json() == {"error": f"This API is restricted, expecting header '{KEY_HEADER}'"}
+        assert refused.json() == {"error": f"This API is restricted, expecting header '{CONTROL_HEADER}'"}
 
 
 @pytest.mark.parametrize("what", CALLS)
 def test_control_calls_over_grpc_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
     with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
-        for headers in ({}, *({GRPC_HEADER: wrong} for wrong in _wrong(key)), {KEY_HEADER: key}):
+        for headers in ({}, *({GRPC_HEADER: wrong} for wrong in _wrong(key)), {CONTROL_HEADER: key}):
             with pytest.raises(InferenceServerException) as refused:
                 CALLS[what](client, headers=headers)
             assert refused.value.status() == "StatusCode.UNAVAILABLE"
@@ -88,9 +88,9 @@ def test_control_calls_over_grpc_need_the_key(triton: LocalTriton, key: str, wha
 
 def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
     """After all the refusals above: the model is loaded and unchanged."""
-    models = _http(triton, "POST /v2/repository/index", **{KEY_HEADER: key}).raise_for_status().json()
+    models = _http(triton, "POST /v2/repository/index", **{CONTROL_HEADER: key}).raise_for_status().json()
     assert [model["name"] for model in models if model.get("state") == "READY"] == ["llama"]
-    assert _http(triton, "GET /v2/logging", **{KEY_HEADER.upper(): key}).status_code == 200
+    assert _http(triton, "GET /v2/logging", **{CONTROL_HEADER.upper(): key}).status_code == 200
     with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
         models = client.get_model_repository_index(headers={GRPC_HEADER: key}).models
         assert [model.name for model in models if model.state == "READY"] == ["llama"]
@@ -99,5 +99,5 @@ def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
 
 
 def test_the_key_is_not_in_the_log(triton: LocalTriton, key: str) -> None:
-    _http(triton, "GET /v2/logging", **{KEY_HEADER: key}).raise_for_status()
+    _http(triton, "GET /v2/logging", **{CONTROL_HEADER: key}).raise_for_status()
     assert key not in triton.log_text()

@@ -16,6 +16,6 @@ def assert_consistent(engine: Engine) -> None:
     holders = Counter(page for sequence in sequences for page in sequence.pages)
     assert len(holders) + engine._pages.num_available == shape.pages
     for sequence in sequences:
-        written = sequence.pages[sequence.num_cached // shape.page_size :]
+        written = sequence.pages[sequence.num_computed // shape.page_size :]
         assert all(holders[page] == 1 for page in written)
         assert (sequence.kv_slot is None) == (not sequence.pages)

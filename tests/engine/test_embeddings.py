@@ -76,7 +76,7 @@ def test_nothing_of_an_embedding_stays_in_the_cache_or_is_taken_from_it(int8: Lo
     outcome = run(engine, [engine.builder.build(embedding_request(request.prompt_tokens)) for _ in range(2)])
     assert sum(step.prefill_tokens for step in outcome.steps) == 200
     after = engine.take_cache_counts()
-    assert (after.used_pages, after.cached_pages, after.free_pages) == (0, before.cached_pages, before.free_pages)
+    assert (after.used_pages, after.idle_pages, after.free_pages) == (0, before.idle_pages, before.free_pages)
     assert [step.cache.queried_tokens for step in outcome.steps if step.cache] == [0] * len(outcome.steps)
 
 

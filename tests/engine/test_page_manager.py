@@ -37,7 +37,7 @@ def _cache(manager: PageManager, tokens: Iterable[int], salt: str = "") -> None:
     """Leave the cached pages of a sequence that has ended."""
     sequence = _sequence(tuple(tokens), salt)
     assert manager.allocate(sequence, 0)
-    sequence.num_cached = sequence.num_tokens
+    sequence.num_computed = sequence.num_tokens
     manager.cache_pages(sequence)
     manager.release(sequence)
 
@@ -79,6 +79,6 @@ def test_counts_add_up_and_are_taken_once() -> None:
     assert manager.allocate(preempted, 0)
     manager.release(preempted)
     counts = manager.take_counts()
-    assert (counts.used_pages, counts.cached_pages, counts.free_pages) == (4, 0, 2)
+    assert (counts.used_pages, counts.idle_pages, counts.free_pages) == (4, 0, 2)
     assert (counts.queried_tokens, counts.hit_tokens, counts.evicted_pages) == (12 + 14, 12, 0)
     assert manager.take_counts().hit_tokens == 0

@@ -107,7 +107,7 @@ def open_session(options: SendOptions) -> aiohttp.ClientSession:
     if options["api_key"]:
         headers["Authorization"] = f"Bearer {options['api_key']}"
     connector = aiohttp.TCPConnector(limit=options["concurrency"], socket_factory=_open_socket)
-    # An answer may take long; `BatchRunner` ends it.
+    # An answer may take long; `Sender.send` ends the wait.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
     return aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
 

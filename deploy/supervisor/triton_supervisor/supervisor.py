@@ -1,5 +1,7 @@
 """The supervisor of one tritonserver: starts it, watches its model, and drains it. Both end together.
 
+Nothing is restarted here: compose, Kubernetes or systemd starts the supervisor again.
+
 When the model dies, tritonserver is killed at once: that closes its clients' connections, which Triton itself would
 leave open for ever.
 """
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from triton_supervisor.command import KEY_HEADER, Options, served_models, server_command
+from triton_supervisor.command import CONTROL_HEADER, Options, served_models, server_command
 from triton_supervisor.health import healthy
 from triton_supervisor.process import (
     exit_code,
@@ -87,7 +89,7 @@ class Supervisor:
         self._shm_prefix = f"triton_python_backend_shm_region_{secrets.token_hex(8)}_"
         key = secrets.token_urlsafe(32)
         self._command = server_command(arguments, self._options, self._models, settings, key, self._shm_prefix)
-        self._api = RepositoryApi(self._options.http, {KEY_HEADER: key})
+        self._api = RepositoryApi(self._options.http, {CONTROL_HEADER: key})
         # The launcher; its end requests the shutdown. In a container there is none.
         self._parent = os.getppid()
         self._told_to_end = False

@@ -1,6 +1,7 @@
 """The output of a response while it is generated: items of text, of reasoning, and calls.
 
-The answer that isn't streamed has the items at their end; a stream has the events by which they grow.
+The answer that isn't streamed has the items at their end; a stream has the events by which they grow, which
+responses.py numbers and sends.
 """
 
 from __future__ import annotations

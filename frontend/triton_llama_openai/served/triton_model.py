@@ -74,7 +74,7 @@ class TritonModel:
     def model(self) -> ServedModel:
         """The model that is served now. Raises ApiError 503 if there is none."""
         if self.described is None:
-            raise ApiError(503, f"{self.label} is not served yet: {self._reason}", None, "engine_unavailable", 1)
+            raise ApiError(503, f"{self.label} is not served yet: {self._reason}", None, "engine_unavailable")
         return self.described
 
     @property

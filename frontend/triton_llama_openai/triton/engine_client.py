@@ -35,7 +35,7 @@ from triton_llama_openai.errors import from_validation
 from triton_llama_openai.record import TRACEPARENT
 from triton_llama_openai.triton.description import ADAPTERS, Adapter, Description, parse_description
 
-KEY_HEADER = "x-llama-key"
+REPLICA_HEADER = "x-llama-key"
 """The metadata by which a proxy picks a request's replica."""
 CONNECT_TIMEOUT_S = 10.0
 _KEEPALIVE = (
@@ -96,7 +96,7 @@ class EngineClient:
             if traceparent := TRACEPARENT.get():
                 request.parameters["traceparent"].string_param = traceparent
             # Without ERRORS_WITH_STATUS: Triton 2.51 logs an internal error for each call that it ends with a status.
-            metadata = ((KEY_HEADER, key),)
+            metadata = ((REPLICA_HEADER, key),)
             call = self.stub().ModelStreamInfer(iter([request]), timeout=timeout, metadata=metadata)
         responses = aiter(call)
         try:
@@ -120,7 +120,7 @@ class EngineClient:
         """Return whether the model can answer; raises TritonLlamaError without an answer. key: see `stream`."""
         with self.errors(timeout):
             request = messages.ModelReadyRequest(name=self.model)
-            metadata = ((KEY_HEADER, key),) if key else ()
+            metadata = ((REPLICA_HEADER, key),) if key else ()
             return bool((await self.stub().ModelReady(request, timeout=timeout, metadata=metadata)).ready)
 
     async def description(self, known_digest: str, timeout: float) -> Description | None:

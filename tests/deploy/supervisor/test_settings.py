@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from triton_supervisor.command import KEY_HEADER, MAX_BODY_BYTES, Options, served_models, server_command
+from triton_supervisor.command import CONTROL_HEADER, MAX_BODY_BYTES, Options, served_models, server_command
 from triton_supervisor.settings import RefusedError, Settings
 from triton_supervisor.triton import Address
 
@@ -93,7 +93,7 @@ def test_an_unknown_config_is_refused(repository: Path) -> None:
 
 
 def test_control_apis_need_the_key_over_both_protocols(repository: Path) -> None:
-    setting = f"model-repository,shared-memory,trace,logging:{KEY_HEADER}=the-key"
+    setting = f"model-repository,shared-memory,trace,logging:{CONTROL_HEADER}=the-key"
     command = _command(repository)
     assert f"--http-restricted-api={setting}" in command
     assert f"--grpc-restricted-protocol={setting}" in command

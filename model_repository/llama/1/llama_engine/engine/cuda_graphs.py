@@ -175,8 +175,8 @@ class DecodeGraphs:
         batch_size = len(sequences)
         self._decoding.fill_(decoding)
         if decoding:
-            num_cached = max(sequence.num_cached for sequence in sequences[:decoding])
-            self._forwards[_bucket(self._batch_buckets, decoding), _bucket(self._span_buckets, num_cached + 1)]()
+            num_computed = max(sequence.num_computed for sequence in sequences[:decoding])
+            self._forwards[_bucket(self._batch_buckets, decoding), _bucket(self._span_buckets, num_computed + 1)]()
         if prefilled:
             # This follows the replay, whose padding overwrites these logits.
             self._logits[decoding:batch_size] = self._model.logits(torch.cat([*prefilled]))

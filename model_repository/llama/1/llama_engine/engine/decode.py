@@ -60,7 +60,7 @@ class DecodeBatch:
         Errors of the device are passed on; the batch is then unchanged.
         """
         first, last = len(self.sequences), len(self.sequences) + len(sequences)
-        states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
+        states = [(sequence.kv_slot, sequence.num_computed) for sequence in sequences]
         self.kv_slots[first:last], self.positions[first:last] = to_device(states, self.positions.device).T
         self.sampling.set(first, sequences)
         # The sequences are replaced after everything that can fail.
@@ -137,7 +137,7 @@ class DecodeStep:
             self._batch.advance(decoding, tokens)
         # A replay advances the batch's tensors itself, but not these counts.
         for sequence in self._batch.sequences[:decoding]:
-            sequence.num_cached += 1
+            sequence.num_computed += 1
             sequence.num_steps += 1
         return tokens
 
@@ -164,7 +164,7 @@ class DecodeStep:
         batch.positions[indices] += 1
         for sequence, draft in going.items():
             draft.accepted += 1
-            sequence.num_cached += 1
+            sequence.num_computed += 1
         return indices, tokens
 
     def _replay(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor | None:
@@ -239,14 +239,14 @@ class DecodeStep:
         batch = self._batch
         sequences = batch.sequences[elements]
         if not drafts:
-            span = max(sequence.num_cached for sequence in sequences) + 1
+            span = max(sequence.num_computed for sequence in sequences) + 1
             states = batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements]
             return [self._model.decode(*states, span)]
         chunks = []
         for sequence in sequences:
             assert sequence.kv_slot is not None, "the sequence has no KV slot"
             guesses = drafts[sequence].tokens if sequence in drafts else []
-            chunks.append(TokenChunk(sequence.kv_slot, sequence.num_cached, [sequence.output_tokens[-1], *guesses]))
+            chunks.append(TokenChunk(sequence.kv_slot, sequence.num_computed, [sequence.output_tokens[-1], *guesses]))
         hidden = self._model.run_chunks(chunks, every=True)
         is_last = torch.zeros(len(hidden), dtype=torch.bool)
         is_last[[0, *accumulate(len(chunk.tokens) for chunk in chunks[:-1])]] = True

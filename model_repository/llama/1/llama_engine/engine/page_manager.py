@@ -23,12 +23,12 @@ from llama_engine.model.model_runner import ModelRunner
 class CacheCounts:
     """Pages by state; evictions, and tokens looked up and found, since the counts were last taken.
 
-    used_pages: held by sequences. cached_pages: held by none, but with a prefix. queried_tokens: tokens of admitted
+    used_pages: held by sequences. idle_pages: held by none, but with a prefix. queried_tokens: tokens of admitted
     sequences that were looked up; hit_tokens: those found. evicted_pages: cached pages taken for other tokens.
     """
 
     used_pages: int
-    cached_pages: int
+    idle_pages: int
     free_pages: int
     queried_tokens: int
     hit_tokens: int
@@ -103,13 +103,13 @@ class PageManager:
             return False
         self._pool.hold(matching)
         sequence.pages = matching + [self._pool.take(sequence.request.cache_salt) for _ in range(count)]
-        sequence.num_cached = len(matching) * self.page_size
+        sequence.num_computed = len(matching) * self.page_size
         sequence.num_cached_pages = len(matching)
         if not sequence.has_sampled:
-            sequence.num_cached_prompt_tokens = min(sequence.num_cached, sequence.num_prompt_tokens)
+            sequence.num_cached_prompt_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
             if self._caches(sequence) and sequence.scored_from is None:
                 self._queried += sequence.num_tokens
-                self._hits += sequence.num_cached
+                self._hits += sequence.num_computed
         self._assign_slot(sequence)
         return True
 
@@ -130,7 +130,7 @@ class PageManager:
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the pages behind the cached positions, which a draft got."""
-        kept = self._shape.pages_of(sequence.num_cached)
+        kept = self._shape.pages_of(sequence.num_computed)
         unused = sequence.pages[kept:]
         if not unused:
             return
@@ -158,11 +158,11 @@ class PageManager:
         last = len(target.pages) - 1
         if target.pages[last] != source.pages[last]:
             self._model.copy(source.pages[last], target.pages[last])
-        target.num_cached = target.num_cached_prompt_tokens = target.num_prompt_tokens
+        target.num_computed = target.num_cached_prompt_tokens = target.num_prompt_tokens
 
     def cache_pages(self, sequence: Sequence) -> None:
         """Let other sequences match the full pages of a sequence. Call it when its next token proves them finite."""
-        full = sequence.num_cached // self.page_size
+        full = sequence.num_computed // self.page_size
         if not self._caches(sequence) or sequence.num_cached_pages == full:
             return
         digests = self._digests(sequence, full)
@@ -185,7 +185,7 @@ class PageManager:
         # Drop the last page first, so that a prefix is evicted from its end.
         self._pool.drop(reversed(sequence.pages))
         sequence.pages = []
-        sequence.num_cached = sequence.num_cached_pages = 0
+        sequence.num_computed = sequence.num_cached_pages = 0
         if sequence.kv_slot is not None:
             if sequence.request.adapter is not None:
                 # An adapter may be unloaded when no slot has it.
@@ -199,7 +199,7 @@ class PageManager:
 
     def _room(self, sequence: Sequence) -> int:
         """Return how many positions a sequence's pages have besides the cached ones."""
-        return len(sequence.pages) * self.page_size - sequence.num_cached
+        return len(sequence.pages) * self.page_size - sequence.num_computed
 
     def _append_page(self, sequence: Sequence) -> None:
         assert sequence.kv_slot is not None

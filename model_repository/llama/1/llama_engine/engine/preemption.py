@@ -1,4 +1,7 @@
-"""Preemption: where no page is free, the youngest sequence of the lowest priority loses its own for the time being."""
+"""Preemption: where no page is free, the youngest sequence of the lowest priority loses its own for the time being.
+
+`Prefill.requeue` puts it first in line; then its prompt and output are computed again, but for what is cached.
+"""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Prefill:
             computed = zip(part.sequences, part.chunks, part.scores, part.pooled, strict=True)
             for sequence, chunk, scores, pooled in computed:
                 prefilled.tokens += len(chunk.tokens)
-                sequence.num_cached += len(chunk.tokens)
+                sequence.num_computed += len(chunk.tokens)
                 sequence.add_scores(scores)
                 sequence.pooled = pooled
                 if sequence.share is not None and not sequence.num_uncached:
@@ -205,7 +205,7 @@ class Prefill:
                 prefilled.hidden.append(part.hidden[remaining] if embedded else part.hidden)
 
     def _compute_part(self, part: list[Sequence]) -> ComputedChunks:
-        """Compute the next chunk of each sequence's prompt. Repeatable: `num_cached` is advanced by the caller."""
+        """Compute the next chunk of each sequence's prompt. Repeatable: `num_computed` is advanced by the caller."""
         chunks = [self._next_chunk(sequence) for sequence in part]
         # The memory plan covers the logits of at most `slots` tokens at once, as in a decode step.
         computed = compute_chunks(self._model, self._pooler, part, chunks, self._batch.slots)
@@ -243,7 +243,7 @@ class Prefill:
 
     def _next_chunk(self, sequence: Sequence) -> TokenChunk:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"
-        start = sequence.num_cached
+        start = sequence.num_computed
         budget = self._embedding_budget() if sequence.request.return_embedding else self._budget
         end = min(start + budget, sequence.num_tokens)
         return TokenChunk(sequence.kv_slot, start, sequence.tokens(start, end))

@@ -3,7 +3,8 @@
 Sequences are admitted to free slots by priority (lowest value first), then in order of arrival, as long as the KV cache
 has pages for their prompts. While all slots or pages are taken, sequences wait here and `wait_until_admitted` blocks,
 so that further requests stay in Triton's queue. A sequence that is cancelled or times out while waiting is never
-computed. A sequence whose guide is being compiled also waits here; later sequences overtake it.
+computed. A sequence whose guide is being compiled also waits here; later sequences overtake it. What a step computes of
+the admitted prompts is decided in prefill.py.
 """
 
 from __future__ import annotations

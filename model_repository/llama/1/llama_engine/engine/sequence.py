@@ -77,7 +77,7 @@ class Sequence:
     """Digests of the sequence's first full pages, as far as `PageManager` has needed them."""
     num_cached_pages: int = 0
     """Number of full pages that other sequences can match."""
-    num_cached: int = 0
+    num_computed: int = 0
     """Number of positions in the KV cache."""
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
@@ -134,7 +134,7 @@ class Sequence:
     @property
     def num_uncached(self) -> int:
         """Number of tokens that are not in the KV cache yet."""
-        return self.num_tokens - self.num_cached
+        return self.num_tokens - self.num_computed
 
     @property
     def has_sampled(self) -> bool:
@@ -174,11 +174,12 @@ class Sequence:
         """Constrain the output to a compiled guide: WAITING_FOR_GUIDE → WAITING."""
         assert self.processor is not None
         self.processor.follow_guide(guide)
-        self.resume()
+        self.take_resume_ids()
         self.status = Status.WAITING
 
-    def resume(self) -> None:
-        """Take the request's `resume_ids` as generated and their text as sent. Must be called once, with its guide.
+    def take_resume_ids(self) -> None:
+        """Take the request's `resume_ids` as generated and their text as sent. Must be called once, after
+        `follow_guide` where there is a guide.
 
         Raises InvalidRequest if the text ends within them or violates the guide.
         """

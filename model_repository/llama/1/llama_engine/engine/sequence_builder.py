@@ -41,7 +41,7 @@ class PromptShare:
 
     def cached(self) -> Sequence | None:
         """Return a choice whose pages have the prompt; None if there is none."""
-        has_prompt = (choice for choice in self._cached if choice.num_cached >= choice.num_prompt_tokens)
+        has_prompt = (choice for choice in self._cached if choice.num_computed >= choice.num_prompt_tokens)
         return next(has_prompt, None)
 
 
@@ -124,5 +124,5 @@ class SequenceBuilder:
             Status.WAITING_FOR_GUIDE if guided else Status.WAITING,
         )
         if not guided:
-            sequence.resume()
+            sequence.take_resume_ids()
         return sequence

@@ -97,7 +97,7 @@ class TorchRunner:
         return hidden if every else hidden[last]
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
+        """Set the pages of a slot's sequence; see `ModelRunner`."""
         self.kv_cache.set_pages(slot, first, pages)
 
     def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
@@ -109,7 +109,7 @@ class TorchRunner:
         self._loras.set(slot, index)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the keys and values of page `source` to page `target`, in every layer."""
+        """Copy a page; see `ModelRunner`."""
         self.kv_cache.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:

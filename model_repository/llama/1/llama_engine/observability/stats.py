@@ -134,7 +134,7 @@ class Stats:
         self._gauges |= {(metrics.SLOTS_IN_USE, ""): running, (metrics.WAITING, ""): waiting}
         if cache is None:
             return
-        pages = {"used": cache.used_pages, "cached": cache.cached_pages, "free": cache.free_pages}
+        pages = {"used": cache.used_pages, "cached": cache.idle_pages, "free": cache.free_pages}
         self._gauges |= {(metrics.KV_CACHE_PAGES, state): count for state, count in pages.items()}
         self._gauges[metrics.KV_CACHE_USAGE, ""] = cache.used_pages / max(sum(pages.values()), 1)
         for metric, count in (

@@ -1,6 +1,7 @@
 """Filters of a batch's next tokens: temperature, min-p, top-k, top-p, each sequence with its own.
 
-Order and formulas are those of transformers' logits processors and, for min-p, of vLLM.
+`Sampler` (sampler.py) and, on a CPU, draw.py apply them in that order. Order and formulas are those of transformers'
+logits processors and, for min-p, of vLLM.
 """
 
 from __future__ import annotations

@@ -231,13 +231,16 @@ def test_they_end_with_the_scheduler(int8: LoadedModel, port: int) -> None:
     assert "kv-events" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_an_address_in_use_is_refused_and_one_that_others_reach_warned_of(
-    port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_address_in_use_is_refused(port: int) -> None:
+    with _published(port), pytest.raises(InvalidSettings, match=r"^kv_events is 'tcp://127.*Address already in use"):
+        KvEvents(f"tcp://127.0.0.1:{port + 1}", PAGE)
+
+
+def test_an_address_that_others_reach_is_warned_of(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with _published(port):
         assert not caplog.records
         # In use, so that no test reaches the network.
-        with pytest.raises(InvalidSettings, match=r"^kv_events is 'tcp://\*.*Address already in use"):
+        with pytest.raises(InvalidSettings):
             KvEvents(f"tcp://*:{port}", PAGE)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 

@@ -113,7 +113,8 @@ def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def test_every_container_is_locked_down(overlay: Overlay) -> None:
+def test_every_pod_is_locked_down(overlay: Overlay) -> None:
+    assert overlay.only("ServiceAccount")["automountServiceAccountToken"] is False
     for pod in overlay.pods.values():
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
             assert container["securityContext"] == {
@@ -123,11 +124,6 @@ def test_every_container_is_locked_down(overlay: Overlay) -> None:
                 "capabilities": {"drop": ["ALL"]},
             }, container["name"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-
-
-def test_a_pod_has_neither_the_nodes_namespaces_nor_a_cluster_token(overlay: Overlay) -> None:
-    assert overlay.only("ServiceAccount")["automountServiceAccountToken"] is False
-    for pod in overlay.pods.values():
         assert pod["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         # Variables of a Service called "llama" would be unknown settings, with which the model doesn't load.

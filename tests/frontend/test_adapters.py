@@ -163,12 +163,6 @@ def test_updates_are_served_at_once_and_outlive_an_older_description(served: End
     assert _names(served) == ["pydoc-llama", "json"]
 
 
-def test_unloading_an_unknown_adapter_is_not_found(adapted: Endpoint) -> None:
-    response = _unload(adapted, "other")
-    error = error_of(response)
-    assert (response.status_code, error["code"], error["param"]) == (404, "adapter_not_found", "lora_name")
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -179,8 +173,12 @@ def test_unloading_an_unknown_adapter_is_not_found(adapted: Endpoint) -> None:
         ({"load_inplace": True}, "load_inplace", "load_inplace is True"),
     ],
 )
-def test_an_adapter_that_cannot_be_loaded_is_refused(adapted: Endpoint, fields: Json, param: str, message: str) -> None:
+def test_what_cannot_be_loaded_or_unloaded_is_refused(
+    adapted: Endpoint, fields: Json, param: str, message: str
+) -> None:
     check_refusal(_load(adapted, **fields), param, message)
+    unknown = error_of(_unload(adapted, "other"))
+    assert (unknown["code"], unknown["param"]) == ("adapter_not_found", "lora_name")
 
 
 def test_without_the_setting_no_adapter_is_loaded_or_unloaded(triton: FakeTriton, shared_endpoint: Endpoint) -> None:

@@ -135,7 +135,8 @@ def test_an_unknown_key_is_refused(keyed: Endpoint) -> None:
     values = ("Bearer sk-third", "Bearer sk-firs", "Bearer", "sk-first", "Basic sk-first")
     requests = [("GET", "/v1/models", {"authorization": value}) for value in values]
     requests += [("POST", path, {}) for path in ("/v1/chat/completions", "/v1/completions/render", "/tokenize")]
-    for method, path, headers in [*requests, ("GET", "/openapi.json", {})]:
+    requests += [("GET", path, {}) for path in ("/openapi.json", "/page/serving")]
+    for method, path, headers in requests:
         response = keyed.http.request(method, path, headers=headers)
         assert (response.status_code, error_of(response)["code"]) == (401, "invalid_api_key")
 
@@ -146,8 +147,8 @@ def test_a_request_with_a_known_key_is_answered(keyed: Endpoint) -> None:
         assert keyed.http.get("/v1/models", headers=headers).status_code == 200
 
 
-def test_health_needs_no_key(keyed: Endpoint) -> None:
-    for path in ("/health", "/health/live", "/ping", "/version", "/metrics"):
+def test_health_and_the_page_need_no_key(keyed: Endpoint) -> None:
+    for path in ("/", "/health", "/health/live", "/ping", "/version", "/metrics"):
         assert keyed.http.get(path).status_code == 200
 
 

@@ -39,11 +39,6 @@ def test_without_the_page_and_the_document_their_paths_are_unknown(triton: FakeT
             assert error_of(served.http.get(path))["code"] == "unknown_url"
 
 
-def test_the_page_needs_no_key_and_the_models_do(keyed: Endpoint) -> None:
-    assert keyed.http.get("/").status_code == 200
-    assert keyed.http.get("/page/serving").status_code == 401
-
-
 def test_models_are_described_as_their_triton_does(triton: FakeTriton) -> None:
     triton.models["described"] = changed(serving={"memory": "on cpu: 1 MiB"})
     with endpoint(triton.port, model="described") as served:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of, text_of
+from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_server import fake_triton
-from frontend.fake_triton import FakeTriton, at_once
+from frontend.fake_triton import FakeTriton
 from httpx import Response
 
 GAUGE = 'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="{}",waiting_lora_adapters="{}"}}'
@@ -197,12 +197,6 @@ def test_an_interrupted_request_ends_if_its_adapter_has_changed(
     assert response.status_code == status
     assert "'sql'" in str(error_of(response)["message"])
     assert len(own.requests) == 1
-
-
-def test_an_interrupted_request_goes_on_with_its_adapter(served: Endpoint, own: FakeTriton) -> None:
-    own.die_after, own.restart = 2, at_once
-    assert text_of(served.complete(model="sql")) == " Hello, world."
-    assert _adapter(own) == ("sql", "v1")
 
 
 def test_an_exchanged_adapter_is_served_after_one_refusal(served: Endpoint, own: FakeTriton) -> None:

@@ -26,14 +26,6 @@ def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: Fake
     assert triton.prompt == "Return a list"
 
 
-def test_prompts_of_tokens_reach_the_model_as_tokens(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.complete(prompt=[1, 5, 9]).json()["usage"]["prompt_tokens"] == 3
-    assert triton.last.inputs["input_ids"] == [1, 5, 9]
-    assert "text_input" not in triton.last.inputs
-    assert len(served.complete(prompt=[[1, 2], [3]]).json()["choices"]) == 2
-    assert sorted(request.inputs["input_ids"] for request in triton.requests[1:]) == [[1, 2], [3]]
-
-
 def test_every_prompt_of_a_list_is_answered_in_order(served: Endpoint, triton: FakeTriton) -> None:
     triton.text = lambda request: [f"{request.value('text_input')}!"]
     answer = served.complete(prompt=["a", "b c", "d"], n=2).json()

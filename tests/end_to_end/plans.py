@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from end_to_end.servers import ROOT, new_server
 from triton_local.server import LocalTriton
@@ -26,13 +27,6 @@ class Plan:
     beside: Sequence[str] = ()
 
 
-# Few slots and small prefills: sequences wait, join others, and are prefilled in chunks.
-_FP32 = {
-    "LLAMA_QUANTIZATION": "none",
-    "LLAMA_DTYPE": "float32",
-    "LLAMA_SLOTS": "8",
-    "LLAMA_PREFILL_TOKENS": "48",
-}
 _EMBEDS = {"LLAMA_POOLING": "mean"}
 _TWO_SLOTS = {"LLAMA_SLOTS": "2"}
 _QUEUE_OF_THREE = (
@@ -43,6 +37,9 @@ _QUEUE_OF_THREE = (
 _LATE = {"TRITON_STUCK_SECONDS": "16"}
 """Without a step, until a model counts as dead: a working one must not, beside other tests."""
 
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "20"}
+"""Milliseconds until spans are sent."""
+
 _QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
 
 SHARED = {
@@ -52,9 +49,9 @@ SHARED = {
     "streaming": Plan("streaming", _EMBEDS),
     # With the other form of the log.
     "batched_int8": Plan("batched_int8", {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}),
-    # For tests that act while a request runs: slow, with two slots and a queue of three; and the models for other
+    # For tests that act while a request runs: slow, with two slots and a queue of three; one has the models for other
     # backends' clients.
-    "narrow_default": Plan("default", _TWO_SLOTS, "slow_model", _QUEUE_OF_THREE, beside=("ensemble", "vllm_model")),
+    "narrow_default": Plan("default", _TWO_SLOTS, "slow_model", _QUEUE_OF_THREE),
     "narrow_streaming": Plan(
         "streaming",
         _TWO_SLOTS,
@@ -67,23 +64,22 @@ SHARED = {
 
 PLANS = {
     **SHARED,
-    "fp32_streaming": Plan("streaming", _FP32),
-    # The other configs.
-    "batched_fp16": Plan("batched_fp16"),
-    "naive_fp16": Plan("naive_fp16"),
     "failing": Plan("streaming", _LATE, "faulty_model"),
     # For a test that kills it.
     "mortal": Plan("streaming", {**_TWO_SLOTS, **_LATE}, "slow_model"),
 }
 
 
-def planned(name: str, folder: Path) -> LocalTriton:
-    """Return the server of this name, not started. folder: an empty one, for a changed model repository."""
+def planned(name: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> LocalTriton:
+    """Return the server of this name, not started.
+
+    folder: an empty one, for a changed model repository. environment: added to the plan's.
+    """
     plan = PLANS[name]
     changes = (plan.shim, plan.queue_policy, plan.beside)
     repository = copy_repository(folder, *changes) if any(changes) else None
     options = [f"--load-model={model}" for model in plan.beside]
-    return new_server(plan.variant, plan.environment, repository, options)
+    return new_server(plan.variant, {**plan.environment, **environment}, repository, options)
 
 
 def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside: Sequence[str] = ()) -> Path:

@@ -47,7 +47,6 @@ class Response:
 
     rows: list[Answer]
     final: bool
-    request_id: str = ""
     error: str | None = None
 
 
@@ -99,17 +98,12 @@ class GrpcStream(_GrpcConnection):
         super().__init__(server)
         self._client.start_stream(self._take)
 
-    def ask(
-        self, inputs: Inputs, request_id: str = "", empty_final: bool = True, model: str = MODEL, **options: object
-    ) -> None:
-        """Send a request. empty_final: whether Triton shall also send a final flag that comes without a response.
-
-        options: of `async_stream_infer`.
-        """
+    def ask(self, inputs: Inputs, request_id: str = "", model: str = MODEL, **options: object) -> None:
+        """Send a request. options: of `async_stream_infer`."""
         request = tensors(tritonclient.grpc.InferInput, inputs)
-        self._client.async_stream_infer(
-            model, request, request_id=request_id, enable_empty_final_response=empty_final, **options
-        )
+        # Triton shall also send a final flag that comes without a response, for `end` to find.
+        options["enable_empty_final_response"] = True
+        self._client.async_stream_infer(model, request, request_id=request_id, **options)
 
     def next(self) -> Response:
         """Return the next response."""
@@ -118,7 +112,7 @@ class GrpcStream(_GrpcConnection):
         except tritonclient.utils.InferenceServerException as error:
             return Response([], final=False, error=str(error))
         raw = result.get_response()
-        return Response(answers(result) if raw.outputs else [], final, raw.id)
+        return Response(answers(result) if raw.outputs else [], final)
 
     def outputs(self) -> list[dict[str, NDArray[Any]]]:
         """Return the outputs by name of each response until the final flag; an error is raised."""
@@ -149,24 +143,17 @@ class GrpcStream(_GrpcConnection):
 class Call(_GrpcConnection):
     """One running request over gRPC: ModelInfer, or a gRPC stream under a decoupled config."""
 
-    def __init__(
-        self,
-        server: LocalTriton,
-        inputs: Inputs,
-        timeout_us: int | None = None,
-        model: str = MODEL,
-        request_id: str = "",
-    ) -> None:
+    def __init__(self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None, model: str = MODEL) -> None:
         """Send the request. timeout_us: its Triton timeout, the time it may wait for a slot."""
         super().__init__(server)
         request = tensors(tritonclient.grpc.InferInput, inputs)
         self._call: Any = None
         if model == MODEL and is_decoupled(server):
             self._client.start_stream(self._take)
-            self._client.async_stream_infer(model, request, request_id=request_id, timeout=timeout_us)
+            self._client.async_stream_infer(model, request, timeout=timeout_us)
         else:
             self._call = self._client.async_infer(
-                model, request, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
+                model, request, self._take, timeout=timeout_us, client_timeout=TIMEOUT_S
             )
 
     def cancel(self) -> None:
@@ -200,11 +187,11 @@ def sse(server: LocalTriton, inputs: Inputs) -> Streamed:
     return Streamed(chunks)
 
 
-def grpc_stream(server: LocalTriton, inputs: Inputs, empty_final: bool = True) -> Streamed:
+def grpc_stream(server: LocalTriton, inputs: Inputs) -> Streamed:
     """Stream over gRPC; a response without a chunk, or one after that with the final flag, fails the test."""
     chunks: list[Answer] = []
     with GrpcStream(server) as stream:
-        stream.ask({"stream": True, **inputs}, empty_final=empty_final)
+        stream.ask({"stream": True, **inputs})
         while (response := stream.next()).error is None:
             chunks += response.rows
             assert len(response.rows) == 1, "only one chunk a response"

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import tritonclient.grpc
-from end_to_end.metrics import LASTING, PENDING, Metrics, all_slots_taken
+from end_to_end.metrics import LASTING, Metrics, all_slots_taken
 from end_to_end.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response
 from end_to_end.wires import MODEL, ask, at_once, generate, tensors
 from triton_local.server import LocalTriton
@@ -23,75 +23,64 @@ NEIGHBOUR = {"text_input": "Return a list", "max_tokens": TOKENS, "min_tokens": 
 FAR_FEWER = 1200
 """Tokens of a request of 1500 that is cancelled near its beginning."""
 
-FAILURES = "nv_inference_request_failure"
-
 UNREAD = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 2.0, "stream": True}
 
 
-def test_a_cancelled_request_frees_its_slot(narrow: LocalTriton, metrics: Metrics) -> None:
-    alone = ask(narrow, generate, **NEIGHBOUR)
-    # Twice, so that a slot with remains of the request before would show.
-    for count in (1, 2):
-        with Call(narrow, LASTING) as call, Call(narrow, NEIGHBOUR) as neighbour:
-            metrics.wait_for_slots(2)
-            call.cancel()
-            assert neighbour.outcome() == alone
-            # After its answer there is nothing to cancel.
-            neighbour.cancel()
-            metrics.wait(Metrics.idle, "the slot is free")
-        metrics.wait_for(count, "llama_cancellations_total")
-    metrics.wait_for(2, "llama_requests_total", finish_reason="cancelled")
-    metrics.wait_for(3, "llama_requests_total", finish_reason="length")
-    assert metrics.grown("llama_generated_tokens_total") - 3 * TOKENS < 2 * FAR_FEWER
+def _cancel_call(server: LocalTriton, metrics: Metrics) -> None:
+    with Call(server, LASTING) as call:
+        metrics.wait_for_slots(2)
+        call.cancel()
+        metrics.wait_for(1, "llama_cancellations_total")
 
 
-def test_a_request_cancelled_while_it_waits_is_never_computed(narrow: LocalTriton, metrics: Metrics) -> None:
-    with ExitStack() as calls:
-        with all_slots_taken(narrow, metrics, slots=2) as running:
-            in_model = calls.enter_context(Call(narrow, NEIGHBOUR))
-            metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
-            queued = calls.enter_context(Call(narrow, NEIGHBOUR))
-            metrics.wait(lambda now: now.now(PENDING) == 1, "one waits in Triton's queue")
-            queued.cancel()
-            in_model.cancel()
-            # Before a slot is free. The one in Triton's queue is cancelled by Triton or by the model.
-            metrics.wait(
-                lambda now: now.grown("llama_cancellations_total") + now.grown(FAILURES, reason="CANCELED") == 2,
-                "both are cancelled",
-            )
-            assert not any(call.done() for call in running)
-        metrics.wait(Metrics.idle, "all have ended")
-    tokens = ask(narrow, generate, **LASTING | {"max_tokens": 1, "min_tokens": 1}).num_input_tokens
-    metrics.wait_for(3 * tokens, "llama_prompt_tokens_total")
-    assert 3 <= metrics.grown("llama_cancellations_total") <= 4
-    assert metrics.grown("llama_generated_tokens_total") < 2 * FAR_FEWER
-
-
-def _close_sse(server: LocalTriton) -> None:
+def _close_sse(server: LocalTriton, _: Metrics) -> None:
     with sse_response(server, LASTING) as response:
         next(events(response))
 
 
-def _cancel_grpc_stream(server: LocalTriton) -> None:
+def _cancel_grpc_stream(server: LocalTriton, _: Metrics) -> None:
     with GrpcStream(server) as stream:
         stream.ask({**LASTING, "stream": True})
         stream.next()
         stream.cancel()
 
 
-@pytest.mark.parametrize("leave", [_close_sse, _cancel_grpc_stream])
-@pytest.mark.parametrize("narrow", ["narrow_streaming"], indirect=True)
-def test_a_stream_whose_client_leaves_frees_its_slot(
-    narrow: LocalTriton, metrics: Metrics, leave: Callable[[LocalTriton], None]
+@pytest.mark.parametrize(
+    ("narrow", "leave"),
+    [
+        ("narrow_default", _cancel_call),
+        ("narrow_streaming", _close_sse),
+        ("narrow_streaming", _cancel_grpc_stream),
+    ],
+    indirect=["narrow"],
+)
+def test_a_client_that_leaves_frees_its_slot(
+    narrow: LocalTriton, metrics: Metrics, leave: Callable[[LocalTriton, Metrics], None]
 ) -> None:
     alone = ask(narrow, generate, **NEIGHBOUR)
     with Call(narrow, NEIGHBOUR) as neighbour:
-        leave(narrow)
+        leave(narrow, metrics)
         assert neighbour.outcome() == alone
+        # After its answer there is nothing to cancel.
+        neighbour.cancel()
     metrics.wait(Metrics.idle, "the slots are free")
     metrics.wait_for(1, "llama_cancellations_total")
+    metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
     metrics.wait_for(2, "llama_requests_total", finish_reason="length")
     assert metrics.grown("llama_generated_tokens_total") - 2 * TOKENS < FAR_FEWER
+
+
+@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
+def test_a_request_cancelled_while_it_waits_is_never_computed(narrow: LocalTriton, metrics: Metrics) -> None:
+    with all_slots_taken(narrow, metrics, slots=2) as running, Call(narrow, NEIGHBOUR) as waiting:
+        metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
+        waiting.cancel()
+        # Before a slot is free.
+        metrics.wait_for(1, "llama_cancellations_total")
+        assert not any(call.done() for call in running)
+    metrics.wait(Metrics.idle, "all have ended")
+    # The prompts of the two that ran.
+    metrics.wait_for(2 * 2, "llama_prompt_tokens_total")
 
 
 def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton) -> None:

@@ -49,17 +49,16 @@ def test_json_has_every_field_and_its_seed_repeats_the_text(triton: LocalTriton)
     assert json.loads(again.stdout)["text"] == first["text"]
 
 
-@both_protocols
-def test_status_shows_how_the_server_computes(triton: LocalTriton, protocol: str) -> None:
+def test_status_shows_how_the_server_computes(triton: LocalTriton) -> None:
     """The server's log names the same computation."""
     metrics = f"--metrics-url={triton.metrics_url}"
-    plain = run(triton, protocol, "status", metrics)
+    plain = run(triton, "http", "status", metrics)
     assert plain.exit_code == 0
     for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 1 ms", "quantization = int8"):
         assert expected in plain.stdout
     (computation,) = re.findall(r"^computes    (.*INT8.*); KV cache \w+; on cpu$", plain.stdout, re.MULTILINE)
     assert f"decode steps: {computation}, " in triton.log_text()
-    state = json.loads(run(triton, protocol, "status", "--json", metrics).stdout)
+    state = json.loads(run(triton, "grpc", "status", "--json", metrics).stdout)
     assert state["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
     assert [instance["computation"] for instance in state["instances"]] == [computation]
 
@@ -74,31 +73,25 @@ def test_a_missing_model_is_one_line_with_exit_code_7(triton: LocalTriton, proto
     assert re.match("Error: .*no-such-model", refused.stderr)
 
 
-@both_protocols
-def test_a_stream_prints_the_same_text_in_chunks(streaming: LocalTriton, protocol: str) -> None:
+def test_a_stream_prints_the_same_text_in_chunks(streaming: LocalTriton) -> None:
     arguments = ("generate", "É The for statement", "--max-tokens", "20", "--temperature", "1", "--seed", "7")
-    plain = run(streaming, protocol, *arguments)
-    streamed = run(streaming, protocol, *arguments, "--stream")
+    plain = run(streaming, "http", *arguments)
+    streamed = run(streaming, "http", *arguments, "--stream")
     assert (streamed.exit_code, streamed.stderr, streamed.stdout) == (0, "", plain.stdout)
-    chunks = [
-        json.loads(line) for line in run(streaming, protocol, *arguments, "--stream", "--json").stdout.splitlines()
-    ]
+    chunks = [json.loads(line) for line in run(streaming, "grpc", *arguments, "--stream", "--json").stdout.splitlines()]
     assert "".join(chunk["text"] for chunk in chunks) + "\n" == plain.stdout
     assert [chunk["seed"] for chunk in chunks] == [7] * len(chunks)
     assert chunks[-1]["finish_reason"]
 
 
-@pytest.mark.parametrize(("protocol", "form"), [("http", ()), ("http", ("--stream",)), ("grpc", ("--stream",))])
-def test_ctrl_c_ends_the_command_and_a_stream(
-    narrow_streaming: LocalTriton, protocol: str, form: tuple[str, ...]
-) -> None:
+@both_protocols
+def test_ctrl_c_ends_the_command_and_its_stream(narrow_streaming: LocalTriton, protocol: str) -> None:
     metrics = Metrics(narrow_streaming)
-    arguments = ("generate", "def", *form, "--max-tokens", "300", "--min-tokens", "300")
+    arguments = ("generate", "def", "--stream", "--max-tokens", "300", "--min-tokens", "300")
     command = [sys.executable, "-c", CODE, *arguments, "--url", url(narrow_streaming, protocol)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         metrics.wait_for_slots(1)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr.strip()) == (1, b"Aborted!")
-    if form:
-        metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
+    metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")

@@ -1,24 +1,17 @@
-"""The client library against a real Triton that runs the real model, under both configs."""
+"""The client library against a real Triton that runs the real model."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
-from triton_llama import (
-    AsyncLlamaClient,
-    Completion,
-    LlamaClient,
-    LlamaTimeoutError,
-    RejectedInputError,
-    SamplingParams,
-)
+from triton_llama import AsyncLlamaClient, LlamaClient, LlamaTimeoutError, RejectedInputError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
 
 PROMPTS = ["The for statement is used to", "Return a list of", "É 🙂 x", "def ", "An exception", "A", "In Python", "x"]
-WITH_PROMPT = SamplingParams(max_tokens=4, exclude_input_in_output=False)
 REQUESTS = [
     SamplingParams(max_tokens=24),
     SamplingParams(max_tokens=24, temperature=1.0, seed=2**64 - 1),
@@ -33,45 +26,16 @@ def address(triton: LocalTriton, protocol: Protocol) -> str:
     return triton.http_url if protocol == "http" else triton.grpc_url
 
 
-def check(prompt: str, completion: Completion) -> None:
-    assert completion.text.startswith(prompt)
-    assert completion.finish_reason in ("stop", "length")
-    assert completion.num_input_tokens >= 1
-    assert 1 <= completion.num_output_tokens <= 4
-
-
-def same(streamed: Completion, whole: Completion) -> bool:
-    # Drafts of the second answer can be taken from the first.
-    own = ("request_id", "seed", "num_accepted_draft_tokens", "num_rejected_draft_tokens")
-    return streamed == Completion(**{**vars(whole), **{name: getattr(streamed, name) for name in own}})
-
-
 @both_protocols
-def test_a_refusal_or_a_timeout_harms_no_later_request(either: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(either, protocol), protocol) as client:
+def test_a_refusal_or_a_timeout_harms_no_later_request(streaming: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(streaming, protocol), protocol) as client:
         with pytest.raises(RejectedInputError, match="temperature"):
             client.generate(PROMPTS[0], temperature=7.0)
         with pytest.raises(LlamaTimeoutError):
             client.generate(PROMPTS[0], max_tokens=500, min_tokens=500, timeout=0.001)
-        assert client.generate(PROMPTS[0], max_tokens=2).num_output_tokens == 2
-
-
-@both_protocols
-def test_a_completion_has_its_times_where_it_asks_for_them(either: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(either, protocol), protocol) as client:
-        times = client.generate(PROMPTS[0], max_tokens=4, return_perf_metrics=True).times
-        assert client.generate(PROMPTS[0], max_tokens=4).times is None
+        times = client.generate(PROMPTS[0], max_tokens=2, return_perf_metrics=True).times
     assert times is not None
     assert times.arrival <= times.first_scheduled <= times.first_token <= times.last_token
-
-
-@both_protocols
-async def test_both_clients_have_the_same_status(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        status = client.status()
-    async with AsyncLlamaClient(address(triton, protocol), protocol) as twin:
-        assert await twin.status() == status
-    assert (status.live, status.ready, status.model_ready, status.server) == (True, True, True, "triton")
 
 
 @both_protocols
@@ -84,9 +48,11 @@ async def test_an_async_client_goes_on_after_a_cancelled_task(triton: LocalTrito
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        completions = await asyncio.gather(*(client.generate(prompt, WITH_PROMPT) for prompt in PROMPTS))
+        params = SamplingParams(max_tokens=4, exclude_input_in_output=False)
+        completions = await asyncio.gather(*(client.generate(prompt, params) for prompt in PROMPTS))
     for prompt, completion in zip(PROMPTS, completions, strict=True):
-        check(prompt, completion)
+        assert completion.text.startswith(prompt)
+        assert 1 <= completion.num_output_tokens <= 4
 
 
 @both_protocols
@@ -96,8 +62,11 @@ def test_chunks_joined_in_eight_threads_are_what_generate_gives(streaming: Local
         def check(prompt: str, params: SamplingParams) -> None:
             with client.stream(prompt, params) as stream:
                 chunks = list(stream)
+            streamed, whole = stream.completion, client.generate(prompt, params)
             assert stream.text == "".join(chunk.text for chunk in chunks)
             assert [bool(chunk.finish_reason) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-            assert same(stream.completion, client.generate(prompt, params))
+            # Drafts of the second answer can be taken from the first.
+            own = ("request_id", "seed", "num_accepted_draft_tokens", "num_rejected_draft_tokens")
+            assert streamed == replace(whole, **{name: getattr(streamed, name) for name in own})
 
         list(threads.map(check, PROMPTS, REQUESTS * 2))

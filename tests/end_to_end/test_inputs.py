@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from end_to_end.servers import EMBEDDED
-from end_to_end.wires import FLAGS, TENSOR_WIRES, WIRES, Answer, ask, at_once, everywhere, post
+from end_to_end.wires import TENSOR_WIRES, Answer, ask, everywhere
 from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
 
@@ -32,28 +30,6 @@ TOKENIZER = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
 )
 def test_an_input_has_an_effect(triton: LocalTriton, changed: dict[str, object]) -> None:
     assert everywhere(triton, **GREEDY | changed) != everywhere(triton, **GREEDY)
-
-
-@pytest.mark.parametrize(
-    "same",
-    [
-        {"stop_words": [""], "bad_words": [""]},
-        dict.fromkeys(("stream", *FLAGS), False),
-        {"pad_id": 0, "beam_width": 1, "length_penalty": 1.5, "end_id": -1, "num_return_sequences": 1},
-    ],
-    ids=",".join,
-)
-def test_an_empty_word_or_a_compatibility_flag_changes_nothing(triton: LocalTriton, same: dict[str, object]) -> None:
-    assert everywhere(triton, **GREEDY, **same) == everywhere(triton, **GREEDY)
-
-
-def test_only_the_prompt_is_required(triton: LocalTriton) -> None:
-    for answer in at_once([partial(ask, triton, wire, text_input=PROMPT) for wire in WIRES]):
-        assert 1 <= answer.num_output_tokens <= 128
-        assert answer.finish_reason == "stop" or answer.num_output_tokens == 128
-    refused = post(triton, "generate", {"max_tokens": 3})
-    assert refused.status_code == 400
-    assert "text_input is missing, and so is input_ids" in refused.json()["error"]
 
 
 def test_a_prompt_of_tokens_is_answered_as_its_text(triton: LocalTriton) -> None:

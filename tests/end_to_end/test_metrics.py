@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from functools import partial
 
 import pytest
-from end_to_end.metrics import LASTING, Metrics, all_slots_taken
-from end_to_end.openai_endpoint import in_front_of
-from end_to_end.servers import HTTP, until
+from end_to_end.metrics import Metrics
+from end_to_end.servers import HTTP
 from end_to_end.streams import STREAM_WIRES, Call
 from end_to_end.wires import Refusal, ask, at_once, generate
-from frontend.endpoints import gauges
 from llama_engine.observability.metrics import DRAFT_SOURCES, METRICS
-from triton_llama import LlamaClient
 from triton_local.server import LocalTriton
 
 TOKENS = 6
@@ -93,28 +89,3 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     assert metrics.grown("llama_step_sequences_bucket", le="2") == metrics.grown(
         "llama_step_sequences_bucket", le="+Inf"
     )
-
-
-def test_cached_tokens_are_counted(triton: LocalTriton) -> None:
-    # A few pages that no other test has sent.
-    prompt = f"{secrets.token_hex(8)}: " + "return a list of the words in the string, " * 10
-    metrics = Metrics(triton)
-    with LlamaClient(triton.http_url) as client:
-        first, second = (client.generate(prompt, max_tokens=2) for _ in range(2))
-    assert second.num_cached_tokens
-    metrics.wait_for(second.num_cached_tokens, "llama_prefix_cache_hits_total")
-    assert metrics.grown("llama_prefix_cache_queries_total") == first.num_input_tokens + second.num_input_tokens
-    metrics.wait(lambda now: now.now("llama_kv_cache_pages", state="cached") > 0, "their pages are cached")
-
-
-@pytest.mark.parametrize("narrow", ["narrow_streaming"], indirect=True)
-def test_vllms_gauges_are_the_engines(narrow: LocalTriton, metrics: Metrics) -> None:
-    with in_front_of(narrow) as served:
-        with all_slots_taken(narrow, metrics, slots=2), Call(narrow, LASTING) as waiting:
-            # Together: on a slow machine there may be no gauges a moment later.
-            until(
-                lambda: (now := gauges(served))[1:] == (2, 1) and 0 < now[0] < 1,
-                lambda: f"two run and one waits: {gauges(served)}",
-            )
-            waiting.cancel()
-        until(lambda: gauges(served) == (0, 0, 0), lambda: f"nothing runs or waits: {gauges(served)}")

@@ -30,22 +30,6 @@ def test_a_completion_is_the_models_own_streamed_or_not(served: Endpoint, stream
     assert "".join(event["choices"][0]["text"] for event in events) == expected.text  # type: ignore[index]
 
 
-def test_the_tokens_of_an_echo_and_its_answer_are_the_text(served: Endpoint) -> None:
-    tokens = served.http.post("/tokenize", json={"prompt": PROMPT, "add_special_tokens": False}).json()["tokens"]
-    for prompt in (PROMPT, tokens):
-        answer = served.complete(
-            prompt=prompt, echo=True, logprobs=2, guided_choice=[" é你😀 end"], max_tokens=40
-        ).json()
-        (choice,) = answer["choices"]
-        assert choice["text"] == f"{PROMPT} é你😀 end"
-        before = b""
-        for name, offset in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
-            assert offset == len(before.decode(errors="ignore"))
-            escaped = name.removeprefix("bytes:").replace("\\x", "")
-            before += name.encode() if escaped == name else bytes.fromhex(escaped)
-        assert before.decode() == choice["text"]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_refused_requests_leave_no_error_in_tritons_log(served: Endpoint, streaming: LocalTriton, stream: bool) -> None:
     before = _error_lines(streaming)

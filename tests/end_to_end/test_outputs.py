@@ -19,9 +19,8 @@ TWELVE: dict[str, object] = {
 }  # fmt: skip
 OPTIONS = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
 TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
-LAST = {"stop_reason", "num_cached_tokens", "num_accepted_draft_tokens", "num_rejected_draft_tokens"}
-"""Outputs of the last chunk of a stream."""
-ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens", *LAST}
+ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "stop_reason", "num_cached_tokens"}
+ALWAYS |= {"num_accepted_draft_tokens", "num_rejected_draft_tokens"}
 OPTIONAL = {"output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", *TIMES}
 
 
@@ -53,11 +52,3 @@ def test_a_stream_has_exactly_the_outputs_that_its_request_names(streaming: Loca
         responses = stream.outputs()
     assert all(set(outputs) == {*names} for outputs in responses)
     assert sum(int(outputs["num_output_tokens"][0]) for outputs in responses) == 12
-
-
-def test_a_stream_whose_request_names_no_output_has_all(streaming: LocalTriton) -> None:
-    with GrpcStream(streaming) as stream:
-        stream.ask({**TWELVE, "stream": True})
-        *before, last = stream.outputs()
-    assert all(set(outputs) == ALWAYS - LAST for outputs in before)
-    assert set(last) == ALWAYS

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from contextlib import ExitStack
 
 import pytest
-from end_to_end.metrics import PENDING, Metrics, all_slots_taken, fields, line_of, request_lines
+from end_to_end.metrics import Metrics, all_slots_taken
 from end_to_end.servers import is_decoupled
 from end_to_end.streams import STREAM_WIRES, Call, sse_response
 from end_to_end.wires import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, generate
 from triton_local.server import LocalTriton
-from triton_supervisor.health import Limits, healthy
-from triton_supervisor.triton import Address
 
 SLOTS, QUEUE = 2, 3
 REQUEST = {"text_input": "Return a list of the", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
@@ -31,11 +28,11 @@ def _is_full(refusal: object) -> bool:
     )
 
 
-def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack, name: str = "") -> list[Call]:
-    """Send requests one after another until one waits in the model and the queue is full. name: begins their ids."""
+def _queue_up(server: LocalTriton, metrics: Metrics, calls: ExitStack) -> list[Call]:
+    """Send requests one after another until one waits in the model and the queue is full."""
     waiting = []
-    for number in range(1 + QUEUE):
-        waiting.append(calls.enter_context(Call(server, REQUEST, request_id=f"{name}{number}")))
+    for _ in range(1 + QUEUE):
+        waiting.append(calls.enter_context(Call(server, REQUEST)))
         if len(waiting) == 1:
             metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "the first one waits in the model")
         metrics.wait_for_slots(SLOTS, waiting=len(waiting))
@@ -55,43 +52,6 @@ def test_a_full_queue_refuses(narrow: LocalTriton, alone: Answer, metrics: Metri
                 with sse_response(narrow, REQUEST) as refused:
                     assert refused.status_code == 503
         assert [call.outcome() for call in waiting] == [alone] * len(waiting)
-
-
-@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
-def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
-    http, metrics_page = Address.parse(narrow.http_url), Address.parse(narrow.metrics_url)
-    with ExitStack() as calls:
-        with all_slots_taken(narrow, metrics, SLOTS) as long:
-            waiting = _queue_up(narrow, metrics, calls)
-            verdict = healthy(http, metrics_page, Limits(step_age=600.0))
-            assert not any(call.done() for call in (*waiting, *long)), "or there was room in the queue"
-        assert verdict.ok, verdict
-        assert verdict.reason.startswith("a step ")
-        assert [call.outcome() for call in waiting] == [alone] * len(waiting)
-
-
-def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
-    """All that wait go through one slot while a long request keeps the other."""
-    name = f"{uuid.uuid4().hex}-"
-    with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
-        waiting = _queue_up(narrow, metrics, calls, name)
-        metrics.wait_for_slots(SLOTS, waiting=1 + QUEUE)
-        assert not any(call.done() for call in waiting)
-        long[0].cancel()
-        assert [call.outcome() for call in waiting] == [alone] * len(waiting)
-        assert not long[1].done()
-    line_of(narrow, f"{name}{QUEUE}")
-    answered = [fields(line)["id"] for line in request_lines(narrow) if name in line]
-    assert answered == [f"{name}{number}" for number in range(len(waiting))]
-    metrics.wait(Metrics.idle, "all have been answered")
-    metrics.wait_for(len(waiting), "llama_requests_total", finish_reason="length")
-    metrics.wait_for(SLOTS, "llama_cancellations_total")
-    assert metrics.reasons() == {"length": len(waiting), "cancelled": SLOTS}
-    assert metrics.now(PENDING) == 0
-    # To Triton 2.51 a queued request is a success whatever the model answers, and a refused one is not counted.
-    assert metrics.grown("nv_inference_request_success") == len(waiting) + SLOTS
-    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-        assert metrics.grown("nv_inference_request_failure", reason=reason) == 0
 
 
 @pytest.mark.parametrize(

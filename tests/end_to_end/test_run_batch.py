@@ -1,26 +1,23 @@
-"""`triton-llama run-batch` in front of a real Triton: kills of both, and chats beside a batch."""
+"""`triton-llama run-batch` in front of a real Triton: killed, and beside chats."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
 from end_to_end.metrics import Metrics
 from end_to_end.openai_endpoint import in_front_of
-from end_to_end.servers import new_server, ports_of, until
+from end_to_end.servers import until
 from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 
 Json = dict[str, Any]
 
-LINES = 180
+LINES = 90
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
@@ -54,25 +51,16 @@ def _answers(out: Path) -> dict[str, object]:
     return answers
 
 
-@pytest.mark.long
-def test_a_killed_batch_has_each_answer_once_as_a_quiet_run_has_it(tmp_path: Path) -> None:
+def test_a_killed_batch_has_each_answer_once_as_a_quiet_run_has_it(served: Endpoint, tmp_path: Path) -> None:
     source, quiet, out = (tmp_path / f"{name}.jsonl" for name in ("in", "quiet", "out"))
     source.write_text("".join(f"{json.dumps(_line(number))}\n" for number in range(LINES)))
-    with ExitStack() as stack:
-        server = stack.enter_context(new_server("streaming"))
-        endpoint = stack.enter_context(in_front_of(server))
-        assert _start(endpoint, source, quiet, "--concurrency", "1").wait(120) == 0
-        for killed_at in (LINES // 6, LINES // 3):
-            with _start(endpoint, source, out, "--resume") as process:
-                until(lambda at=killed_at: _count(out) >= at, lambda: "lines are answered")  # type: ignore[misc]
-                process.kill()
-                assert process.wait() == -signal.SIGKILL
-        with _start(endpoint, source, out, "--resume") as process:
-            until(lambda: _count(out) >= LINES // 2, lambda: "lines are answered")
-            os.kill(server.pid, signal.SIGKILL)
-            assert server.wait() == 70
-            stack.enter_context(new_server("streaming", ports=ports_of(server)))
-            assert process.wait(120) == 0
+    assert _start(served, source, quiet, "--concurrency", "1").wait(120) == 0
+    for killed_at in (LINES // 6, LINES // 3):
+        with _start(served, source, out, "--resume") as process:
+            until(lambda at=killed_at: _count(out) >= at, lambda: "lines are answered")  # type: ignore[misc]
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+    assert _start(served, source, out, "--resume").wait(120) == 0
     assert _answers(out) == _answers(quiet)
     assert len(_answers(out)) == LINES
 

@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
-from collector import Collector, collector
+from collector import Collector
 from end_to_end.openai_endpoint import in_front_of
-from end_to_end.servers import new_server
+from end_to_end.plans import SOON
 from end_to_end.wires import generate
-from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 SECRET = "The password is swordfish"
-SOON = ("OTEL_BSP_SCHEDULE_DELAY", "20")
-"""Milliseconds until spans are sent."""
 STAGES = ("queue", "prefill", "decode")
 
 
-@pytest.fixture(scope="module")
-def module_collector() -> Iterator[Collector]:
-    with collector() as came:
-        yield came
-
-
-@pytest.fixture(scope="module")
-def traced(module_collector: Collector, ending: ExitStack) -> Iterator[LocalTriton]:
-    server = new_server("streaming", {"LLAMA_TRACES": module_collector.url, **dict([SOON])})
-    started = ending.enter_context(server)
-    yield started
-    started.terminate()
-
-
-@pytest.fixture(scope="module")
-def endpoint(traced: LocalTriton, module_collector: Collector) -> Iterator[Endpoint]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*SOON)
-        with in_front_of(traced, traces=module_collector.url) as served:
-            yield served
-
-
 @pytest.fixture
-def came(module_collector: Collector) -> Collector:
-    module_collector.spans.clear()
-    return module_collector
+def came(spans: Collector) -> Collector:
+    spans.spans.clear()
+    return spans
 
 
-def test_a_request_is_one_trace_from_its_caller_to_the_last_token(endpoint: Endpoint, came: Collector) -> None:
+def test_a_request_is_one_trace_from_its_caller_to_the_last_token(
+    streaming: LocalTriton, came: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SOON.items():
+        monkeypatch.setenv(name, value)
     body = {"model": "pydoc-llama", "prompt": SECRET, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
-    answer = endpoint.http.post("/v1/completions", json=body, headers={"traceparent": TRACEPARENT}).json()
+    with in_front_of(streaming, traces=came.url) as endpoint:
+        answer = endpoint.http.post("/v1/completions", json=body, headers={"traceparent": TRACEPARENT}).json()
     (request,) = came.wait_for("POST /v1/completions")
     stages = [came.wait_for(name)[0] for name in STAGES]
     assert (request.trace, request.parent) == (TRACE, PARENT)
@@ -68,7 +45,7 @@ def test_a_request_is_one_trace_from_its_caller_to_the_last_token(endpoint: Endp
     assert answer["choices"][0]["text"].encode() not in came.bodies
 
 
-def test_a_client_of_triton_gives_its_span_as_a_parameter(traced: LocalTriton, came: Collector) -> None:
-    generate(traced, {"text_input": SECRET, "max_tokens": 3, "traceparent": TRACEPARENT})
+def test_a_client_of_triton_gives_its_span_as_a_parameter(streaming: LocalTriton, came: Collector) -> None:
+    generate(streaming, {"text_input": SECRET, "max_tokens": 3, "traceparent": TRACEPARENT})
     for name in STAGES:
         assert [(span.trace, span.parent) for span in came.wait_for(name)] == [(TRACE, PARENT)]

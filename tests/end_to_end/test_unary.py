@@ -38,10 +38,9 @@ def test_a_request_for_a_stream_is_refused_by_name(streaming: LocalTriton) -> No
     assert refused == Refusal(BAD, "INVALID_ARG: stream is true; it must be false: llama_unary answers in one response")
 
 
-@pytest.mark.parametrize("value", [1, "one", True])
-def test_request_parameters_reach_the_model(streaming: LocalTriton, value: object) -> None:
+def test_request_parameters_reach_the_model(streaming: LocalTriton) -> None:
     tensor = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
-    body = {"inputs": [tensor], "parameters": {"temprature": value}}
+    body = {"inputs": [tensor], "parameters": {"temprature": 1}}
     refused = HTTP.post(f"http://{streaming.http_url}/v2/models/{UNARY}/infer", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"].startswith("INVALID_ARG: 'temprature' is no input of this model")

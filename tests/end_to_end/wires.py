@@ -1,4 +1,4 @@
-"""Raw clients of the four endpoints with one response: /generate, /infer in JSON and in binary, gRPC.
+"""Raw clients of the three endpoints with one response: /generate, /infer, gRPC.
 
 They take the contract's inputs as plain Python values and return an Answer or a Refusal, without checks, defaults or
 retries. Lists of lists are several rows.
@@ -30,9 +30,6 @@ UNARY = "llama_unary"
 BAD = "bad request"
 SECRET = "cuda:0 is on fire at 10.0.0.1"
 """Message of an injected exception: it belongs in the log, never in an answer."""
-
-FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
-"""Accepted for compatibility."""
 
 DTYPES = {name: PARAMETERS[row].type.replace("STRING", "BYTES") for name, row in NAMES.items()}
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
@@ -80,12 +77,10 @@ def generate(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
     return _refusal(answered) or [Answer(*(answered.json()[name] for name in OUTPUTS))]
 
 
-def infer(
-    server: LocalTriton, inputs: Inputs, binary: bool = True, request_id: str = "", model: str = MODEL
-) -> list[Answer] | Refusal:
-    """Ask /infer with tritonclient; its tensors are JSON lists, or bytes behind the JSON."""
-    request = tensors(tritonclient.http.InferInput, inputs, binary_data=binary)
-    outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in OUTPUTS]
+def infer(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str = MODEL) -> list[Answer] | Refusal:
+    """Ask /infer with tritonclient; its tensors are bytes behind the JSON."""
+    request = tensors(tritonclient.http.InferInput, inputs)
+    outputs = [tritonclient.http.InferRequestedOutput(name) for name in OUTPUTS]
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
         try:
             return answers(client.infer(model, request, request_id=request_id, outputs=outputs))
@@ -104,13 +99,10 @@ def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str =
             return Refusal(kind, str(error.message()))
 
 
-infer_json = partial(infer, binary=False)
-infer_binary = partial(infer, binary=True)
 unary_infer = partial(infer, model=UNARY)
 unary_grpc = partial(grpc, model=UNARY)
-WIRES: tuple[Wire, ...] = (generate, infer_json, infer_binary, grpc)
-TENSOR_WIRES: tuple[Wire, ...] = (infer_json, infer_binary, grpc)
-BINARY_WIRES: tuple[Wire, ...] = (infer_binary, grpc)
+WIRES: tuple[Wire, ...] = (generate, infer, grpc)
+TENSOR_WIRES: tuple[Wire, ...] = (infer, grpc)
 UNARY_WIRES: tuple[Wire, ...] = (unary_infer, unary_grpc)
 
 
@@ -122,16 +114,16 @@ def ask(server: LocalTriton, wire: Wire = grpc, /, **inputs: object) -> Answer:
     return answer
 
 
-def tensors(kind: Any, inputs: Inputs, **options: bool) -> list[Any]:  # noqa: ANN401 - tritonclient's two InferInput share no base
+def tensors(kind: Any, inputs: Inputs) -> list[Any]:  # noqa: ANN401 - tritonclient's two InferInput share no base
     """Return values as tritonclient's input tensors of the contract's dtypes; an array keeps its own.
 
-    A plain value is one row of one, a list one row, lists of lists are rows. options: of `set_data_from_numpy`.
+    A plain value is one row of one, a list one row, lists of lists are rows.
     """
     filled = []
     for name, value in inputs.items():
         array = value if isinstance(value, np.ndarray) else _array(name, value)
         tensor = kind(name, list(array.shape), tritonclient.utils.np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array, **options)
+        tensor.set_data_from_numpy(array)
         filled.append(tensor)
     return filled
 
@@ -159,7 +151,7 @@ def at_once(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
 
 
 def everywhere(server: LocalTriton, **inputs: object) -> Answer:
-    """Send the same request to all four endpoints at once; return the answer, which must be the same."""
+    """Send the same request to all three endpoints at once; return the answer, which must be the same."""
     answers = at_once([partial(ask, server, wire, **inputs) for wire in WIRES])
     assert answers == [answers[0]] * len(WIRES), answers
     return answers[0]

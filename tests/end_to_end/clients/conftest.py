@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
@@ -19,83 +17,88 @@ from end_to_end.servers import is_healthy, new_server, until
 from frontend.endpoints import HOST, Endpoint
 from triton_llama_openai.triton.engine_load import PAGE_SIZES
 from triton_local.ports import choose_ports
+from triton_local.server import LocalTriton
 
 PAGE = PAGE_SIZES["cpu"]
-POLICIES = ("cache_aware", "kv_aware")
-"""The router's: by the prompts that it has sent to an endpoint; by the pages that an endpoint has."""
 
 
-class Worker(NamedTuple):
-    """An endpoint with a Triton of its own, which publishes what its KV cache has."""
+class Replica(NamedTuple):
+    """A Triton, and the first of two ports where it publishes what its KV cache has."""
 
-    endpoint: Endpoint
+    triton: LocalTriton
     kv_events_port: int
+
+
+NewReplica = Callable[[], Replica]
 
 
 class Router(NamedTuple):
     """vLLM's router in front of two endpoints."""
 
-    policy: str
     base_url: str
-    endpoints: tuple[Endpoint, Endpoint]
+    endpoints: list[Endpoint]
 
 
 @pytest.fixture(scope="session")
-def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """What a client of OpenAI's protocol is given."""
+def new_replica(tmp_path_factory: pytest.TempPathFactory) -> NewReplica:
+    """Make a replica, not started."""
     # On a busy machine the tokens of a quick answer come in one event.
     repository = copy_repository(tmp_path_factory.mktemp("repository"), "slow_model")
-    with (
-        new_server("streaming", {"LLAMA_POOLING": "last"}, repository=repository) as server,
-        in_front_of(server, stream_interval_ms=0) as endpoint,
-    ):
-        yield endpoint.base_url
+
+    def new() -> Replica:
+        port = adjacent_ports(2)
+        settings = {"LLAMA_POOLING": "last", "LLAMA_KV_EVENTS": f"tcp://{HOST}:{port}"}
+        return Replica(new_server("streaming", settings, repository), port)
+
+    return new
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[tuple[Worker, Worker]]:
-    """What is behind the routers."""
-    first = adjacent_ports(4)
-    ports = first, first + 2
-    servers = [new_server("streaming", {"LLAMA_KV_EVENTS": f"tcp://{HOST}:{port}"}) for port in ports]
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        started = list(pool.map(stack.enter_context, servers))
-        endpoints = [stack.enter_context(in_front_of(server)) for server in started]
-        yield Worker(endpoints[0], ports[0]), Worker(endpoints[1], ports[1])
-
-
-@pytest.fixture(scope="session")
-def routers(workers: tuple[Worker, Worker], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Router]]:
-    """One of each policy, in front of the same endpoints."""
+def replicas(new_replica: NewReplica) -> Iterator[list[Replica]]:
+    """Two of them, for all modules."""
     with ExitStack() as stack:
-        yield {
-            policy: stack.enter_context(_routing(policy, workers, tmp_path_factory.mktemp("router")))
-            for policy in POLICIES
-        }
+        started = []
+        for _ in range(2):
+            started.append(new_replica())
+            stack.enter_context(started[-1].triton)
+        yield started
 
 
-@contextmanager
-def _routing(policy: str, workers: tuple[Worker, Worker], home: Path) -> Iterator[Router]:
+@pytest.fixture(scope="session")
+def endpoints(replicas: list[Replica]) -> Iterator[list[Endpoint]]:
+    """One in front of each."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(in_front_of(replica.triton, stream_interval_ms=0)) for replica in replicas]
+
+
+@pytest.fixture(scope="session")
+def base_url(endpoints: list[Endpoint]) -> str:
+    """What a client of OpenAI's protocol is given."""
+    return endpoints[0].base_url
+
+
+@pytest.fixture(scope="session")
+def router(
+    replicas: list[Replica], endpoints: list[Endpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Router]:
+    """One that knows the pages of each replica."""
+    home = tmp_path_factory.mktemp("router")
     ports = choose_ports(HOST, {"openai": 0, "metrics": 0})
-    urls = [f"http://{HOST}:{worker.endpoint.port}" for worker in workers]
+    urls = [f"http://{HOST}:{endpoint.port}" for endpoint in endpoints]
     options = ["--host", HOST, "--port", str(ports["openai"]), "--prometheus-port", str(ports["metrics"])]
-    # By default cache_aware looks at the load from a difference of 64 requests on.
-    options += ["--policy", policy, "--balance-abs-threshold", "4", "--worker-urls", *urls]
-    if policy == "kv_aware":
-        options += ["--kv-event-model", MODEL, "--kv-event-block-size", str(PAGE)]
-        for url, (_, port) in zip(urls, workers, strict=True):
-            options += ["--kv-event-source", f"{url}=tcp://{HOST}:{port}"]
-            options += ["--kv-event-replay-source", f"{url}=tcp://{HOST}:{port + 1}"]
-    program, log = installed("vllm_router") / "bin" / "vllm-router", home / "log"
-    url = f"http://{HOST}:{ports['openai']}"
+    options += ["--policy", "kv_aware", "--worker-urls", *urls]
+    options += ["--kv-event-model", MODEL, "--kv-event-block-size", str(PAGE)]
+    for url, (_, port) in zip(urls, replicas, strict=True):
+        options += ["--kv-event-source", f"{url}=tcp://{HOST}:{port}"]
+        options += ["--kv-event-replay-source", f"{url}=tcp://{HOST}:{port + 1}"]
+    command = [f"{installed('vllm_router')}/bin/vllm-router", *options]
+    url, log = f"http://{HOST}:{ports['openai']}", home / "log"
     with (
         log.open("wb") as written,
-        subprocess.Popen(
-            [program, *options], env={"HOME": str(home)}, stdout=written, stderr=subprocess.STDOUT
-        ) as process,
+        subprocess.Popen(command, env={"HOME": str(home)}, stdout=written, stderr=subprocess.STDOUT) as process,
     ):
         try:
             until(lambda: is_healthy(f"{url}/health"), lambda: f"the router is healthy: {log.read_text()}")
-            yield Router(policy, f"{url}/v1", (workers[0].endpoint, workers[1].endpoint))
+            yield Router(f"{url}/v1", endpoints)
         finally:
             process.terminate()

@@ -64,13 +64,6 @@ async def test_packed_token_ids_are_unpacked(engine: TritonEngine) -> None:
     assert ids_of(same[0]) == ids_of(same[1])
 
 
-async def test_requests_at_the_same_time_get_their_own_answers(engine: TritonEngine) -> None:
-    requests = [request_of(token_ids=[*PROMPT, number]) for number in range(4, 12)]
-    alone = [ids_of(await answer_of(engine, request)) for request in requests]
-    together = await asyncio.gather(*(answer_of(engine, request) for request in requests))
-    assert list(map(ids_of, together)) == alone
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": -7, "top_k": -1}])
 async def test_a_migrated_request_continues_with_the_same_tokens(
     engine: TritonEngine, sampling: dict[str, Any]
@@ -130,10 +123,6 @@ async def test_a_request_that_cannot_be_served_is_refused(
 async def test_the_health_check_passes_generate(engine: TritonEngine) -> None:
     chunks = await answer_of(engine, await engine.health_check_payload())
     assert len(ids_of(chunks)) == 1
-
-
-async def test_cleanup_twice_is_as_once(engine: TritonEngine) -> None:
-    await engine.cleanup()
 
 
 async def test_a_lost_triton_ends_requests_with_the_error_that_migrates_them(

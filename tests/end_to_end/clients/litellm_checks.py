@@ -17,13 +17,6 @@ CHAT = {"model": f"openai/{MODEL}", "messages": MESSAGES, **ENDPOINT}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": Topic.model_json_schema()}}
 
 
-def test_a_chat_without_max_tokens_ends_by_itself() -> None:
-    answer = litellm.completion(**CHAT)
-    assert answer.choices[0].message.content
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-
-
 def test_streams_have_the_text_and_the_usage_of_the_whole_answer() -> None:
     whole = litellm.completion(max_tokens=6, **CHAT)
     chunks = list(litellm.completion(max_tokens=6, stream=True, stream_options={"include_usage": True}, **CHAT))
@@ -44,27 +37,9 @@ def test_3000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
         litellm.completion(max_tokens=3000, **CHAT)
 
 
-def test_3000_max_tokens_are_cut_to_the_context_where_the_request_says_so() -> None:
-    answer = litellm.completion(max_tokens=3000, extra_body={"truncate_max_tokens": True}, **CHAT)
-    assert answer.choices[0].finish_reason == "stop"
-
-
-def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
-    with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(**{**CHAT, "messages": [{"role": "user", "content": "word " * 3000}]})
-
-
 def test_a_pydantic_model_is_the_form_of_an_answer() -> None:
     answer = litellm.completion(response_format=Topic, **CHAT)
     Topic.model_validate_json(answer.choices[0].message.content)
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}}])
-def test_a_tool_is_called_with_valid_arguments(choice: object) -> None:
-    answer = litellm.completion(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, **CHAT)
-    call = answer.choices[0].message.tool_calls[0]
-    assert call.function.name == "look_up"
-    Topic.model_validate_json(call.function.arguments)
 
 
 def test_a_streamed_call_is_joined_and_answered() -> None:
@@ -77,12 +52,6 @@ def test_a_streamed_call_is_joined_and_answered() -> None:
         **{**CHAT, "messages": [*MESSAGES, message.model_dump(), result]}, tools=[TOOL], tool_choice="none"
     )
     assert after.choices[0].message.content
-
-
-def test_several_choices_have_log_probabilities() -> None:
-    answer = litellm.completion(max_tokens=3, n=2, logprobs=True, top_logprobs=2, **CHAT)
-    assert [len(choice.logprobs.content) for choice in answer.choices] == [3, 3]
-    assert all(len(token.top_logprobs) == 2 for token in answer.choices[0].logprobs.content)
 
 
 def test_completions_of_several_prompts_are_in_order() -> None:
@@ -98,13 +67,3 @@ def test_a_response_and_its_stream_have_the_same_text_and_usage() -> None:
     *events, last = list(litellm.responses(max_output_tokens=16, stream=True, **RESPONSE))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert last.response.usage.output_tokens == whole.usage.output_tokens == 16
-
-
-def test_a_call_in_a_response_is_answered() -> None:
-    tool = {"type": "function", "name": "look_up", "parameters": Topic.model_json_schema()}
-    called = litellm.responses(tools=[tool], tool_choice="required", parallel_tool_calls=False, **RESPONSE)
-    (call,) = called.output
-    Topic.model_validate_json(call.arguments)
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": json.dumps({"found": 2})}
-    again = {**RESPONSE, "input": [*MESSAGES, call.model_dump(exclude_none=True), result]}
-    assert litellm.responses(tools=[tool], tool_choice="none", **again).output_text

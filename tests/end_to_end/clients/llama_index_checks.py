@@ -3,7 +3,6 @@
 import asyncio
 import os
 
-import pytest
 from end_to_end.clients.question import MODEL, QUESTION, Topic, look_up
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
@@ -42,10 +41,6 @@ def test_a_chat_has_the_same_text_streamed_and_over_asyncio() -> None:
     assert asyncio.run(texts()) == [whole.message.content] * 2
 
 
-def test_a_chat_without_max_tokens_ends_by_itself() -> None:
-    assert chat().chat(CHAT).raw.choices[0].finish_reason == "stop"
-
-
 def test_a_required_tool_is_called_and_its_result_answered() -> None:
     tool = FunctionTool.from_defaults(fn=look_up)
     called = chat().chat_with_tools([tool], user_msg=QUESTION, tool_required=True)
@@ -57,12 +52,6 @@ def test_a_required_tool_is_called_and_its_result_answered() -> None:
     assert chat(max_tokens=8).chat([*CHAT, called.message, result]).message.content
 
 
-@pytest.mark.parametrize("fields", [{}, {"should_use_structured_outputs": True}], ids=["by tool", "by schema"])
-def test_a_prediction_is_a_pydantic_model(fields: dict[str, bool]) -> None:
-    assert isinstance(chat(**fields).structured_predict(Topic, PromptTemplate(QUESTION)), Topic)
-
-
-def test_log_probabilities_of_chats_and_completions() -> None:
-    fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3}
-    assert [len(token) for token in chat(**fields).chat(CHAT).logprobs] == [2, 2, 2]
-    assert [len(token) for token in llm(**fields).complete(PROMPT).logprobs] == [2, 2, 2]
+def test_a_prediction_is_a_pydantic_model() -> None:
+    model = chat(should_use_structured_outputs=True)
+    assert isinstance(model.structured_predict(Topic, PromptTemplate(QUESTION)), Topic)

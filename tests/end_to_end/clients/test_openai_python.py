@@ -1,31 +1,20 @@
-"""OpenAI's own Python library with the real model, also behind vLLM's router; tests/frontend has it in detail."""
+"""OpenAI's own Python library with the real model; tests/frontend has it in detail."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import openai
 import pytest
-from end_to_end.clients.conftest import POLICIES, Router
 from end_to_end.clients.question import MODEL, QUESTION, Topic
 from openai.types.chat import ChatCompletionMessageParam
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 
 
-@pytest.fixture(params=["endpoint", *POLICIES])
-def url(request: pytest.FixtureRequest) -> str:
-    """The base URL of the endpoint, and those of routers in front of two."""
-    if request.param in POLICIES:
-        routers: Mapping[str, Router] = request.getfixturevalue("routers")
-        return routers[request.param].base_url
-    base_url: str = request.getfixturevalue("base_url")
-    return base_url
-
-
 @pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+def client(base_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0) as client:
         yield client
 
 
@@ -36,27 +25,14 @@ def test_the_model_is_listed_and_completes_a_text(client: openai.OpenAI) -> None
     assert answer.usage.completion_tokens == 6 * len(answer.choices) == 12
 
 
-async def test_a_stream_and_asyncio_have_the_text_of_the_whole_answer(client: openai.OpenAI, url: str) -> None:
+async def test_a_stream_and_asyncio_have_the_text_of_the_whole_answer(client: openai.OpenAI, base_url: str) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
     chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6, stream=True)
     text = whole.choices[0].message.content
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as other:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0) as other:
         same = await other.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
         assert same.choices[0].message.content == text
-
-
-def test_an_answer_has_log_probabilities(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=2, extra_body={"ignore_eos": True}
-    )
-    assert answer.choices[0].logprobs is not None
-    assert [len(token.top_logprobs) for token in answer.choices[0].logprobs.content or []] == [2, 2, 2]
-
-
-def test_an_answer_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Topic)
-    assert isinstance(answer.choices[0].message.parsed, Topic)
 
 
 def test_a_streamed_answer_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:

@@ -12,31 +12,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
-
-def _rope(kind: str, **parameters: object) -> dict[str, object]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
-
-
-_LONGROPE = _rope(
-    "longrope",
-    partial_rotary_factor=0.75,
-    short_factor=[1.0 + 0.02 * index for index in range(9)],
-    long_factor=[1.1**index for index in range(9)],
-)
 _PHI3 = {"model_type": "phi3", "hidden_size": 96, "head_dim": 24, "num_attention_heads": 4, "num_key_value_heads": 4}
 
 CHECKPOINTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"model_type": "llama", "tie_word_embeddings": True},
     "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
-    "llama3": {
-        "model_type": "llama",
-        **_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
-    },
-    "yarn": {"model_type": "llama", **_rope("yarn", factor=4.0, original_max_position_embeddings=64)},
-    "linear": {"model_type": "llama", **_rope("linear", factor=4.0)},
-    "dynamic": {"model_type": "llama", **_rope("dynamic", factor=2.0)},
     "mistral": {"model_type": "mistral", "sliding_window": 24, "head_dim": 32},
-    "mistral without window": {"model_type": "mistral", "sliding_window": None, "num_key_value_heads": 1},
     "ministral": {
         "model_type": "ministral", "sliding_window": 20, "head_dim": 32, "layer_types": [FULL, SLIDING, SLIDING],
     },
@@ -47,10 +28,14 @@ CHECKPOINTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "num_key_value_heads": 1},
     "phi3": {**_PHI3, "sliding_window": 47},
-    "phi3 partial": {**_PHI3, "num_key_value_heads": 2, "tie_word_embeddings": True,
-                     **_rope("default", partial_rotary_factor=0.75)},
-    "phi3 short": {**_PHI3, "original_max_position_embeddings": 256, "max_position_embeddings": 1024, **_LONGROPE},
-    "phi3 long": {**_PHI3, "original_max_position_embeddings": 16, **_LONGROPE},
+    "phi3 with longrope": {
+        **_PHI3, "num_key_value_heads": 2, "tie_word_embeddings": True, "original_max_position_embeddings": 16,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + 0.02 * index for index in range(9)],
+            "long_factor": [1.1**index for index in range(9)],
+        },
+    },
     "granite": {
         "model_type": "granite", "num_key_value_heads": 1, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
         "attention_multiplier": 0.015625, "logits_scaling": 8.0, "tie_word_embeddings": True,

@@ -12,15 +12,12 @@ from engine.greedy import LONGEST, GreedyReference, Tally, compare_one
 from engine.lora_adapters import save_adapter
 from engine.oracle import oracle
 from engine.prompts import random_prompt
-from engine.test_families import VARIANTS
 from llama_engine.request.parser import GenerationRequest
 from notes import Note
 from transformers import PreTrainedModel
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in VARIANTS)) for name in CHECKPOINTS]
-)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_an_adapters_tokens_are_those_of_peft(name: str, tmp_path: Path, note: Note) -> None:
     folder = save_family(tmp_path / "base", name)
     # A Granite multiplies its embedding, beside which a smaller adapter changes no token.
@@ -33,7 +30,8 @@ def test_an_adapters_tokens_are_those_of_peft(name: str, tmp_path: Path, note: N
     (loaded,) = engine.adapters.loaded()
     references = {None: GreedyReference(oracle(checkpoint), LONGEST), loaded: GreedyReference(adapted, LONGEST)}
     randomness, tally = random.Random(9), Tally()
-    prompts = [random_prompt(checkpoint.tokenizer, range(17, 120), randomness)[1] for _ in range(4)]
+    # Beyond the positions of phi3's short factors, which transformers uses for shorter sequences.
+    prompts = [random_prompt(checkpoint.tokenizer, range(17, 120), randomness)[1] for _ in range(2)]
     # Each prompt both ways, one after the other: neither takes the other's pages.
     requests = [
         GenerationRequest("", prompt, max_tokens=LONGEST, adapter=adapter)

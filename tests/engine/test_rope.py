@@ -41,8 +41,8 @@ def _tables(config: PreTrainedConfig, max_model_len: int) -> RopeTables:
 @pytest.mark.parametrize(
     ("config", "embedding"),
     [
-        *((_config(head_dim, **parameters), LlamaRotaryEmbedding) for head_dim in (6, 64) for parameters in (
-            {},
+        (_config(head_dim=6), LlamaRotaryEmbedding),
+        *((_config(**parameters), LlamaRotaryEmbedding) for parameters in (
             {"rope_theta": 500000.0},
             {"partial_rotary_factor": 0.5},
             {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192},
@@ -62,7 +62,7 @@ def _tables(config: PreTrainedConfig, max_model_len: int) -> RopeTables:
 def test_the_tables_are_those_of_transformers_bit_for_bit(
     config: LlamaConfig | Phi3Config, embedding: type[LlamaRotaryEmbedding | Phi3RotaryEmbedding]
 ) -> None:
-    for positions in (1, 7, 512, 513, 4096, 4099):
+    for positions in (1, 512, 513, 4099):
         # Each of the two has its own config. transformers has each frequency twice.
         expected = embedding(config)(torch.empty(0), torch.arange(positions)[None])  # type: ignore[arg-type]
         for half, table in zip(_tables(config, positions)["default"], expected, strict=True):

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+EXAMPLES = int(os.environ.get("DAMAGED_CHECKPOINTS", "50"))
+"""Damaged checkpoints of a run; damaged adapters are five times as many. 1,000 take minutes."""
+
 DEEP: Any = "a"
 for _ in range(900):
     DEEP = [DEEP]

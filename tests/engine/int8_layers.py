@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 from llama_engine.checkpoint.weights import LinearWeight
-from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
+from llama_engine.kernels.activation_terms import ActivationTerms
 
 AUTO = ActivationTerms(4.0)
-TERMS = {"one term": ONE_TERM, "auto": AUTO, "two terms": TWO_TERMS}
-each_terms = pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS.keys())
 
 
 def random_weight(

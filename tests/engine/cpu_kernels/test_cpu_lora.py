@@ -14,7 +14,7 @@ FUSED = "fused"
 FORMS = cycle(((1, torch.float32), (8, torch.bfloat16), (40, torch.float32), (33, torch.bfloat16)))
 """Rank and dtype of an adapter."""
 
-ADAPTED = {**SHAPES, "all options": ALL_OPTIONS, FUSED: PLAIN}
+ADAPTED = {"odd sizes": SHAPES["odd sizes"], "GQA 8": SHAPES["GQA 8"], "all options": ALL_OPTIONS, FUSED: PLAIN}
 
 
 @each_instruction_set

@@ -46,14 +46,12 @@ def test_the_fastest_instruction_set_is_chosen(built: Path, caplog: pytest.LogCa
 
 
 CAPS = {
-    4: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX10_1_512_AMX")),
-        ("ATEN_CPU_CAPABILITY", "avx512")],
-    3: [("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE_FP16", "AVX512_CORE_BF16")],
+    4: [("ONEDNN_MAX_CPU_ISA", "ALL"), ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX"), ("ATEN_CPU_CAPABILITY", "avx512")],
+    3: [("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")],
     2: [("ONEDNN_MAX_CPU_ISA", "avx512_core_vnni")],
-    1: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE", "AVX2_VNNI", "AVX2")), ("DNNL_MAX_CPU_ISA", "AVX2"),
-        ("ATEN_CPU_CAPABILITY", "avx2")],
-    0: [("ONEDNN_MAX_CPU_ISA", "AVX"), ("ONEDNN_MAX_CPU_ISA", "SSE41"), ("ATEN_CPU_CAPABILITY", "default")],
-}  # fmt: skip
+    1: [("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"), ("DNNL_MAX_CPU_ISA", "AVX2"), ("ATEN_CPU_CAPABILITY", "avx2")],
+    0: [("ONEDNN_MAX_CPU_ISA", "AVX"), ("ATEN_CPU_CAPABILITY", "default")],
+}
 """Variables and values by the number of instruction sets that they allow, from the slowest on."""
 
 
@@ -61,8 +59,7 @@ CAPS = {
     ("variables", "missing", "number"),
     [
         *(({variable: value}, set(), number) for number, caps in CAPS.items() for variable, value in caps),
-        ({}, {"amx_int8"}, 3), ({}, {"avx512_bf16"}, 2), ({}, {"amx_tile", "avx512_vnni"}, 1),
-        ({}, {"avx512dq"}, 1), ({}, {"fma"}, 0),
+        ({}, {"amx_int8"}, 3), ({}, {"avx512_bf16"}, 2), ({}, {"amx_tile", "avx512_vnni"}, 1), ({}, {"fma"}, 0),
     ],
 )  # fmt: skip
 def test_the_environment_and_the_cpu_limit_the_instruction_sets(
@@ -92,10 +89,10 @@ def test_without_objects_one_line_names_the_package_and_the_cost(
     ]
 
 
-def _damage(path: Path, damage: int | str) -> None:
-    """Cut an object to that many bytes, or compile this C++ in its place."""
-    if isinstance(damage, int):
-        path.write_bytes(path.read_bytes()[:damage])
+def _damage(path: Path, damage: str) -> None:
+    """Cut an object, or compile this C++ in its place."""
+    if not damage:
+        path.write_bytes(path.read_bytes()[:-1])
         return
     compiler, source = find_compiler(), path.with_suffix(".cpp")
     assert compiler is not None
@@ -112,14 +109,14 @@ ZEROS = " ".join(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        *[(size, "{}: OSError: ") for size in (0, 10, 2000, -1)],
+        ("", "{}: OSError: "),
         (ZEROS + ' extern "C" long scratch_stride(long, int) { return 1; }', "{}: RuntimeError: a product isn't exact"),
         ("int x;", "{}: AttributeError: "),
     ],
-    ids=["empty", "10 bytes", "2000 bytes", "cut", "zeros", "no functions"],
-)  # fmt: skip
+    ids=["cut", "zeros", "no functions"],
+)
 def test_a_damaged_or_wrong_object_falls_back_to_the_next_with_one_line(
-    built: Path, damage: int | str, reason: str, caplog: pytest.LogCaptureFixture
+    built: Path, damage: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _damage(object_path(RUNNABLE[0], built), damage)
     chosen = choose_cpu_kernels(built)

@@ -16,7 +16,6 @@ from llama_engine.kernels.gpu.elementwise import SEPARATE
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
 from llama_engine.model import load_plan
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -183,9 +182,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     torch._C._ensureCUDADeviceGuardSet()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
-        # The environment has a symbol for the number of outlier columns, which bitsandbytes finds on the GPU.
-        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-        with mode, recorder, Indexing():
+        with FakeTensorMode(allow_non_fake_inputs=True), recorder, Indexing():
             yield recorder
     finally:
         torch._C._set_only_lift_cpu_tensors(False)

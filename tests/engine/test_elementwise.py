@@ -47,6 +47,21 @@ def test_functions_that_fail_or_differ_are_not_used(
     ]
 
 
+# PyTorch's compiler calls it.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.long
+def test_a_function_with_the_same_bits_is_used_and_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = choose_elementwise(CPU, torch.float32, HIDDEN, HEADS, HEAD_DIM, None)
+    assert chosen.rotary != SEPARATE.rotary
+    with torch.inference_mode(), torch._dynamo.config.patch(error_on_recompile=True):
+        # The values follow the heads to be rotated.
+        heads, angles = torch.randn(7, HEADS + 1, HEAD_DIM)[:, :-1], torch.randn(7, 1, HEAD_DIM // 2)
+        result = chosen.rotary(heads, angles.cos(), angles.sin())
+        assert torch.equal(result, SEPARATE.rotary(heads, angles.cos(), angles.sin()))
+    torch._dynamo.reset()
+    assert not [record for record in caplog.records if record.name == elementwise.__name__]
+
+
 @pytest.mark.parametrize("divisor", [127, 254])
 def test_a_quotient_is_rounded_once(divisor: int) -> None:
     values = torch.rand(200_000, generator=torch.Generator().manual_seed(3)) * 1000

@@ -7,27 +7,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from bitsandbytes.nn.modules import Int8Params, Params4bit
 from engine.engines import add_all
-from engine.fake_gpu import CPU, DEVICE, TOKEN, Recorder, fake_gpu
+from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.step_result import StepResult
-from llama_engine.model import transformers_reader
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
-from transformers import LlamaConfig, PreTrainedModel
 
 SLOTS = 4
-PRECISIONS: dict[str, dict[str, str]] = {
-    "INT8": {},
-    "INT8, one term, BF16": {"dtype": "bfloat16", "int8_terms": "1"},
-    "FP16": {"quantization": "none"},
-    "BF16, INT8 cache": {"quantization": "none", "dtype": "bfloat16", "kv_cache_dtype": "int8"},
-}
+MASKED = {"quantization": "none", "dtype": "bfloat16", "kv_cache_dtype": "int8"}
+"""Settings of attention with masks. The default ones are INT8 weights and FlashAttention."""
+
 SAMPLED: dict[str, object] = {
     "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 3, "repetition_penalty": 1.2,
     "frequency_penalty": 0.5, "presence_penalty": 0.5, "bad_words": (b"the",), "allowed_token_ids": (TOKEN, 6, 7),
@@ -50,42 +43,7 @@ def _requests(**values: object) -> list[GenerationRequest]:
     ]
 
 
-def _move(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace the tensors of a model by tensors on the GPU without values."""
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            moved = torch.nn.Parameter(parameter.data.to(DEVICE), requires_grad=False)
-            setattr(module, name, moved)
-            if isinstance(parameter, Int8Params):
-                moved.CB, moved.SCB = moved.data, parameter.SCB.to(DEVICE)  # type: ignore[attr-defined]  # bitsandbytes'
-            elif isinstance(parameter, Params4bit):
-                parameter.quant_state.to(DEVICE)
-                moved.quant_state = parameter.quant_state  # type: ignore[attr-defined]  # bitsandbytes'
-    return model
-
-
-@pytest.mark.parametrize("values", [{"quantization": "nf4"}, {"int8_threshold": "6"}], ids=["nf4", "threshold"])
-def test_layers_of_bitsandbytes_generate_on_a_gpu(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, str]
-) -> None:
-    # Before the other tests, whose fixture lets PyTorch seem to have a GPU until the last of them.
-    settings = Settings.parse({"model": str(folder), "device": "cuda", "prefill_tokens": "32", **values}, {})
-    # A parameter of bitsandbytes can't be a tensor without values: the modules are loaded on the CPU, and moved.
-    config = LlamaConfig.from_pretrained(folder)
-    model = transformers_reader.load_with_transformers(str(folder), config, settings, CPU, torch.float16)
-    with fake_gpu(monkeypatch):
-        monkeypatch.setattr(transformers_reader, "load_with_transformers", lambda *_: _move(model))
-        engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
-        assert all(isinstance(result, Completion) for result in engine.generate(_requests()))
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(values, id=name, marks=[pytest.mark.long] * (name != "INT8"))
-        for name, values in PRECISIONS.items()
-    ],
-)
+@pytest.fixture(scope="module", params=[{}], ids=["INT8"])
 def gpu(request: pytest.FixtureRequest, small_checkpoint: Path) -> Iterator[Gpu]:
     # Each sequence has a page of 256 positions, and leaves one for each of the others.
     values = {"model": str(small_checkpoint), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
@@ -114,7 +72,7 @@ def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> N
 
 
 def test_a_step_with_guides_waits_once(gpu: Gpu) -> None:
-    guides = [("regex", "1{5}|2"), ("json_schema", '{"type": "integer"}'), ("ebnf_grammar", 'root ::= "1"+'), ("", "")]
+    guides = [("regex", "1{5}|2"), ("", "")]
     requests = [
         GenerationRequest("", (TOKEN,) * 9, max_tokens=3, guided_decoding_guide_type=kind, guided_decoding_guide=guide)
         for kind, guide in guides
@@ -126,7 +84,7 @@ def test_a_step_with_guides_waits_once(gpu: Gpu) -> None:
         gpu.engine.add(sequence)
     # As without guides: their masks are filled on the host, and copied without waiting.
     _finish(gpu)
-    assert [sequence.result.text for sequence in sequences if isinstance(sequence.result, Completion)] == ["111"] * 4
+    assert [sequence.result.text for sequence in sequences if isinstance(sequence.result, Completion)] == ["111"] * 2
 
 
 def test_log_probabilities_are_read_at_once(gpu: Gpu) -> None:
@@ -142,6 +100,7 @@ def test_choices_are_generated(gpu: Gpu) -> None:
     assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
 
 
+@pytest.mark.parametrize("gpu", [{}, MASKED], ids=["INT8", "masked"], indirect=True)
 def test_a_captured_step_never_waits_and_a_replayed_one_waits_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its verification needs values.
     monkeypatch.setattr(DecodeGraphs, "_verify", lambda *_: None)

@@ -27,8 +27,7 @@ CONFIGS = {
     "embedded": json.loads((EMBEDDED / "config.json").read_text()),
     "defaults": {"model_type": "llama"},
     "heads": {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "eos_token_id": [2, 3]},
-    "theta of version 4": {**SMALL, "rope_theta": 500000.0, "torch_dtype": "bfloat16"},
-    "scaling of version 4": {**SMALL, "rope_theta": 500000.0, "rope_scaling": LLAMA_3},
+    "scaling of version 4": {**SMALL, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "rope_scaling": LLAMA_3},
     "older scaling": {**SMALL, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "quantized": {**SMALL, "quantization_config": {"load_in_8bit": True, "quant_method": "bitsandbytes"}},
     "explicit nulls": {**SMALL, "rope_scaling": None, "head_dim": None, "num_key_value_heads": None},
@@ -51,10 +50,7 @@ def test_a_config_is_read_as_transformers_reads_it(config: dict[str, object], tm
     assert GenerationConfig.from_model_config(read) == GenerationConfig.from_model_config(expected)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"num_attention_heads": 3}, {"hidden_act": 1}, {"rope_parameters": {"rope_type": "llama3", "factor": 8}}],
-)
+@pytest.mark.parametrize("changed", [{"num_attention_heads": 3}, {"hidden_act": 1}])
 def test_a_config_that_transformers_refuses_is_refused_in_its_words(changed: dict[str, object], tmp_path: Path) -> None:
     folder = _folder(tmp_path, {**SMALL, **changed})
     with pytest.raises(CheckpointError) as expected, loading("it"):
@@ -81,7 +77,6 @@ def test_every_option_in_transformers_is_known(model_type: str) -> None:
     ("changed", "message"),
     [
         ({"hidden_size": "128"}, "hidden_size is '128'; it must be a whole number, at least 1 and at most 16777216"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number, at least 1"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; it must be a finite number, at least 0 and at most 1"),
         ({"mlp_bias": "yes"}, "mlp_bias is 'yes'; it must be true or false"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4"),

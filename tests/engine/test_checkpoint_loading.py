@@ -10,14 +10,12 @@ from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import EMBEDDED, completions, engine_of, load
 from engine.logits import logits_of
 from engine.oracle import oracle
-from engine.prompts import reference_text
 from llama_engine.errors import MAX_LINE, CheckpointError
 from llama_engine.model.loader import LoadedModel, loading
 from llama_engine.model.precision import choose_device
 from llama_engine.request.parser import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import kl_div, nll_loss
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 
@@ -47,28 +45,12 @@ def test_the_info_is_that_of_the_weights(fp32: LoadedModel, int8: LoadedModel) -
     assert f"layers {len(linears)} in int8, {int8.info.product}; " in int8.info.describe()
 
 
-def test_int8_weights_cost_less_than_a_hundredth_in_perplexity(fp32: LoadedModel, int8: LoadedModel) -> None:
-    tokens = torch.tensor(fp32.tokenizer.encode(reference_text())[:2000]).view(4, 500)
-    exact, rounded = (
-        torch.cat([logits_of(checkpoint, part.tolist())[:-1] for part in tokens]).log_softmax(-1)
-        for checkpoint in (fp32, int8)
-    )
-    before, after = (nll_loss(scores, tokens[:, 1:].flatten()).exp().item() for scores in (exact, rounded))
-    assert 0 < abs(after / before - 1) < 0.01
-    assert 0 < kl_div(rounded, exact, reduction="batchmean", log_target=True) < 0.01
-
-
 @pytest.mark.parametrize(
     ("quantization", "parameters", "computation"),
     [
         ("int8", {}, r"exact INT8, two terms for outliers \(ratio 4\), by compiled AVX\S+ \w+: batch-invariant"),
         ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ \w+: batch-invariant"),
         ("int8", {"kernels": "stock"}, "INT8 weights dequantized to float32: not batch-invariant"),
-        (
-            "int8", {"kernels": "stock", "dtype": "bfloat16"},
-            "INT8 weights dequantized to bfloat16: not batch-invariant",
-        ),
-        ("none", {}, "float32 weights: not batch-invariant"),
         ("none", {"dtype": "bfloat16"}, "bfloat16 weights: not batch-invariant"),
         ("int8", {"int8_threshold": "6"}, "float32 and int8 weights: not batch-invariant"),
     ],
@@ -99,12 +81,9 @@ def _save_in_int8(folder: Path, path: Path, tokenizer: Tokenizer, threshold: flo
     return path
 
 
-@pytest.mark.parametrize("threshold", [6.0, 0.0])
-def test_a_saved_outlier_threshold_is_ignored(
-    folder: Path, tmp_path: Path, tokenizer: Tokenizer, threshold: float
-) -> None:
+def test_a_saved_outlier_threshold_is_ignored(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     needs_compiled_kernels()
-    path = _save_in_int8(folder, tmp_path / "saved", tokenizer, threshold)
+    path = _save_in_int8(folder, tmp_path / "saved", tokenizer, threshold=6.0)
     info = load("checkpoint", model=str(path)).info
     assert (info.threshold, info.batch_invariant) == (0.0, True)
     chosen = load("checkpoint", model=str(path), int8_threshold="5").info
@@ -112,9 +91,7 @@ def test_a_saved_outlier_threshold_is_ignored(
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:
-    outliers = load("int8", model=str(folder), int8_threshold="6").info
-    assert (outliers.threshold, outliers.product) == (6.0, "")
-    assert "outlier threshold 6; " in outliers.describe()
+    assert "outlier threshold 6; " in load("int8", model=str(folder), int8_threshold="6").info.describe()
     checkpoint = load("none", model=str(folder), dtype="bfloat16", max_model_len="99")
     assert (checkpoint.info.linears, checkpoint.info.dtype) == ({"bfloat16": 15}, torch.bfloat16)
     engine = engine_of(checkpoint, 1)
@@ -122,6 +99,11 @@ def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:
     # The model has 128 positions.
     assert load("none", model=str(folder), max_model_len="128").max_model_len == 128
     assert _refusal(folder, max_model_len="129") == f"max_model_len is 129; {folder} has 128 positions"
+
+
+def test_dynamic_rope_serves_more_positions_than_were_trained(folder: Path) -> None:
+    _update_json(folder / "config.json", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    assert load("none", model=str(folder), max_model_len="256").max_model_len == 256
 
 
 def test_nf4_loads_and_generates(folder: Path) -> None:
@@ -148,7 +130,6 @@ def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"blocksize": 4096}, "'blocksize': 4096"),
         ({"blocksize": 0}, "'blocksize': 0"),
         ({"shape": [128, 64]}, "'shape': [128, 64]"),
         ({"quant_type": "fp4"}, "'quant_type': 'fp4'"),
@@ -172,9 +153,8 @@ def test_a_description_that_does_not_fit_its_nf4_weights_is_refused(
     assert reason in message
 
 
-@pytest.mark.parametrize("path", ["{}/absent", "./absent", "~/absent-checkpoint", "a/b/c"])
-def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path: Path, path: str) -> None:
-    model = path.format(tmp_path)
+@pytest.mark.parametrize("model", ["./absent", "~/absent-checkpoint", "a/b/c"])
+def test_a_missing_folder_is_not_looked_up_on_the_hub(model: str) -> None:
     assert _refusal(model) == f"model is {model!r}: no such folder or GGUF file"
 
 
@@ -207,7 +187,6 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
     ("quantization", "changed"),
     [
         ("none", {"hidden_size": 1 << 20, "intermediate_size": 1 << 20}),
-        ("int8", {"vocab_size": 1 << 24}),
         ("nf4", {"num_hidden_layers": 4096}),
     ],
 )

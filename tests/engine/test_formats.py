@@ -58,17 +58,16 @@ def assert_per_channel(weight: LinearWeight, floats: torch.Tensor) -> None:
 SERVED = [
     *[(rounded(bits, size, sym), partial(gptq, version=version),
        gptq_config(bits, size, checkpoint_format=("gptq", "gptq_v2")[version - 1]))
-      for bits in (4, 8) for size in (32, 128, -1) for sym in (True, False) for version in (1, 2)],
+      for bits, size, sym, version in ((4, 32, True, 1), (4, -1, False, 2), (8, -1, True, 1), (8, 128, False, 1))],
     *[(rounded(bits, by_act_order(64), sym), gptq, gptq_config(bits, 64, desc_act=True))
-      for bits in (4, 8) for sym in (True, False)],
-    *[(rounded(4, size, sym), awq, awq_config(size)) for size in (32, 64, 128, -1) for sym in (True, False)],
+      for bits, sym in ((4, False), (8, True))],
+    *[(rounded(4, size, sym), awq, awq_config(size)) for size, sym in ((32, True), (128, False), (-1, True))],
     *[(rounded(bits, size, sym, torch.bfloat16), partial(pack_quantized, sym=sym), in_groups(bits, size))
-      for bits in (4, 8) for size in (32, 128, -1) for sym in (True, False)],
+      for bits, size, sym in ((4, 32, True), (4, 128, False), (8, -1, True), (8, 32, False))],
     (rounded(4, by_act_order(64)), partial(pack_quantized, ordered=True), in_groups(4, 64)),
     *[(rounded(8, size, sym, dtype), partial(int_quantized, sym=sym),
        compressed({"group_size": size} if size > 0 else {}, format="int-quantized"))
-      for size in (-1, 128) for sym in (True, False)
-      for dtype in (torch.float32, torch.float16, torch.bfloat16)],
+      for size, sym, dtype in ((-1, True, torch.float32), (-1, False, torch.bfloat16), (128, True, torch.float16))],
 ]  # fmt: skip
 """Layers, how they are saved, and their config."""
 
@@ -144,7 +143,6 @@ UNEVEN[300] = 1
     ("layer", "save", "config"),
     [
         (rounded(4, 48), gptq, gptq_config(size=48)),
-        (rounded(4, 80, sym=False), gptq, gptq_config(size=80)),
         (rounded(8, 16, sym=False), gptq, gptq_config(8, 16)),
         (rounded(4, UNEVEN), gptq, gptq_config()),
         (rounded(4, 48), awq, awq_config(48)),
@@ -174,7 +172,6 @@ FLOAT_QUANTIZED = {"num_bits": 8, "type": "float"}
         ((OUTPUTS, INPUTS), "weight_scale_inv", {"quant_method": "fp8", "weight_block_size": None}),
         ((1, INPUTS), "weight_scale", {"quant_method": "fbgemm_fp8"}),
         ((1, INPUTS), "weight_scale", compressed(FLOAT_QUANTIZED, format="float-quantized")),
-        ((OUTPUTS, INPUTS), "weight_scale", compressed(FLOAT_QUANTIZED, format="naive-quantized")),
         ((48, 80), "weight_scale", compressed({**FLOAT_QUANTIZED, "block_structure": [48, 80]})),
     ],
 )  # fmt: skip

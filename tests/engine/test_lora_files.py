@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine.families import save_family
 from engine.lora_adapters import architecture_of, change_config, change_tensors, save_adapter
+from llama_engine.checkpoint import lora_config
 from llama_engine.checkpoint.lora import ADAPTER, LoraAdapter, read_adapter
 from llama_engine.checkpoint.lora_config import CONFIG
 from llama_engine.errors import CheckpointError
@@ -61,18 +62,23 @@ def _assert_same(adapter: LoraAdapter, model: PeftModel) -> None:
     assert adapter.rank == max(weights.a.shape[0] for weights in names.values())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])
 @pytest.mark.parametrize(
-    "config",
+    ("family", "config"),
     [
-        {},
-        {"r": 2, "lora_alpha": 12, "target_modules": ["o_proj", "qkv_proj", "gate_up_proj", "up_proj"]},
-        {"target_modules": r".*\.layers\.[02]\.(self_attn\.(q|qkv)|mlp\.(up|gate_up))_proj", "use_rslora": True},
-        {"r": 4, "rank_pattern": {"down_proj": 6, r"layers\.1\..*": 3}, "alpha_pattern": {"^model.*2.*o_proj": 2.5}},
-        {"target_modules": ["down_proj", "o_proj"], "layers_to_transform": [0, 2], "layers_pattern": "layers"},
-        {"target_modules": ["o_proj", "model.layers.0.mlp.down_proj"], "layers_to_transform": 1},
-        {"exclude_modules": r".*\.1\..*"},
-        {"exclude_modules": ["mlp.down_proj"], "init_lora_weights": "orthogonal", "lora_dropout": 0.1},
+        ("qwen2", {}),
+        ("phi3", {"r": 2, "lora_alpha": 12, "target_modules": ["o_proj", "qkv_proj", "gate_up_proj", "up_proj"]}),
+        ("llama", {"target_modules": r".*\.layers\.[02]\.(self_attn\.q|mlp\.up)_proj", "use_rslora": True}),
+        (
+            "llama",
+            {"r": 4, "rank_pattern": {"down_proj": 6, r"layers\.1\..*": 3}, "alpha_pattern": {"^mod.*2.*o_proj": 2.5}},
+        ),
+        (
+            "llama",
+            {"target_modules": ["down_proj", "o_proj"], "layers_to_transform": [0, 2], "layers_pattern": "layers"},
+        ),
+        ("llama", {"target_modules": ["o_proj", "model.layers.0.mlp.down_proj"], "layers_to_transform": 1}),
+        ("llama", {"exclude_modules": r".*\.1\..*"}),
+        ("llama", {"exclude_modules": ["mlp.down_proj"], "init_lora_weights": "orthogonal", "lora_dropout": 0.1}),
     ],
     ids=str,
 )
@@ -83,10 +89,9 @@ def test_an_adapter_is_read_as_peft_computes_with_it(
     _assert_same(_read(bases[family], tmp_path), model)
 
 
-@pytest.mark.parametrize("name", ["all-linear", "ALL-LINEAR"])
-def test_all_linear_in_a_config_is_all_linear_layers(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_all_linear_in_a_config_is_all_linear_layers(bases: dict[str, Path], tmp_path: Path) -> None:
     model = save_adapter(bases["llama"], tmp_path)
-    change_config(tmp_path, target_modules=name)
+    change_config(tmp_path, target_modules="ALL-LINEAR")
     _assert_same(_read(bases["llama"], tmp_path), model)
 
 
@@ -94,7 +99,6 @@ def test_all_linear_in_a_config_is_all_linear_layers(bases: dict[str, Path], tmp
     ("a", "b", "expected"),
     [
         (torch.bfloat16, torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float16, torch.float32),
         (torch.bfloat16, torch.float32, torch.float32),
     ],
 )
@@ -120,16 +124,12 @@ def test_another_description_of_the_base_has_the_same_digest(bases: dict[str, Pa
     assert _read(bases["llama"], adapter).digest == before
 
 
-def test_another_scaling_has_another_digest(bases: dict[str, Path], adapter: Path) -> None:
+def test_another_scaling_and_one_other_number_have_other_digests(bases: dict[str, Path], adapter: Path) -> None:
     before = _read(bases["llama"], adapter).digest
     change_config(adapter, lora_alpha=9)
-    assert _read(bases["llama"], adapter).digest != before
-
-
-def test_one_other_number_has_another_digest(bases: dict[str, Path], adapter: Path) -> None:
-    before = _read(bases["llama"], adapter).digest
+    scaled = _read(bases["llama"], adapter).digest
     change_tensors(adapter, lambda tensors: tensors[f"{Q_PROJ}.lora_B.weight"][-1, -1].add_(1e-3))
-    assert _read(bases["llama"], adapter).digest != before
+    assert len({before, scaled, _read(bases["llama"], adapter).digest}) == 3
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,6 @@ def test_one_other_number_has_another_digest(bases: dict[str, Path], adapter: Pa
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; it must be LORA"),
         ({"r": 0}, "r is 0; it must be a whole number, at least 1 and at most 128"),
         ({"r": 17}, "r of model.layers.0.self_attn.q_proj is 17; it must be at most 16, the setting max_lora_rank"),
-        (
-            {"rank_pattern": {"q_proj": 129}},
-            "rank_pattern of 'q_proj' is 129; it must be a whole number, at least 1 and ",
-        ),
         ({"rank_pattern": {"(": 4}}, "rank_pattern is '(.*\\\\.)?(()$'; it must be a regular expression (error: "),
         ({"target_modules": "(.|..)*x"}, "target_modules is '(.|..)*x'; it must be a regular expression of at most "),
         ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern of 'q_proj' is '4'; it must be a finite number, at least "),
@@ -149,14 +145,11 @@ def test_one_other_number_has_another_digest(bases: dict[str, Path], adapter: Pa
         ({"use_rslora": "true"}, "use_rslora is 'true'; it must be true or false"),
         ({"use_dora": True}, "'use_dora' is True; only adapters without it are served"),
         ({"bias": "lora_only"}, "'bias' is 'lora_only'; only adapters without it are served"),
-        ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is ['lm_head']; only "),
         ({"a_field_of_next_year": 3}, "'a_field_of_next_year' is 3; only "),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'; it must be true, false or one"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'; it must be true, false or one of gaussian, "),
         ({"target_modules": None}, "target_modules is None; it must be a list of names or a regular expression"),
         ({"target_modules": ["k"]}, "target_modules is ['k']; it must be names of linear layers of the base, such as "),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has lm_head; adapters of it are not served"),
-        ({"target_modules": ".*(q_proj|tokens)"}, "target_modules has model.embed_tokens; adapters of it are not "),
         ({"layers_to_transform": [-1]}, "layers_to_transform is -1; it must be a whole number, at least 0 and at most"),
         ({"layers_to_transform": 1, "layers_pattern": "h"}, "layers_to_transform is 1; it must be null beside a text"),
     ],
@@ -171,9 +164,12 @@ def test_a_config_of_anything_else_is_refused(
     assert str(refused.value).startswith(f"can't load {adapter}: {CONFIG}: {reason}")
 
 
-def test_an_endless_regular_expression_is_refused(bases: dict[str, Path], adapter: Path) -> None:
+def test_an_endless_regular_expression_is_refused(
+    bases: dict[str, Path], adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora_config, "_MAX_SECONDS", 0.25)
     change_config(adapter, target_modules=".*?" * 30 + r"\d\d")
-    with pytest.raises(CheckpointError, match=r"target_modules is .*; it must be one that is matched within 2 s"):
+    with pytest.raises(CheckpointError, match=r"target_modules is .*; it must be one that is matched within 0\.25 s"):
         _read(bases["llama"], adapter)
 
 
@@ -187,20 +183,8 @@ def _renamed(name: str, other: str) -> Callable[[Tensors], object]:
         (lambda tensors: tensors.pop(f"{Q_PROJ}.lora_B.weight"), f"it has no {Q_PROJ}.lora_B.weight, which "),
         (_renamed(f"{Q_PROJ}.lora_A.weight", "a"), "it has 'a', which is no tensor of a layer in target_modules"),
         (
-            lambda tensors: tensors.update({f"{Q_PROJ}.lora_magnitude_vector": torch.ones(64)}),
-            f"it has '{Q_PROJ}.lora_magnitude_vector', which is no tensor of ",
-        ),
-        (
-            lambda tensors: tensors.update({"base_model.model.lm_head.weight": torch.ones(3072, 64)}),
-            "it has 'base_model.model.lm_head.weight', which is no tensor of ",
-        ),
-        (
             lambda tensors: tensors.update({f"{Q_PROJ}.lora_A.weight": torch.ones(4, 48)}),
             f"{Q_PROJ}.lora_A.weight is (4, 48); base and rank need (4, 64)",
-        ),
-        (
-            lambda tensors: tensors.update({f"{Q_PROJ}.lora_B.weight": torch.ones(64, 5)}),
-            f"{Q_PROJ}.lora_B.weight is (64, 5); base and rank need (64, 4)",
         ),
         (
             lambda tensors: tensors.update({f"{Q_PROJ}.lora_B.weight": torch.ones(64, 4, dtype=torch.int8)}),
@@ -219,11 +203,6 @@ def test_tensors_that_peft_does_not_make_are_refused(
     with pytest.raises(CheckpointError) as refused:
         _read(bases["llama"], adapter)
     assert str(refused.value).startswith(f"can't load {adapter}: {ADAPTER}: {reason}")
-
-
-def test_an_adapter_of_another_base_is_refused(bases: dict[str, Path], adapter: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"_proj.lora_[AB].weight is \(.*; base and rank need \(.*112"):
-        _read(bases["qwen2"], adapter)
 
 
 @pytest.mark.parametrize("name", [CONFIG, ADAPTER])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from engine.engines import EMBEDDED, engine_of, load, run
+from engine.engines import engine_of, load, run
 from engine.families import save_base_model, save_family
 from engine.gguf_files import small_model, write_model
 from engine.test_embeddings import by_transformers, embedding_request, embeddings_of
@@ -25,8 +26,14 @@ NEWER = ("sentence_transformers.base.modules.transformer.Transformer",
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(tmp_path_factory.mktemp("pooling") / "qwen3", "qwen3")
+
+
+@pytest.fixture
+def saved(qwen3: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(qwen3, tmp_path / "qwen3"))
 
 
 def _save_modules(folder: Path, kinds: tuple[str, ...], pooling: dict[str, object]) -> None:
@@ -38,7 +45,7 @@ def _save_modules(folder: Path, kinds: tuple[str, ...], pooling: dict[str, objec
 
 
 def _pooling(folder: Path, setting: str = "auto") -> Pooling | None:
-    return load("none", model=str(folder), pooling=setting).pooling
+    return choose_pooling(setting, read_checkpoint_headers(folder, "it"))
 
 
 @pytest.mark.parametrize(
@@ -66,13 +73,9 @@ def test_pooling_is_read_from_the_files_of_sentence_transformers(
         (
             (TRANSFORMER, POOLING),
             {"pooling_mode_mean_tokens": "false"},
-            "pooling_mode_mean_tokens is 'false'; it must be ",
+            "pooling_mode_mean_tokens is 'false'; it must ",
         ),
-        (
-            (TRANSFORMER, POOLING),
-            {"pooling_mode_mean_tokens": False},
-            "pooling_mode_mean_tokens is false; one of these ",
-        ),
+        ((TRANSFORMER, POOLING), {"pooling_mode_mean_tokens": False}, "pooling_mode_mean_tokens is false; one of "),
         ((TRANSFORMER, POOLING, DENSE, NORMALIZE), {}, "its modules are 'Transformer, Pooling, Dense, Normalize'; "),
     ],
 )
@@ -88,12 +91,11 @@ def test_other_pooling_is_refused_by_name_unless_the_setting_says_which(
     assert _pooling(saved, "off") is None
 
 
-@pytest.mark.parametrize("path", ["", "..", "pool"])
-def test_a_pooling_module_in_another_folder_is_refused(saved: Path, path: str) -> None:
+def test_a_pooling_module_in_another_folder_is_refused(saved: Path) -> None:
     _save_modules(saved, NEWER, {})
     text = (saved / "modules.json").read_text()
-    (saved / "modules.json").write_text(text.replace("1_Pooling", path))
-    with pytest.raises(CheckpointError, match=f"the path of Pooling is '{path}'; it must be 1_Pooling; the setting"):
+    (saved / "modules.json").write_text(text.replace("1_Pooling", ".."))
+    with pytest.raises(CheckpointError, match=r"the path of Pooling is '\.\.'; it must be 1_Pooling; the setting"):
         _pooling(saved)
 
 
@@ -105,30 +107,29 @@ def test_a_pooling_module_in_another_folder_is_refused(saved: Path, path: str) -
         ({"do_lower_case": True}, "do_lower_case is True; this engine embeds a text as it is"),
     ],
 )
-def test_files_that_change_texts_are_refused(tmp_path: Path, config: dict[str, object], message: str) -> None:
-    folder = save_family(tmp_path / "qwen3", "qwen3")
-    _save_modules(folder, NEWER, {"pooling_mode": "mean"})
-    (folder / "sentence_bert_config.json").write_text(json.dumps(config))
+def test_files_that_change_texts_are_refused(saved: Path, config: dict[str, object], message: str) -> None:
+    _save_modules(saved, NEWER, {"pooling_mode": "mean"})
+    (saved / "sentence_bert_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
-        _pooling(folder)
+        _pooling(saved)
 
 
-def test_a_checkpoint_without_such_files_has_none() -> None:
-    assert _pooling(EMBEDDED) is None
+def test_a_checkpoint_without_such_files_has_none(qwen3: Path) -> None:
+    assert _pooling(qwen3) is None
 
 
 def test_pooling_is_read_from_gguf(tmp_path: Path) -> None:
     for number, expected in ((0, None), (1, Pooling("mean")), (3, Pooling("last"))):
         path = write_model(tmp_path / "it.gguf", small_model("llama"), metadata={"llama.pooling_type": number})
-        assert choose_pooling("auto", read_checkpoint_headers(path, "it")) == expected
+        assert _pooling(path) == expected
     write_model(path, small_model("llama"), metadata={"llama.pooling_type": 4})
     with pytest.raises(CheckpointError, match="pooling_type is 4; this engine serves 1, mean, and 3, last"):
-        choose_pooling("auto", read_checkpoint_headers(path, "it"))
+        _pooling(path)
 
 
-def test_a_checkpoint_of_qwen3_embeddings_form_is_served(tmp_path: Path) -> None:
+def test_a_checkpoint_of_qwen3_embeddings_form_is_served(saved: Path) -> None:
     """Tied embeddings, names without `model.`, no head, an end token that the tokenizer appends."""
-    folder = save_family(tmp_path / "qwen3", "qwen3")
+    folder = saved
     _save_modules(folder, (TRANSFORMER, POOLING, NORMALIZE), {"pooling_mode_lasttoken": True})
     tensors = load_file(folder / "model.safetensors")
     save_file({name.removeprefix("model."): tensors[name] for name in tensors}, folder / "model.safetensors")
@@ -159,14 +160,11 @@ def test_a_base_model_serves_embeddings_alone(tmp_path: Path) -> None:
     assert json.loads(engine.description.document)["tasks"] == ["embed"]
 
 
-def test_a_base_model_of_another_class_is_refused_by_name(tmp_path: Path) -> None:
-    folder = save_family(tmp_path / "mistral", "mistral")
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["MistralEncoderModel"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        CheckpointError, match="architectures has 'MistralEncoderModel', which this engine doesn't know"
-    ):
-        load("none", model=str(folder), pooling="mean")
+def test_a_base_model_of_another_class_is_refused_by_name(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text()) | {"architectures": ["Qwen3EncoderModel"]}
+    (saved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="architectures has 'Qwen3EncoderModel', which this engine doesn't know"):
+        load("none", model=str(saved), pooling="mean")
 
 
 def test_a_checkpoint_that_lost_its_head_is_refused(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def families_endpoint(shared_triton: FakeTriton, checkpoints: Path) -> Iterator[
     file = checkpoints / "models.json"
     file.write_text(json.dumps([{"model": name, "served_name": name} for name in names]))
     with endpoint(shared_triton.port, models_file=file) as served:
+        # On a slow machine it serves before it has read all tokenizers.
+        shared_triton.wait_for(lambda _: len(served.http.get("/v1/models").json().get("data", [])) == len(names))
         yield served
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
@@ -111,6 +112,10 @@ def test_a_long_list_runs_32_at_a_time(served: Endpoint, triton: FakeTriton) -> 
 
 
 def test_inputs_of_a_lost_triton_are_sent_again(own: FakeTriton) -> None:
-    with endpoint(own.port, resume_timeout=20) as served:
-        own.die_after, own.restart = 0, at_once
-        assert np.allclose(_vectors(_embed(served, input=["a", "a b"])), [embedding_of(1), embedding_of(2)])
+    own.hold_after, own.die_after, own.restart = 0, 0, at_once
+    with endpoint(own.port, resume_timeout=20) as served, ThreadPoolExecutor() as pool:
+        answer = pool.submit(_embed, served, input=["a", "a b"])
+        # gRPC's server cancels a call that arrives while it ends; a Triton that is lost doesn't.
+        own.wait_for(lambda fake: fake.running == 2)
+        own.hold_after = None
+        assert np.allclose(_vectors(answer.result()), [embedding_of(1), embedding_of(2)])

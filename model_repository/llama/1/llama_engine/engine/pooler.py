@@ -37,7 +37,7 @@ class Pooler:
         # One by one: a library's sum would choose its order by the number of tokens.
         for state in torch.split(normalized, 1):
             pooled = pooled + state if is_mean else state
-        if sequence.num_uncached > len(states):
+        if sequence.num_uncomputed > len(states):
             return pooled
         if is_mean:
             pooled = pooled / sequence.num_prompt_tokens

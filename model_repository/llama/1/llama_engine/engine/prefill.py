@@ -36,7 +36,7 @@ EMBEDDING_SHARE = 4
 class Prefilled:
     """The outcome of a prefill pass.
 
-    sequences: those whose prompts are now completely cached. hidden: hidden states of their last tokens, in order,
+    sequences: those whose prompts are now completely computed. hidden: hidden states of their last tokens, in order,
     [sequences, hidden] in all. tokens: number of prompt tokens computed. finished: sequences that failed, or that have
     their embedding.
     """
@@ -48,7 +48,7 @@ class Prefilled:
 
 
 class Prefill:
-    """Queues and prefills the sequences whose prompts are not completely cached."""
+    """Queues and prefills the sequences whose prompts are not completely computed."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Prefill:
         self.queue.appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Remove a sequence, free its KV slot and pages; return whether it was queued or partly cached."""
+        """Remove a sequence, free its KV slot and pages; return whether it was queued or partly computed."""
         if sequence is self.partial:
             self.partial = None
             self._pages.release(sequence)
@@ -123,7 +123,7 @@ class Prefill:
         self.partial = None
 
     def step(self) -> Prefilled:
-        """Run one pass over the next prompts, if any, and copy cached prompts to waiting choices."""
+        """Run one pass over the next prompts, if any, and copy computed prompts to waiting choices."""
         prefilled = Prefilled()
         group = self._next_group()
         if group:
@@ -136,7 +136,7 @@ class Prefill:
         return prefilled
 
     def commit(self) -> None:
-        """Confirm the last pass: each of its sequences is now in the batch, finished, or partly cached."""
+        """Confirm the last pass: each of its sequences is now in the batch, finished, or partly computed."""
         self._computing = []
 
     def _next_group(self) -> list[Sequence]:
@@ -193,9 +193,9 @@ class Prefill:
                 sequence.num_computed += len(chunk.tokens)
                 sequence.add_scores(scores)
                 sequence.pooled = pooled
-                if sequence.share is not None and not sequence.num_uncached:
+                if sequence.share is not None and not sequence.num_uncomputed:
                     sequence.share.add(sequence)
-            if part.sequences[0].num_uncached:
+            if part.sequences[0].num_uncomputed:
                 self._partial_hidden = part.hidden
                 continue
             embedded, remaining = finish_embeddings(part.sequences)
@@ -210,12 +210,12 @@ class Prefill:
         # The memory plan covers the logits of at most `slots` tokens at once, as in a decode step.
         computed = compute_chunks(self._model, self._pooler, part, chunks, self._batch.slots)
         for index, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
-            if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
+            if sequence.share is not None and sequence.num_uncomputed == len(chunk.tokens):
                 sequence.share.keep(computed.hidden[index : index + 1])
         return computed
 
     def _copy_prompts(self, prefilled: Prefilled) -> None:
-        """Give waiting choices the pages of a cached prompt. A failed copy fails only that choice."""
+        """Give waiting choices the pages of a computed prompt. A failed copy fails only that choice."""
         for sequence in list(self.queue):
             source = sequence.prompt_source()
             if source is None:

@@ -132,7 +132,7 @@ class Sequence:
         return self.num_prompt_tokens + len(self.output_tokens)
 
     @property
-    def num_uncached(self) -> int:
+    def num_uncomputed(self) -> int:
         """Number of tokens that are not in the KV cache yet."""
         return self.num_tokens - self.num_computed
 
@@ -168,7 +168,7 @@ class Sequence:
 
     def prompt_source(self) -> Sequence | None:
         """Return another choice of the request whose pages have the prompt; None if there is or needs to be none."""
-        return None if self.share is None or self.output_tokens else self.share.cached()
+        return None if self.share is None or self.output_tokens else self.share.computed()
 
     def follow_guide(self, guide: GuideState) -> None:
         """Constrain the output to a compiled guide: WAITING_FOR_GUIDE → WAITING."""

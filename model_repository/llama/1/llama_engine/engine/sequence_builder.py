@@ -27,7 +27,7 @@ class PromptShare:
         self.hidden: torch.Tensor | None = None
         """Hidden state of the prompt's last token, [1, hidden]; None until the prompt has been computed."""
         # References are weak: the choices refer to this object, and a reference cycle would delay freeing them.
-        self._cached: WeakSet[Sequence] = WeakSet()
+        self._with_prompt: WeakSet[Sequence] = WeakSet()
 
     def keep(self, hidden: torch.Tensor) -> None:
         """Store a copy of the hidden state of the prompt's last token, [1, hidden]. Can run out of device memory."""
@@ -37,11 +37,11 @@ class PromptShare:
 
     def add(self, sequence: Sequence) -> None:
         """Add a choice whose pages have the prompt."""
-        self._cached.add(sequence)
+        self._with_prompt.add(sequence)
 
-    def cached(self) -> Sequence | None:
+    def computed(self) -> Sequence | None:
         """Return a choice whose pages have the prompt; None if there is none."""
-        has_prompt = (choice for choice in self._cached if choice.num_computed >= choice.num_prompt_tokens)
+        has_prompt = (choice for choice in self._with_prompt if choice.num_computed >= choice.num_prompt_tokens)
         return next(has_prompt, None)
 
 

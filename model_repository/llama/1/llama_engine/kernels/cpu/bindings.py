@@ -1,7 +1,7 @@
 """The compiled kernels as Python sees them: their structures and functions, and the loading of a shared object.
 
-Its OpenMP symbols (GOMP_parallel) are resolved from the runtime that torch has loaded, so that torch and the kernels
-share one thread pool.
+A shared object's OpenMP symbols (GOMP_parallel) are resolved from the runtime that torch has loaded, so that torch and
+the kernels share one thread pool.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,8 @@ def shared_endpoint(shared_triton: FakeTriton) -> Iterator[Endpoint]:
 @pytest.fixture
 def triton(shared_triton: FakeTriton) -> FakeTriton:
     """The fake, as if it had just started, but for the models of other tests' endpoints."""
-    shared_triton.hold_after = None
-    shared_triton.wait_for(lambda fake: not fake.running)
-    models = {**shared_triton.models, "llama": description_of()}
-    fresh = FakeTriton(shared_triton.port, shared_triton.server, models=models)
-    for field in fields(FakeTriton):
-        setattr(shared_triton, field.name, getattr(fresh, field.name))
+    shared_triton.reset()
+    shared_triton.models["llama"], shared_triton.adapters = description_of(), {}
     return shared_triton
 
 
@@ -60,10 +56,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
-def keyed(shared_triton: FakeTriton, keys: Path) -> Iterator[Endpoint]:
+@pytest.fixture
+def keyed(triton: FakeTriton, keys: Path) -> Iterator[Endpoint]:
     """An endpoint that asks for a key."""
-    with endpoint(shared_triton.port, api_keys_file=keys) as served:
+    with endpoint(triton.port, api_keys_file=keys, lora_updates="on") as served:
         yield served
 
 
@@ -79,6 +75,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def families_endpoint(shared_triton: FakeTriton, checkpoints: Path) -> Iterator[Endpoint]:
     names = [family.name for family in FAMILIES]
+    shared_triton.reset()
     shared_triton.models |= {name: description_of(checkpoints / name) for name in names}
     file = checkpoints / "models.json"
     file.write_text(json.dumps([{"model": name, "served_name": name} for name in names]))

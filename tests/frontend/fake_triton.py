@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -72,6 +72,14 @@ class FakeTriton:
         """End every connection, and listen no more."""
         assert self.server is not None
         self.server.stop()
+
+    def reset(self) -> None:
+        """Let running requests end, then be as if just started, with the same models and adapters."""
+        self.hold_after = None
+        self.wait_for(lambda fake: not fake.running)
+        fresh = FakeTriton(self.port, self.server, models=self.models, adapters=self.adapters)
+        for each in fields(FakeTriton):
+            setattr(self, each.name, getattr(fresh, each.name))
 
     def start(self) -> None:
         """Serve again, at the same port."""
@@ -191,5 +199,5 @@ class FakeTriton:
         return {"num_cached_tokens": cached, **dict(zip(DRAFT_TOKENS, self.draft_tokens or (), strict=False))}
 
 
-def at_once() -> None:
+def unchanged() -> None:
     """Change nothing before the restart."""

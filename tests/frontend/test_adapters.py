@@ -24,25 +24,32 @@ def served(own: FakeTriton) -> Iterator[Endpoint]:
 
 
 @pytest.fixture(scope="module")
-def constant() -> Iterator[FakeTriton]:
-    """A Triton whose adapters no test changes."""
+def shared() -> Iterator[tuple[FakeTriton, Endpoint]]:
+    """A Triton whose adapters no test changes, and an endpoint of its model alone."""
     with fake_triton() as triton:
         triton.adapters = {"sql": "v1", "a": "v1"}
-        yield triton
+        with endpoint(triton.port, lora_updates="on") as served:
+            yield triton, served
 
 
-@pytest.fixture(scope="module")
-def adapted(constant: FakeTriton) -> Iterator[Endpoint]:
-    """The endpoint of its model alone."""
-    with endpoint(constant.port, lora_updates="on") as served:
-        yield served
+@pytest.fixture
+def constant(shared: tuple[FakeTriton, Endpoint]) -> FakeTriton:
+    """The shared Triton, as if it had just started."""
+    shared[0].reset()
+    return shared[0]
 
 
-@pytest.fixture(scope="module")
-def two(constant: FakeTriton, shared_triton: FakeTriton, checkpoints: Path) -> Iterator[Endpoint]:
+@pytest.fixture
+def adapted(constant: FakeTriton, shared: tuple[FakeTriton, Endpoint]) -> Endpoint:
+    """The shared endpoint."""
+    return shared[1]
+
+
+@pytest.fixture
+def two(constant: FakeTriton, triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
     """An endpoint of the models a, without an adapter, and b, with the adapters sql and a."""
-    file = checkpoints / "two.json"
-    models = [{"served_name": "a", "triton": f"{HOST}:{shared_triton.port}"}, {"served_name": "b"}]
+    file = tmp_path / "two.json"
+    models = [{"served_name": "a", "triton": f"{HOST}:{triton.port}"}, {"served_name": "b"}]
     file.write_text(json.dumps(models))
     with endpoint(constant.port, models_file=file, lora_updates="on") as two:
         yield two
@@ -125,9 +132,8 @@ def test_a_models_name_wins_over_its_adapters(constant: FakeTriton) -> None:
 
 def test_a_models_name_wins_over_another_ones_adapter(two: Endpoint, triton: FakeTriton, constant: FakeTriton) -> None:
     assert _names(two) == ["a", "b", "sql"]
-    before = len(constant.requests)
     assert two.complete(model="a").status_code == 200
-    assert (len(triton.requests), len(constant.requests)) == (1, before)
+    assert (len(triton.requests), len(constant.requests)) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import openai
 import pytest
 from frontend.descriptions import changed, description_of
 from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
-from frontend.fake_triton import FakeTriton, at_once
+from frontend.fake_triton import FakeTriton, unchanged
 from frontend.model_messages import embedding_of
 from httpx import Response
 from tokenizers import Tokenizer
@@ -112,7 +112,7 @@ def test_a_long_list_runs_32_at_a_time(served: Endpoint, triton: FakeTriton) -> 
 
 
 def test_inputs_of_a_lost_triton_are_sent_again(own: FakeTriton) -> None:
-    own.hold_after, own.die_after, own.restart = 0, 0, at_once
+    own.hold_after, own.die_after, own.restart = 0, 0, unchanged
     with endpoint(own.port, resume_timeout=20) as served, ThreadPoolExecutor() as pool:
         answer = pool.submit(_embed, served, input=["a", "a b"])
         # gRPC's server cancels a call that arrives while it ends; a Triton that is lost doesn't.

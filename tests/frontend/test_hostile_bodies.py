@@ -22,7 +22,6 @@ from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRe
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
-# 360 were drawn once.
 DRAWN = settings(
     max_examples=120, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from frontend.endpoints import Endpoint, endpoint, events_of
-from frontend.fake_triton import FakeTriton, at_once
+from frontend.fake_triton import FakeTriton, unchanged
 from httpx import Response
 
 
@@ -91,6 +91,6 @@ def test_timings_of_several_choices_span_all_of_them(served: Endpoint) -> None:
 
 
 def test_a_resumed_answer_has_null_as_timings(own: FakeTriton) -> None:
-    own.die_after, own.restart = 2, at_once
+    own.die_after, own.restart = 2, unchanged
     with endpoint(own.port) as served:
         assert served.chat(timings=True).json()["timings"] is None

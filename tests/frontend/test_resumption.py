@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, endpoint, error_of, resumptions_of, text_of
-from frontend.fake_triton import FakeTriton, at_once
+from frontend.fake_triton import FakeTriton, unchanged
 from frontend.model_messages import FIRST_ID
 from httpx import Response
 from triton_llama_openai.triton.resumption import MAX_FAILURES
@@ -24,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 @pytest.fixture
 def served(own: FakeTriton) -> Iterator[Endpoint]:
     """An endpoint in front of a Triton that restarts at once when it dies."""
-    own.restart = at_once
+    own.restart = unchanged
     with endpoint(own.port, resume_timeout=20) as served:
         yield served
 
@@ -144,7 +144,7 @@ def test_no_unready_triton_gets_a_request(served: Endpoint, own: FakeTriton, cap
 
 def test_a_request_may_be_resumed_several_times(served: Endpoint, own: FakeTriton) -> None:
     def die_again() -> None:
-        own.die_after, own.restart = 1, at_once
+        own.die_after, own.restart = 1, unchanged
 
     own.die_after, own.restart = 1, die_again
     assert text_of(served.complete()) == " Hello, world."

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from collector import Collector, collector
 from frontend.endpoints import QUESTION, Endpoint, endpoint
-from frontend.fake_triton import FakeTriton, at_once
+from frontend.fake_triton import FakeTriton, unchanged
 from triton_llama_openai.app import create_app
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
@@ -92,7 +92,7 @@ def test_refused_requests_and_those_that_prepare_a_prompt_are_no_operations(trac
 
 
 def test_a_resumption_is_a_span_up_to_the_next_token(traced: Endpoint, triton: FakeTriton, came: Collector) -> None:
-    triton.die_after, triton.restart = 2, at_once
+    triton.die_after, triton.restart = 2, unchanged
     assert traced.complete().status_code == 200
     (span,), (resume,) = came.wait_for("POST /v1/completions"), came.wait_for("resume")
     assert (resume.trace, resume.parent) == (span.trace, span.id)

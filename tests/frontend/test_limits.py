@@ -134,7 +134,8 @@ def test_headers_beyond_the_bound_are_refused_by_their_bound(served: Endpoint) -
 def test_an_unknown_key_is_refused(keyed: Endpoint) -> None:
     values = ("Bearer sk-third", "Bearer sk-firs", "Bearer", "sk-first", "Basic sk-first")
     requests = [("GET", "/v1/models", {"authorization": value}) for value in values]
-    requests += [("POST", path, {}) for path in ("/v1/chat/completions", "/v1/completions/render", "/tokenize")]
+    paths = ("/v1/chat/completions", "/v1/completions/render", "/tokenize")
+    requests += [("POST", path, {}) for path in (*paths, "/v1/load_lora_adapter", "/v1/unload_lora_adapter")]
     requests += [("GET", path, {}) for path in ("/openapi.json", "/page/serving")]
     for method, path, headers in requests:
         response = keyed.http.request(method, path, headers=headers)

@@ -21,6 +21,7 @@ from triton_llama.errors import (
     DecoupledModelError,
     from_grpc_status,
     from_http_response,
+    from_stream_error,
     is_interruption,
 )
 
@@ -92,6 +93,22 @@ def test_a_grpc_status_becomes_its_exception(
     assert type(error) is kind
     assert is_interruption(error) == (outcome == "interrupted")
     assert (error.code == QUEUE_FULL) == (outcome == "full")
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize(
+    ("message", "kind", "interrupted"),
+    [
+        (UNLOADED, OverloadedError, True),
+        ("Request for unknown model: 'x' is not found", ModelNotFoundError, False),
+    ],
+)
+def test_a_streams_message_becomes_its_exception(
+    message: str, kind: type[TritonLlamaError], interrupted: bool, started: bool
+) -> None:
+    error = from_stream_error(message, started=started)
+    assert type(error) is kind
+    assert is_interruption(error) == interrupted
 
 
 def test_the_codes_are_the_models() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import schemathesis
 from frontend.endpoints import Endpoint, Json, endpoint
@@ -63,6 +65,13 @@ def test_the_document_takes_unknown_fields_where_the_endpoint_does(triton: FakeT
     with endpoint(triton.port, unknown_fields="ignore") as served:
         _check(served, "/v1/chat/completions", {**CHAT, "messages": [{**MESSAGES[0], "a": 1}], "b": 1}, good=True)
         _check(served, "/v1/chat/completions", {**CHAT, "functions": [], "b": 1}, good=False)
+
+
+def test_the_document_marks_ignored_fields(served: Endpoint) -> None:
+    document: dict[str, Any] = _document(served)
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["user"]["x-ignored"] is True
+    assert "x-ignored" not in fields["stop"]
 
 
 def test_no_page_loads_scripts_from_elsewhere(served: Endpoint) -> None:

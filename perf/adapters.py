@@ -23,7 +23,10 @@ NAMES = tuple(f"lora{number}" for number in range(8))
 
 
 def lora_adapters(model: str) -> list[str]:
-    """Return the setting `lora_adapters`: NAME=FOLDER of each, in the project's folder; model: of `with_adapters`."""
+    """Return the setting `lora_adapters`: NAME=FOLDER of each adapter, relative to the project's folder.
+
+    model: the name that `with_adapters` got.
+    """
     return [f"{name}={(_folder(model) / name).relative_to(ROOT)}" for name in NAMES]
 
 

@@ -74,7 +74,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         body = error.messages_body(scope["state"]["record"].id)
     else:
         body = error.body()
-    # What is overloaded or starting may be ready in a second.
+    # An overloaded or starting model may be ready in a second.
     headers = {"retry-after": "1"} if error.status == 503 else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -48,9 +48,9 @@ class NormalizeTarget:
 
 
 class RecordRequests:
-    """ASGI middleware: makes `request.state.record`, and of it metrics, a log line and headers of the answer.
+    """ASGI middleware: makes `request.state.record`, and from it metrics, a log line and headers of the answer.
 
-    records: has those of the requests in flight. log_requests: the setting, none, summary or prompts.
+    records: the records of the requests in flight. log_requests: the setting, none, summary or prompts.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, records: set[RequestRecord], log_requests: str) -> None:

@@ -87,7 +87,7 @@ def test_seed_gives_each_line_one_that_stays_in_another_run(triton: FakeTriton, 
 
 
 def test_a_refused_line_is_in_the_errors_and_the_others_are_answered(run: Run) -> None:
-    """With vLLM's options."""
+    """The command line has vLLM's options."""
     write(line("a", temperature=9), line("b", model="x"))
     result = run("-i", "IN.jsonl", "-o", "OUT.jsonl", "--model", "pydoc-llama", files=())
     assert (result.exit_code, [*read()]) == (5, ["b"])

@@ -8,7 +8,7 @@ from operator import add
 from typing import Any
 
 import pytest
-from frontend.endpoints import Endpoint, Json, endpoint, events_of
+from frontend.endpoints import Endpoint, Json, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
 
@@ -121,5 +121,7 @@ def test_an_answer_without_its_end_is_an_error(triton: FakeTriton) -> None:
     triton.end_early = True
     with endpoint(triton.port, resume_timeout=0) as served:
         whole, streamed = served.chat(), served.chat(stream=True)
-    assert (whole.status_code, '{"error":' in whole.text, '{"error":' in streamed.text) == (500, True, True)
+    assert whole.status_code == 500
+    assert error_of(whole)["type"] == "server_error"
+    assert '{"error":' in streamed.text
     assert "[DONE]" not in streamed.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from frontend.endpoints import Endpoint, Json, events_of
 from frontend.fake_triton import FakeTriton
@@ -17,6 +19,12 @@ QUESTION = {"role": "user", "content": "a?"}
 
 def _tokens(text: str) -> list[str]:
     return [text[start : start + 5] for start in range(0, len(text), 5)]
+
+
+def _functions(choice: dict[str, Any]) -> list[Json]:
+    """Return the functions that a choice, or the event of one, calls."""
+    message = choice.get("message") or choice["delta"]
+    return [call["function"] for call in message.get("tool_calls", [])]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +117,9 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(
     assert answer["finish_reason"] == "length"
 
 
-def _functions(answer: Json) -> list[Json]:
-    return [call["function"] for call in answer["message"]["tool_calls"]]  # type: ignore[index]  # JSON
-
-
-def test_cut_off_forced_calls_are_the_complete_ones(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = list(text := f"[{', '.join(_CALLS)}]")
+def test_a_cut_off_list_of_forced_calls_has_the_complete_ones(served: Endpoint, triton: FakeTriton) -> None:
+    text = f"[{', '.join(_CALLS)}]"
+    triton.tokens = list(text)
     (answer,) = served.chat(tools=[ADD], tool_choice="required", max_tokens=len(text) - 3).json()["choices"]
     assert _functions(answer) == [{"name": "add", "arguments": f'{{"a": {number}}}'} for number in range(2)]
     assert answer["finish_reason"] == "length"
@@ -126,7 +131,12 @@ def test_a_repeated_forced_call_ends_the_generation(served: Endpoint, triton: Fa
     repeated = [f"[{_CALLS[0]}", *[f", {_CALLS[0]}"] * 9]
     triton.by_seed, triton.hold_after = lambda seed: repeated if seed % 2 else [f"[{_CALLS[0]}]"], 2
     response = served.chat(tools=[ADD], tool_choice="required", n=3, stream=stream)
-    assert response.text.count('"arguments":"{\\"a\\": 0}"') == response.text.count('"tool_calls"') // 2 == 3
+    answers: list[dict[str, Any]] = events_of(response) if stream else [response.json()]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    for index in range(3):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert [call for choice in own for call in _functions(choice)] == [{"name": "add", "arguments": '{"a": 0}'}]
+        assert own[-1]["finish_reason"] == "tool_calls"
     triton.wait_for(lambda triton: len(triton.cancelled) == 1)
 
 

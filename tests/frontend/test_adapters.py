@@ -25,7 +25,7 @@ def served(own: FakeTriton) -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[FakeTriton, Endpoint]]:
-    """A Triton whose adapters no test changes, and an endpoint of its model alone."""
+    """A Triton that has the same adapters after each test, and an endpoint of its model alone."""
     with fake_triton() as triton:
         triton.adapters = {"sql": "v1", "a": "v1"}
         with endpoint(triton.port, lora_updates="on") as served:
@@ -144,14 +144,23 @@ def test_a_models_name_wins_over_another_ones_adapter(two: Endpoint, triton: Fak
         ({"base_model_name": "a"}, 400, "lora_name", "lora_name is 'sql', the name of a model or of another model's"),
     ],
 )
-def test_updates_need_a_model_and_free_name(two: Endpoint, fields: Json, status: int, param: str, message: str) -> None:
+def test_an_update_without_its_model_or_a_free_name_is_refused(
+    two: Endpoint, fields: Json, status: int, param: str, message: str
+) -> None:
     response = _load(two, lora_name="sql", **fields)
     error = error_of(response)
     assert (response.status_code, error["param"]) == (status, param)
     assert str(error["message"]).startswith(message)
 
 
-def test_updates_are_served_at_once_and_outlive_an_older_description(served: Endpoint, own: FakeTriton) -> None:
+def test_an_update_is_answered_as_by_vllm(adapted: Endpoint, constant: FakeTriton) -> None:
+    response = _load(adapted, lora_int_id=7, load_inplace=False)
+    assert response.text == "Success: LoRA adapter 'json' added successfully."
+    assert constant.updates[0].value("lora_task_id") == 7
+    assert _unload(adapted, "json").text == "Success: LoRA adapter 'json' removed successfully."
+
+
+def test_updates_are_served_before_and_after_an_older_description(served: Endpoint, own: FakeTriton) -> None:
     own.hold_descriptions, asked = True, own.descriptions
 
     def asks_for_a_description(fake: FakeTriton) -> bool:
@@ -159,11 +168,10 @@ def test_updates_are_served_at_once_and_outlive_an_older_description(served: End
         return served.complete(model="x").status_code == 404 and fake.descriptions > asked
 
     own.wait_for(asks_for_a_description)
-    response = _load(served, lora_int_id=7, load_inplace=False)
-    assert response.text == "Success: LoRA adapter 'json' added successfully."
-    assert own.updates[0].value("lora_task_id") == 7
+    assert _load(served).status_code == 200
     assert _names(served) == ["pydoc-llama", "sql", "json"]
-    assert _unload(served).text == "Success: LoRA adapter 'sql' removed successfully."
+    assert _unload(served).status_code == 200
+    assert _names(served) == ["pydoc-llama", "json"]
     own.hold_descriptions = False
     assert served.complete(model="x").status_code == 404
     assert _names(served) == ["pydoc-llama", "json"]
@@ -179,10 +187,11 @@ def test_updates_are_served_at_once_and_outlive_an_older_description(served: End
         ({"load_inplace": True}, "load_inplace", "load_inplace is True"),
     ],
 )
-def test_what_cannot_be_loaded_or_unloaded_is_refused(
-    adapted: Endpoint, fields: Json, param: str, message: str
-) -> None:
+def test_what_cannot_be_loaded_is_refused(adapted: Endpoint, fields: Json, param: str, message: str) -> None:
     check_refusal(_load(adapted, **fields), param, message)
+
+
+def test_an_unknown_adapter_cannot_be_unloaded(adapted: Endpoint) -> None:
     unknown = error_of(_unload(adapted, "other"))
     assert (unknown["code"], unknown["param"]) == ("adapter_not_found", "lora_name")
 

@@ -37,9 +37,12 @@ def test_a_template_reaches_nothing_outside_its_sandbox(source: str) -> None:
     assert shown == "messages" or not ("object at" in shown or "class" in shown)
 
 
-def test_a_template_reads_the_clock_and_is_refused_if_its_calls_never_end() -> None:
+def test_a_template_reads_the_clock() -> None:
     source = "{% generation %}{{ strftime_now('%Y') }}{% endgeneration %}"
     assert ChatTemplate(source, {}).render(TURNS) == str(datetime.now().astimezone().year)
+
+
+def test_a_template_whose_calls_never_end_is_refused() -> None:
     with pytest.raises(ApiError, match="the chat template says") as refused:
         ChatTemplate("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", {}).render(TURNS)
     assert refused.value.param == "messages"

@@ -39,11 +39,15 @@ def test_a_special_token_has_a_name_but_no_place_in_the_text() -> None:
     assert (lists["tokens"], lists["text_offset"]) == (["a", "</s>", "b"], [0, 1, 1])
 
 
-def test_part_of_a_character_is_named_by_its_bytes_a_repeated_text_by_its_id() -> None:
-    lists = CompletionLogprobs().add([_position(b"\xe4\xbd", b"\xe4\xb8", b"a", b"a")])
+def test_part_of_a_character_is_named_by_its_bytes() -> None:
+    lists = CompletionLogprobs().add([_position(b"\xe4\xbd", b"\xe4\xb8")])
     assert lists["tokens"] == ["bytes:\\xe4\\xbd"]
-    expected = {"bytes:\\xe4\\xbd": -1.0, "bytes:\\xe4\\xb8": -2.0, "a": -3.0, "token_id:3": -4.0}
-    assert lists["top_logprobs"] == [expected]
+    assert lists["top_logprobs"] == [{"bytes:\\xe4\\xbd": -1.0, "bytes:\\xe4\\xb8": -2.0}]
+
+
+def test_a_repeated_text_is_named_by_its_id() -> None:
+    lists = CompletionLogprobs().add([_position(b"a", b"a")])
+    assert lists["top_logprobs"] == [{"a": -1.0, "token_id:1": -2.0}]
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,9 @@ def test_some_templates_leave_no_room_before_a_guide(serve: Serve, triton: FakeT
 @pytest.mark.parametrize(
     ("content", "kind"), [("<think>A</think>{", "regex"), ("{", "regex"), ("<think>A", "structural_tag")]
 )
-def test_a_guide_is_for_a_continued_answers_rest(qwen3: Endpoint, triton: FakeTriton, content: str, kind: str) -> None:
+def test_a_guide_holds_for_the_rest_of_a_continued_answer(
+    qwen3: Endpoint, triton: FakeTriton, content: str, kind: str
+) -> None:
     messages = [*QUESTION, {"role": "assistant", "content": content}]
     assert qwen3.chat(messages=messages, continue_final_message=True, guided_regex="a}").status_code == 200
     assert triton.last.value("guided_decoding_guide_type") == kind

@@ -50,6 +50,11 @@ def test_a_bad_file_of_models_is_refused_with_its_reason(content: str, message: 
     file.write_text(content)
     with pytest.raises(InvalidSettingsError, match=message):
         Models.load(Settings(models_file=file))
+
+
+def test_a_model_beside_a_file_of_models_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    file.touch()
     with pytest.raises(InvalidSettingsError, match="models_file lists the models, so model can't be given"):
         Settings.parse(["--models-file", str(file), "--model", "x"], {})
 

@@ -92,11 +92,14 @@ def test_special_tokens_that_are_allowed_reach_the_model_as_they_are(triton: Fak
         assert tokens.count(served.tokens("</s>")[-1]) == 1
 
 
-def test_tokens_in_place_of_the_text_have_one_bos_and_the_messages_name(served: Endpoint, triton: FakeTriton) -> None:
-    messages = [{"role": "user", "content": "a</s>"}]
-    served.chat(messages=messages)
+def test_tokens_in_place_of_the_text_have_one_bos(served: Endpoint, triton: FakeTriton) -> None:
+    served.chat(messages=[{"role": "user", "content": "a</s>"}])
     assert sent_tokens(triton)[:1] == served.tokens("")
     assert sent_tokens(triton)[:2] != served.tokens("") * 2
+
+
+def test_a_refusal_of_tokens_in_place_of_the_text_names_the_messages(served: Endpoint, triton: FakeTriton) -> None:
+    messages = [{"role": "user", "content": "a</s>"}]
     triton.failing = "INVALID_ARG: input_ids is 9 tokens; it must be at most 8"
     check_refusal(served.chat(messages=messages), "messages", "messages is 9 tokens")
 

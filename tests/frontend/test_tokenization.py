@@ -110,7 +110,9 @@ def test_an_echo_is_what_is_left_of_the_prompt(served: Endpoint) -> None:
     ("max_tokens", "left"),
     [(None, CONTEXT - 16), (0, CONTEXT - 1), (12, CONTEXT - 12), (CONTEXT, CONTEXT - 1)],
 )
-def test_minus_one_leaves_room(served: Endpoint, triton: FakeTriton, max_tokens: int | None, left: int) -> None:
+def test_truncation_to_minus_one_leaves_room_for_max_tokens(
+    served: Endpoint, triton: FakeTriton, max_tokens: int | None, left: int
+) -> None:
     served.complete(prompt=[1] * 5000, truncate_prompt_tokens=-1, max_tokens=max_tokens)
     assert len(triton.last.inputs["input_ids"]) == left
 

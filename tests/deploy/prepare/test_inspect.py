@@ -185,5 +185,9 @@ def test_no_weights_of_a_hub_id_are_downloaded(hub: Hub, capsys: pytest.CaptureF
     assert model.startswith(f"model    {MODEL}: llama, 2 layers, ")
     assert refused.startswith(f"refused  1 files of weights aren't downloaded, first {WEIGHTS}; `hf download {MODEL}`")
     assert hub.downloads(WEIGHTS) == []
+
+
+def test_a_hub_id_is_described_once_it_is_downloaded(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     resolve_folder(MODEL, None)
     assert main([MODEL]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == LINES

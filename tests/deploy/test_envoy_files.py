@@ -80,7 +80,10 @@ def test_limits_are_the_endpoints() -> None:
 
 def test_clusters_are_headless_services_of_the_manifests() -> None:
     services = {service["metadata"]["name"]: service["spec"] for service in build(OVERLAY).all("Service")}
-    for name in ("server", "openai"):
+    for cluster in CLUSTERS.values():
+        ((endpoint,),) = [each["lb_endpoints"] for each in cluster["load_assignment"]["endpoints"]]
+        name, port = _address(endpoint["endpoint"])
+        assert [each["port"] for each in services[name]["ports"]] == [port]
         # An endpoint is ready only once Envoy has found a Triton.
         assert (services[name]["clusterIP"], services[name]["publishNotReadyAddresses"]) == ("None", True)
     (command,) = [container["args"] for container in build(OVERLAY).pod["containers"] if container["name"] == "openai"]

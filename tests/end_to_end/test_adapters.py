@@ -1,6 +1,7 @@
 """LoRA adapters, loaded and unloaded while a real Triton answers, and resumed when it dies.
 
-What is refused, and that others go on, is tested in tests/engine/test_adapter_commands.py.
+What is refused, and that others go on, is tested in tests/engine/test_adapter_commands.py. The last test kills the
+server that the others share.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Two Tritons behind Envoy: sessions keep their replica, and a death reaches no client.
 
-Restarts, and answers that go on elsewhere, are in tests/perf/test_killed_tritons.py.
+Restarts, and answers that go on elsewhere, are in tests/perf/test_killed_tritons.py. The last test leaves one
+Triton dead.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def _downloaded(hub: Hub) -> set[str]:
 
 
 def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path) -> None:
-    """With the files of sentence-transformers."""
+    """The repository has the files of sentence-transformers, too."""
     (repository / "1_Pooling").mkdir()
     for name in ("modules.json", "1_Pooling/config.json"):
         (repository / name).write_text("{}")

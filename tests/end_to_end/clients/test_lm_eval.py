@@ -20,17 +20,8 @@ def test_lm_eval_scores_continuations_as_transformers_does(base_url: str, tmp_pa
     task = shutil.copytree(TASK, tmp_path / "task")
     # Without the name of a tokenizer: it asks the endpoint, at /tokenizer_info and /tokenize.
     model = f"base_url={base_url}/completions,model=pydoc-llama"
-    scoring = [
-        "run",
-        "--model",
-        "local-completions",
-        "--model_args",
-        model,
-        "--tasks",
-        "two_lines",
-        "--batch_size",
-        "3",
-    ]
+    scoring = ["run", "--model", "local-completions", "--model_args", model]
+    scoring += ["--tasks", "two_lines", "--batch_size", "3"]
     out = tmp_path / "out"
     program = installed("lm_eval") / "bin" / "lm_eval"
     files: list[str | Path] = ["--include_path", task, "--log_samples", "--output_path", out]

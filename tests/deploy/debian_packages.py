@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
 from deploy.commands import CommandFailedError, run
-from filelock import FileLock
+from made_once import made_once
 
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 APT_S = 240.0
@@ -52,16 +51,6 @@ def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> l
             pytest.fail(reason)
         pytest.skip(reason)
     return [binaries / name for name in names]
-
-
-def made_once(folder: Path, make: Callable[[Path], Path]) -> Path:
-    """Return `folder`, made by one process: `make` works in an empty folder and returns the complete one in it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not folder.is_dir():
-            with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
-                make(Path(temporary)).rename(folder)
-    return folder
 
 
 def _download(package: str, temporary: Path, release: str) -> Path:

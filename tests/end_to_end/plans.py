@@ -17,7 +17,7 @@ from triton_local.server import LocalTriton
 class Plan:
     """A server's config, settings, and changes to the model repository.
 
-    shim, queue_policy, beside: as for `copy_repository`.
+    shim, queue_policy, beside: as for `copy_repository`. traced: whether it sends spans to the fixture `spans`.
     """
 
     variant: str = "default"
@@ -25,6 +25,7 @@ class Plan:
     shim: str = ""
     queue_policy: str = ""
     beside: Sequence[str] = ()
+    traced: bool = False
 
 
 _EMBEDS = {"LLAMA_POOLING": "mean"}
@@ -46,7 +47,7 @@ SHARED = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming. Both serve
     # embeddings, too.
     "triton": Plan("default", _EMBEDS),
-    "streaming": Plan("streaming", _EMBEDS),
+    "streaming": Plan("streaming", _EMBEDS, traced=True),
     # With the other form of the log.
     "batched_int8": Plan("batched_int8", {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}),
     # For tests that act while a request runs: slow, with two slots and a queue of three; one has the models for other
@@ -64,6 +65,7 @@ SHARED = {
 
 PLANS = {
     **SHARED,
+    "batched_fp16": Plan("batched_fp16"),
     "failing": Plan("streaming", _LATE, "faulty_model"),
     # For a test that kills it.
     "mortal": Plan("streaming", {**_TWO_SLOTS, **_LATE}, "slow_model"),

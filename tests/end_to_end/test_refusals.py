@@ -48,7 +48,11 @@ VALUES = [
 
 @pytest.mark.parametrize(
     ("server", "batch_size"),
-    [("triton", 16), pytest.param("batched_int8", 8, marks=pytest.mark.long)],
+    [
+        ("triton", 16),
+        pytest.param("batched_int8", 8, marks=pytest.mark.long),
+        pytest.param("batched_fp16", 8, marks=pytest.mark.long),
+    ],
     indirect=["server"],
 )
 def test_bad_requests_of_a_batch_harm_no_good_one(server: LocalTriton, batch_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -15,6 +16,7 @@ from end_to_end.wires import UNARY_WIRES, WIRES, Refusal, model_url
 from notes import Note
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
+from triton_local.runtime import STUB_NAME, find_wheel
 from triton_local.server import LocalTriton
 
 TIMES = 4
@@ -96,6 +98,17 @@ def test_no_accepted_request_is_lost_in_shutdowns_under_load(note: Note) -> None
     note(f"SIGTERM under load, {TIMES} times: {sum(late)} answered after it; then {counted}")
 
 
+def _exit_code_of_model(repository: Path, folder: Path) -> Path:
+    """Have the exit code of llama's process written to a file; return its path."""
+    status = folder / "status"
+    real = find_wheel([Path(path) for path in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
+    # The Python backend prefers a stub in the model's folder to its own.
+    stub = repository / "llama" / STUB_NAME
+    stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
+    stub.chmod(0o755)
+    return status
+
+
 def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: Note) -> None:
     def tokens(protocol: Protocol) -> int:
         with _client(server, protocol) as client:
@@ -103,6 +116,7 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
 
     # 200 s are enough for the long requests, also on a busy machine.
     settings, repository = {"TRITON_GRACE_SECONDS": "200"}, copy_repository(tmp_path, "slow_model")
+    status = _exit_code_of_model(repository, tmp_path)
     with new_server("streaming", settings, repository) as server:
         metrics = Metrics(server)
         with ThreadPoolExecutor(2) as pool:
@@ -123,3 +137,6 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
     log = server.log_text()
     assert 0 < log.index("unloaded 'llama_unary'") < log.index("unloaded 'llama'")
+    # Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51.
+    until(status.exists, lambda: "the model's process has ended")
+    assert status.read_text() == "0\n"

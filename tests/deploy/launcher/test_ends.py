@@ -36,7 +36,7 @@ def test_the_launcher_serves_what_its_ready_file_says(launch: Launch) -> None:
 
 
 def test_an_accepted_request_is_answered_before_the_end(launch: Launch) -> None:
-    """Whatever the first process gets, and although systemd signals every process of a control group."""
+    """Ctrl-C starts the drain, further signals change nothing, and systemd signals every process of a control group."""
     launcher = launch("--openai-port=0", BUSY="1", TRITON_GRACE_SECONDS="600")
     address, endpoint = launcher.facts()["http"], launcher.endpoint()
     # An idle connection delays nothing.
@@ -44,7 +44,7 @@ def test_an_accepted_request_is_answered_before_the_end(launch: Launch) -> None:
         assert idle.get(f"http://{address}/v2/health/live").is_success
         for pid in launcher.processes:
             os.kill(pid, signal.SIGTERM)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             launcher.process.send_signal(number)
             time.sleep(0.2)
         launcher.line(DRAINS)

@@ -9,6 +9,9 @@ LOAD = (
     "E1121 00:42:30.407856 15449 model_lifecycle.cc:642] \"failed to load 'llama' version 1: Internal: ValueError: "
     'slots must be in 1 ... 64, got 9000\\n\\nAt:\\n  /models/llama/1/model.py(8): initialize\\n"'
 )
+SOCKET = "failed to start HTTP service: Unavailable - Socket '127.0.0.1:44715' already in use"
+TAKEN = f'E1129 22:18:11.355878 3467 main.cc:257] "{SOCKET} "'
+ENDED = "triton_supervisor: tritonserver has ended with code 1; the server ends with code 1"
 REFUSED = LOAD.replace("ValueError: ", "TritonModelException: llama: ")
 ENDING = "error: creating server: Internal - failed to load all models"
 USAGE = ["/bin/tritonserver: unrecognized option '--x'", "Usage: tritonserver [options]", "  --help"]
@@ -25,6 +28,7 @@ EXCEPTION = [
         ([CUDA, LOADING, LOAD, LOAD, ENDING], EXCEPTION),
         ([REFUSED, ENDING], ["the model refused to load: llama: slots must be in 1 ... 64, got 9000"]),
         ([CUDA, *USAGE], ["CudaDriverHelper has not been initialized.", USAGE[0]]),
+        ([CUDA, LOADING, TAKEN, ENDED], ["CudaDriverHelper has not been initialized.", SOCKET, ENDED]),
         ([LOADING, CUDA], ["CudaDriverHelper has not been initialized."]),
         (["one", "", "two"], ["one", "two"]),
         ([], ["it wrote nothing"]),

@@ -80,7 +80,8 @@ def receive_request(connection: socket.socket) -> bytes:
             return b""
         received += part
     head, _, body = received.partition(b"\r\n\r\n")
-    (length,) = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
+    lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
+    length = int(lengths[0]) if lengths else 0
     while len(body) < length:
         if not (part := connection.recv(65536)):
             return b""

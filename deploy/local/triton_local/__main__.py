@@ -6,7 +6,6 @@ The launcher's own lines go to stdout, the server's to stderr.
 import contextlib
 import json
 import os
-import shlex
 import signal
 import sys
 import time
@@ -16,17 +15,15 @@ from types import FrameType
 
 import click
 from triton_supervisor.settings import RefusedError, whole_number
-from triton_supervisor.triton import Address, ApiError, exchange
 
 from triton_local.errors import EndpointEndedError, InterruptedStartError, InvalidSettingError, LauncherError
+from triton_local.example_command import example_command
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.ports import Service, choose_ports, resolve_host
 from triton_local.server import LocalTriton
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.25
-_MODELS_S = 5.0
-"""Timeout of the endpoint's list of models."""
 
 
 def port(value: object) -> int:
@@ -115,7 +112,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
                 _say(f"  {service:<7} {url}")
             if endpoint is not None:
                 _say(f"  openai  {endpoint.url}")
-                _say(f"try: {_example(endpoint)}")
+                _say(f"try: {example_command(endpoint.address, endpoint.served_name)}")
             _write_ready_file(ready_file, {**urls, "pid": server.pid, "variant": server.variant})
             while server.exit_code is None and not stopper.told_to_end:
                 if endpoint is not None and endpoint.exit_code is not None:
@@ -147,30 +144,6 @@ def _write_ready_file(path: Path | None, facts: Mapping[str, object] | None) -> 
             new.replace(path)
     except OSError as error:
         raise InvalidSettingError(f"ready file {path} can't be written: {error.strerror}") from error
-
-
-def _example(endpoint: OpenAIEndpoint) -> str:
-    """Return a command that asks the endpoint, as a shell takes it."""
-    path: str
-    body: dict[str, object]
-    question = "What is the capital of France?"
-    if _embeds_alone(endpoint):
-        path, body = "embeddings", {"model": endpoint.served_name, "input": question}
-    else:
-        messages = [{"role": "user", "content": question}]
-        path = "chat/completions"
-        body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
-    return f"curl -s {endpoint.url}/{path} -d {shlex.quote(json.dumps(body))}"
-
-
-def _embeds_alone(endpoint: OpenAIEndpoint) -> bool:
-    """Return whether the model serves embeddings alone; False where the list of models needs an API key."""
-    try:
-        answer = exchange(Address.parse(endpoint.address), "GET", "/v1/models", _MODELS_S)
-    except ApiError:
-        # The caller's loop reports an endpoint that has ended.
-        return False
-    return answer.status == 200 and [model["tasks"] for model in json.loads(answer.body)["data"]][:1] == [["embed"]]
 
 
 class _Stopper:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -11,13 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from client.peers import HOST, respond, server
-from deploy.launcher.conftest import Launch
+from client.peers import HOST, receive_request, server
+from deploy.launcher.conftest import Launch, own_lines
 from end_to_end.plans import copy_repository
 from end_to_end.servers import HTTP, until
-from triton_local.__main__ import _example
-from triton_local.errors import StartFailedError
-from triton_local.openai_endpoint import OpenAIEndpoint
+from triton_local.example_command import example_command
 
 OPENAI = "--openai-port=0"
 
@@ -67,15 +66,30 @@ def test_a_chat_is_streamed_to_its_end_in_the_drain(launch: Launch, tmp_path: Pa
     assert launcher.ends()[0] == 0
 
 
-def test_the_printed_command_for_a_base_model_asks_for_an_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = '{"data": [{"tasks": ["embed"]}]}'
-    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(models)}\r\n\r\n{models}".encode())) as port:
-        monkeypatch.setattr(OpenAIEndpoint, "address", f"{HOST}:{port}")
-        with OpenAIEndpoint(HOST, 0, 1) as endpoint:
-            assert _example(endpoint).startswith(f"curl -s http://{HOST}:{port}/v1/embeddings -d ")
+def test_the_printed_command_for_a_base_model_asks_for_an_embedding() -> None:
+    models = b'{"data": [{"tasks": ["embed"]}]}'
+    requests = []
+
+    def behave(connection: socket.socket) -> None:
+        requests.append(receive_request(connection))
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(models), models))
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with server(behave) as port:
+        command = shlex.split(example_command(f"{HOST}:{port}", "base"))
+        subprocess.run(command, capture_output=True, timeout=60, check=True)
+    head, _, body = requests[-1].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/embeddings ")
+    assert json.loads(body) == {"model": "base", "input": "What is the capital of France?"}
 
 
-def test_a_setting_that_the_endpoint_refuses_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_LLAMA_OPENAI_PORTT", "9000")
-    with OpenAIEndpoint(HOST, 0, 1) as endpoint, pytest.raises(StartFailedError, match="ended with code 2 before it"):
-        endpoint.start(f"{HOST}:1")
+@pytest.mark.long
+def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    launcher = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000", LOAD_WHEN=str(loaded))
+    launcher.wait_until_loading()
+    loaded.touch()
+    code, output, errors = launcher.ends()
+    assert code == 1
+    assert "ready" not in output
+    assert own_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]

@@ -13,7 +13,7 @@ from end_to_end.clients.environments import installed
 from end_to_end.clients.question import MODEL
 from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import copy_repository
-from end_to_end.servers import is_healthy, new_server, until
+from end_to_end.servers import is_healthy, new_server, ports_of, until
 from frontend.endpoints import HOST, Endpoint
 from triton_llama_openai.triton.engine_load import PAGE_SIZES
 from triton_local.ports import choose_ports
@@ -29,7 +29,7 @@ class Replica(NamedTuple):
     kv_events_port: int
 
 
-NewReplica = Callable[[], Replica]
+NewReplica = Callable[..., Replica]
 
 
 class Router(NamedTuple):
@@ -41,21 +41,22 @@ class Router(NamedTuple):
 
 @pytest.fixture(scope="session")
 def new_replica(tmp_path_factory: pytest.TempPathFactory) -> NewReplica:
-    """Make a replica, not started."""
+    """Make a replica, not started; `previous` is one that has ended, whose ports it takes."""
     # On a busy machine the tokens of a quick answer come in one event.
     repository = copy_repository(tmp_path_factory.mktemp("repository"), "slow_model")
 
-    def new() -> Replica:
-        port = adjacent_ports(2)
+    def new(previous: Replica | None = None) -> Replica:
+        port = previous.kv_events_port if previous else adjacent_ports(2)
+        ports = ports_of(previous.triton) if previous else {}
         settings = {"LLAMA_POOLING": "last", "LLAMA_KV_EVENTS": f"tcp://{HOST}:{port}"}
-        return Replica(new_server("streaming", settings, repository), port)
+        return Replica(new_server("streaming", settings, repository, ports=ports), port)
 
     return new
 
 
 @pytest.fixture(scope="session")
 def replicas(new_replica: NewReplica) -> Iterator[list[Replica]]:
-    """Two of them, for all modules."""
+    """Two running replicas."""
     with ExitStack() as stack:
         started = []
         for _ in range(2):
@@ -66,14 +67,14 @@ def replicas(new_replica: NewReplica) -> Iterator[list[Replica]]:
 
 @pytest.fixture(scope="session")
 def endpoints(replicas: list[Replica]) -> Iterator[list[Endpoint]]:
-    """One in front of each."""
+    """An OpenAI endpoint in front of each replica."""
     with ExitStack() as stack:
         yield [stack.enter_context(in_front_of(replica.triton, stream_interval_ms=0)) for replica in replicas]
 
 
 @pytest.fixture(scope="session")
 def base_url(endpoints: list[Endpoint]) -> str:
-    """What a client of OpenAI's protocol is given."""
+    """The base URL of the first endpoint, for OpenAI clients."""
     return endpoints[0].base_url
 
 
@@ -81,7 +82,7 @@ def base_url(endpoints: list[Endpoint]) -> str:
 def router(
     replicas: list[Replica], endpoints: list[Endpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Router]:
-    """One that knows the pages of each replica."""
+    """vLLM's router, which gets the KV events of each replica."""
     home = tmp_path_factory.mktemp("router")
     ports = choose_ports(HOST, {"openai": 0, "metrics": 0})
     urls = [f"http://{HOST}:{endpoint.port}" for endpoint in endpoints]

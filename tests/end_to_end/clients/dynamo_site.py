@@ -43,10 +43,8 @@ class Site:
         self._frontend = self._start("dynamo.frontend", *options, "--migration-limit", "3")
 
     def __enter__(self) -> Site:
-        for triton, port in self.replicas:
-            options = ["--triton", triton.grpc_url, "--triton-metrics", triton.metrics_url]
-            kv_events = f"tcp://{HOST}:{port}"
-            self.workers.append(self._start("triton_llama_dynamo", *options, "--kv-events", kv_events))
+        for replica in self.replicas:
+            self.start_worker(replica)
         self.await_workers(len(self.workers))
         return self
 
@@ -54,6 +52,12 @@ class Site:
         for process in (*self.workers, self._frontend):
             process.kill()
             process.wait()
+
+    def start_worker(self, replica: Replica) -> None:
+        """Start a worker of a replica, the last of `workers`."""
+        options = ["--triton", replica.triton.grpc_url, "--triton-metrics", replica.triton.metrics_url]
+        kv_events = f"tcp://{HOST}:{replica.kv_events_port}"
+        self.workers.append(self._start("triton_llama_dynamo", *options, "--kv-events", kv_events))
 
     def requests(self) -> list[int]:
         """Return how many requests each Triton has answered."""

@@ -1,4 +1,4 @@
-"""Behind NVIDIA Dynamo: answers survive the death of a Triton, and turns find their pages."""
+"""Behind NVIDIA Dynamo: answers survive the death of a Triton and the end of a worker, and turns find their pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import openai
@@ -16,6 +17,8 @@ from end_to_end.clients.conftest import NewReplica, Replica
 from end_to_end.clients.dynamo_site import Site
 from end_to_end.clients.environments import FOLDER, installed
 from end_to_end.clients.question import MODEL
+from end_to_end.metrics import level
+from end_to_end.servers import until
 from openai.types.chat import ChatCompletionMessageParam
 
 STREAMS = 16
@@ -24,11 +27,18 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module")
-def mortal(new_replica: NewReplica) -> Iterator[Replica]:
-    """A replica that a test kills."""
+def running() -> Iterator[ExitStack]:
+    """Ends the Tritons of this module."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def mortal(new_replica: NewReplica, running: ExitStack) -> Replica:
+    """A replica that a test kills and starts again."""
     replica = new_replica()
-    with replica.triton:
-        yield replica
+    running.enter_context(replica.triton)
+    return replica
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +74,12 @@ def _texts(client: openai.OpenAI, disturb: Callable[[], None] | None = None) -> 
 def client(site: Site) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=site.base_url, api_key="unused", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def quiet(client: openai.OpenAI) -> list[str]:
+    """The texts while nothing disturbs them."""
+    return _texts(client)
 
 
 def test_a_guide_holds_behind_dynamo(client: openai.OpenAI) -> None:
@@ -108,13 +124,33 @@ def test_the_worker_passes_the_checks_of_dynamos_contract(site: Site) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_answers_survive_the_death_of_a_triton(site: Site, client: openai.OpenAI, mortal: Replica) -> None:
-    quiet = _texts(client)
-    assert _texts(client, mortal.triton.kill) == quiet
+def _wait_until_it_decodes(replica: Replica) -> None:
+    until(lambda: level(replica.triton, "llama_slots_in_use") > 0, lambda: "the replica runs a stream")
+
+
+def test_answers_survive_a_triton_that_dies_and_comes_back(
+    site: Site, client: openai.OpenAI, quiet: list[str], mortal: Replica, new_replica: NewReplica, running: ExitStack
+) -> None:
+    def kill() -> None:
+        _wait_until_it_decodes(mortal)
+        mortal.triton.kill()
+
+    assert _texts(client, kill) == quiet
     site.await_workers(1)
+    mortal.triton.stop()
+    running.enter_context(new_replica(mortal).triton)
+    # The worker of that Triton starts itself again.
+    site.await_workers(2)
 
 
-def test_a_worker_that_is_told_to_end_ends(site: Site) -> None:
-    """The last test: no worker is left."""
-    site.workers[0].terminate()
-    assert site.workers[0].wait(60) == 0
+def test_answers_survive_a_worker_that_is_told_to_end(site: Site, client: openai.OpenAI, quiet: list[str]) -> None:
+    replica, worker = site.replicas[0], site.workers.pop(0)
+
+    def terminate() -> None:
+        _wait_until_it_decodes(replica)
+        worker.terminate()
+
+    assert _texts(client, terminate) == quiet
+    assert worker.wait(60) == 0
+    site.start_worker(replica)
+    site.await_workers(2)

@@ -113,7 +113,7 @@ def test_greedy_tokens_are_those_of_generate_but_for_ties(
     most: int,
     note: Note,
 ) -> None:
-    """most: answers that may differ; 3 of the file in Q4_1 do, on two machines."""
+    """most: answers that may differ: of the file in Q4_1, 2 or 3 did, by the machine."""
     triton = request.getfixturevalue(name)
     answers = at_once([partial(_answer, triton, prompt) for prompt in PROMPTS])
     gaps = []

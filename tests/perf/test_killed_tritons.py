@@ -34,8 +34,8 @@ def _kill(server: RestartedTriton, name: str) -> None:
     server.kill(name)
 
 
-def test_answers_survive_the_death_and_the_drain_of_a_triton() -> None:
-    """One tritonserver and another one's model process are killed, and then the first drains and is replaced."""
+def test_answers_survive_deaths_and_a_rolling_restart_of_tritons() -> None:
+    """One tritonserver and another one's model process are killed; then each in turn drains and is replaced."""
     requests = mixed(EMBEDDED, COUNT)
     with (
         running_tritons(2, EMBEDDED) as tritons,
@@ -48,8 +48,9 @@ def test_answers_survive_the_death_and_the_drain_of_a_triton() -> None:
         def disturb() -> None:
             with ThreadPoolExecutor() as threads:
                 list(threads.map(_kill, tritons, ("tritonserver", "llama")))
-            _wait_until_it_decodes(tritons[0])
-            tritons[0].restart()
+            for triton in tritons:
+                _wait_until_it_decodes(triton)
+                triton.restart()
 
         with ThreadPoolExecutor() as threads:
             disturbing = threads.submit(disturb)

@@ -70,12 +70,15 @@ def _with_read_weights(model: PreTrainedModel, loaded: LoadedModel, folder: Path
     return model
 
 
-READERS = ("int8", "w8a8", "w4a16", "awq4", "fp8", "q4_k")
-"""A format of each reader; the remaining reader, of GPTQ, has every family."""
+EVERY = ("gptq4-act-order", "int8", "q4_k")
+"""Formats that are tested with every family; bitsandbytes' by the family's own class, GGUF's by the names in a file."""
+READERS = ("w8a8", "w4a16", "awq4", "fp8")
+"""A format of each reader of another format."""
 LONG = [
+    *product(sorted({*FAMILIES} - {"llama"}), ["int8"]),
+    *product(sorted({*FILES} - {"llama"}), ["q4_k"]),
     *product(LAYOUTS, READERS),
-    # Config and tensors of every family's GGUF file are compared in test_gguf.py.
-    *((family, name) for family, name in zip(cycle(OTHERS), ALL, strict=False) if name != "gptq4-act-order"),
+    *((family, name) for family, name in zip(cycle(OTHERS), ALL, strict=False) if name not in EVERY),
 ]
 
 

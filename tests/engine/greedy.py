@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 import torch
-from engine.engines import completions, tokens_in
+from engine.engines import run, tokens_in
 from engine.prompts import random_prompt
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
@@ -58,19 +58,25 @@ class GreedyReference:
 
 @dataclass
 class Tally:
-    """What was compared. ties: requests whose tokens differ from generate()'s by a tie."""
+    """What was compared. ties: requests whose tokens differ from generate()'s by a tie. preempted: preemptions."""
 
     requests: int = 0
     tokens: int = 0
     ties: int = 0
+    preempted: int = 0
+    evicted_pages: int = 0
 
 
 def compare(
     engine: Engine, requests: list[GenerationRequest], references: dict[float, GreedyReference], tally: Tally
 ) -> None:
     """Compare every completion with the reference of its repetition penalty; an AssertionError shows both."""
-    for request, completion in zip(requests, completions(engine, requests), strict=True):
+    done = run(engine, [engine.builder.build(request) for request in requests])
+    for request, completion in zip(requests, done.results, strict=True):
+        assert isinstance(completion, Completion), completion
         compare_one(engine, request, completion, references[request.repetition_penalty], tally)
+    tally.preempted += sum(step.preempted for step in done.steps)
+    tally.evicted_pages += sum(step.cache.evicted_pages for step in done.steps if step.cache is not None)
 
 
 def compare_one(

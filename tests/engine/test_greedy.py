@@ -50,8 +50,22 @@ def test_greedy_tokens_are_those_of_generate(exposed: LoadedModel) -> None:
         requests += mix(prompt_pool, randomness.randint(0, 3), randomness, randomness.choice((0.8, 1.3)))
         compare(engines[batch % len(engines)], requests, references, tally)
     assert tally.requests > 3.5 * batches
-    assert tally.ties <= 1
+    assert tally.ties == 0
+    assert tally.evicted_pages > 0
     assert sum(draft.accepted for draft in drafts) > 10
+
+
+def test_preempted_and_resumed_sequences_have_the_tokens_of_generate(exposed: LoadedModel) -> None:
+    reference, tally = GreedyReference(oracle(exposed), 36), Tally()
+    requests = list[GenerationRequest]()
+    # Eight pages, of which a sequence takes one for its prompt, and two or three for its output.
+    engine = engine_of(replace(exposed, max_model_len=128), 6, kv_cache_tokens="128")
+    for resumed in (0, 1, 0, 0, 4, 0):
+        prompt = random_prompt(exposed.tokenizer, range(11, 16), random.Random(len(requests)))[1]
+        tokens = reference.tokens(prompt, resumed)
+        requests.append(GenerationRequest("", prompt, max_tokens=reference.longest, resume_ids=tuple(tokens)))
+    compare(engine, requests, {1.0: reference}, tally)
+    assert tally.preempted > 1
 
 
 LENGTHS = (1, 7, 8, 16, 17, 32, 49, 64, 65, 100, 128, 129, 502, 511)

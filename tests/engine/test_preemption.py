@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from engine.engines import alone, engine_of
 from engine.prompts import request_of
-from engine.scheduling import running
+from engine.scheduling import client_of, running
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidSettings, Unavailable
 from llama_engine.model.loader import LoadedModel
+from llama_engine.observability.metrics import PREEMPTIONS
 
 MODEL_LEN = 128
 
@@ -69,6 +70,17 @@ def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: LoadedModel) 
         results = started.finish([holder, *late, *patient])
     assert isinstance(results[1], Unavailable)
     assert [results[0], results[2]] == alone(short, [holder.request, patient[0].request])
+
+
+def test_a_preempted_stream_is_sent_whole(short: LoadedModel) -> None:
+    with running(short, 4, kv_cache_tokens=str(MODEL_LEN + 32)) as started:
+        streams = started.add(*[request_of(short, seed, 20, max_tokens=60) for seed in range(4)], stream=True)
+        started.finish(streams)
+    expected = alone(short, [stream.request for stream in streams])
+    assert ["".join(chunk.text for chunk in client_of(stream).chunks) for stream in streams] == [
+        result.text for result in expected
+    ]
+    assert started.registry.counts[PREEMPTIONS.name] > 0
 
 
 def test_a_pool_smaller_than_a_sequence_is_refused(short: LoadedModel) -> None:

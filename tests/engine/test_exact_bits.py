@@ -19,7 +19,7 @@ from models.quantized_checkpoints import write
 MIXES = int(os.environ.get("EXACT_BITS_MIXES", "10"))
 """Mixes of a case; hundreds after a change to kernels, scheduler or KV cache."""
 EVENTS = {"cancelled", "preempted", "evicted", "hits", "failed", "embedded"}
-"""What happens in as many mixes."""
+"""Events that each case must contain, in 10 mixes or more."""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_tokens_have_the_same_bits_in_any_mix(
     bits = Bits(checkpoint, MIXES, kv_cache_dtype=cache, drafts="guessed" in options, adapters="adapted" in options)
     assert bits.different == []
     assert bits.rows > 15 * MIXES
-    assert {event for event, count in bits.events.items() if count} == EVENTS | options
+    assert {event for event, count in bits.events.items() if count} >= EVENTS | options
     assert all(bits.events[event] > MIXES for event in options)
 
 
@@ -50,6 +50,6 @@ def test_adapters_on_4_bit_groups_have_the_same_bits_in_any_mix(tmp_path: Path) 
     needs_compiled_kernels()
     folder = write(EMBEDDED, "gptq4-act-order", tmp_path / "gptq")
     checkpoint = replace(load("checkpoint", model=str(folder)), max_model_len=128)
-    bits = Bits(checkpoint, MIXES // 2, drafts=True, adapters=True)
+    bits = Bits(checkpoint, MIXES, drafts=True, adapters=True)
     assert bits.different == []
-    assert bits.events["adapted"] > MIXES // 2
+    assert bits.events["adapted"] > MIXES

@@ -124,9 +124,13 @@ def int8(folder: Path) -> LoadedModel:
     return _load(folder, "int8")
 
 
-def test_int8_tokens_have_the_same_bits_in_any_mix(int8: LoadedModel) -> None:
+def test_int8_tokens_have_the_same_bits_in_any_mix(int8: LoadedModel, folder: Path) -> None:
     assert int8.info.batch_invariant
-    assert Bits(replace(int8, max_model_len=128), mixes=2).different == []
+    # Every other family with a KV cache in INT8.
+    cache = ("auto", "int8")[[*CHECKPOINTS].index(folder.name) % 2]
+    bits = Bits(replace(int8, max_model_len=128), mixes=2, kv_cache_dtype=cache)
+    assert bits.different == []
+    assert bits.rows > 0
 
 
 def test_int8_is_near_fp32(exact: LoadedModel, int8: LoadedModel) -> None:

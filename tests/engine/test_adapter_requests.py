@@ -88,6 +88,7 @@ def test_a_command_has_a_name_a_number_and_a_path() -> None:
         ({"lora_path": ["x"], "lora_name": [""]}, "lora_name is missing"),
         ({"lora_path": ["x"], "lora_name": ["../x y"]}, "lora_name is '../x y'; it must be 1 to 128 characters"),
         ({"lora_path": ["x"], "lora_name": ["a"], "seed": [1]}, "seed is given beside lora_path"),
+        ({"lora_path": ["x" * 4097], "lora_name": ["a"]}, "lora_path is a text of 4097 bytes; it must be at most 4096"),
         ({"lora_path": ["x"] * 2, "lora_name": ["a", "b"]}, "lora_path is given in a batch of 2"),
     ],
 )

@@ -50,7 +50,9 @@ def test_the_info_is_that_of_the_weights(fp32: LoadedModel, int8: LoadedModel) -
     [
         ("int8", {}, r"exact INT8, two terms for outliers \(ratio 4\), by compiled AVX\S+ \w+: batch-invariant"),
         ("int8", {"int8_terms": "1"}, r"exact INT8, one term, by compiled AVX\S+ \w+: batch-invariant"),
+        ("int8", {"int8_terms": "2"}, r"exact INT8, two terms, by compiled AVX\S+ \w+: batch-invariant"),
         ("int8", {"kernels": "stock"}, "INT8 weights dequantized to float32: not batch-invariant"),
+        ("none", {}, "float32 weights: not batch-invariant"),
         ("none", {"dtype": "bfloat16"}, "bfloat16 weights: not batch-invariant"),
         ("int8", {"int8_threshold": "6"}, "float32 and int8 weights: not batch-invariant"),
     ],

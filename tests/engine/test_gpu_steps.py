@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +19,10 @@ from llama_engine.request.parser import GenerationRequest
 from llama_engine.settings import Settings
 
 SLOTS = 4
+FLOATS = {"quantization": "none"}
+"""Settings of float16 and FlashAttention, as in `batched_fp16`; the default ones have INT8 weights."""
 MASKED = {"quantization": "none", "dtype": "bfloat16", "kv_cache_dtype": "int8"}
-"""Settings of attention with masks. The default ones are INT8 weights and FlashAttention."""
+"""Settings of attention with masks."""
 
 SAMPLED: dict[str, object] = {
     "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 3, "repetition_penalty": 1.2,
@@ -43,16 +46,21 @@ def _requests(**values: object) -> list[GenerationRequest]:
     ]
 
 
-@pytest.fixture(scope="module", params=[{}], ids=["INT8"])
-def gpu(request: pytest.FixtureRequest, small_checkpoint: Path) -> Iterator[Gpu]:
+@contextmanager
+def _gpu(checkpoint: Path, parameters: Mapping[str, str]) -> Iterator[Gpu]:
     # Each sequence has a page of 256 positions, and leaves one for each of the others.
-    values = {"model": str(small_checkpoint), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
-    values |= request.param
-    settings = Settings.parse(values, {})
+    values = {"model": str(checkpoint), "device": "cuda", "prefill_tokens": "32", "kv_cache_tokens": "2048"}
+    settings = Settings.parse({**values, **parameters}, {})
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
         engine = Engine(load_checkpoint(settings, DEVICE), settings, SLOTS)
         yield Gpu(engine, recorder)
         engine.guides.close()
+
+
+@pytest.fixture(scope="module")
+def gpu(small_checkpoint: Path) -> Iterator[Gpu]:
+    with _gpu(small_checkpoint, {}) as gpu:
+        yield gpu
 
 
 def _finish(gpu: Gpu, waits: Callable[[StepResult], int] = lambda step: 1) -> None:
@@ -100,22 +108,29 @@ def test_choices_are_generated(gpu: Gpu) -> None:
     assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
 
 
-@pytest.mark.parametrize("gpu", [{}, MASKED], ids=["INT8", "masked"], indirect=True)
-def test_a_captured_step_never_waits_and_a_replayed_one_waits_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[{}, FLOATS, MASKED], ids=["INT8", "FP16", "masked"])
+def any_gpu(request: pytest.FixtureRequest, small_checkpoint: Path) -> Iterator[Gpu]:
+    with _gpu(small_checkpoint, request.param) as gpu:
+        yield gpu
+
+
+def test_a_captured_step_never_waits_and_a_replayed_one_waits_once(
+    any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Its verification needs values.
     monkeypatch.setattr(DecodeGraphs, "_verify", lambda *_: None)
     actions: list[Action] = []
 
     def capture(action: Action) -> Action:
-        gpu.recorder.clear()
+        any_gpu.recorder.clear()
         action()
-        assert gpu.recorder.waits == 0
+        assert any_gpu.recorder.waits == 0
         actions.append(action)
         return action
 
-    gpu.engine.capture_graphs(capture)
-    assert len(actions) == graph_count(gpu.engine.plan.shape)
-    sequences = add_all(gpu.engine, _requests())
-    _finish(gpu)
-    assert "CUDA graphs" in gpu.engine.describe_decode()
+    any_gpu.engine.capture_graphs(capture)
+    assert len(actions) == graph_count(any_gpu.engine.plan.shape)
+    sequences = add_all(any_gpu.engine, _requests())
+    _finish(any_gpu)
+    assert "CUDA graphs" in any_gpu.engine.describe_decode()
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)

@@ -179,12 +179,13 @@ def test_a_subscriber_has_the_cached_pages(int8: LoadedModel, port: int) -> None
         assert {salt for salt, _ in expected} == {"", "a", "b"}
 
 
-def test_pages_of_an_adapter_name_it_as_vllm_does(port: int) -> None:
+@pytest.mark.parametrize(("number", "lora_id"), [(7, 7), (0, None)])
+def test_pages_of_an_adapter_name_it_as_vllm_does(port: int, number: int, lora_id: int | None) -> None:
     sequence = _sequence(tuple(range(12)))
-    sequence.request = replace(sequence.request, cache_salt="s", adapter=Adapter("sql", 7, "d", 16, 3))
+    sequence.request = replace(sequence.request, cache_salt="s", adapter=Adapter("sql", number, "d", 16, 3))
     with closing(KvEvents(f"tcp://127.0.0.1:{port}", PAGE)) as events:
         stored = events._stored(sequence, [0, 1])
-    assert (stored["lora_name"], stored["lora_id"]) == ("sql", 7)
+    assert (stored["lora_name"], stored["lora_id"]) == ("sql", lora_id)
     assert stored["extra_keys"] == [["sql", "s"], ["sql"]]
 
 

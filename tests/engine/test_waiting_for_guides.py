@@ -13,6 +13,7 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
+from llama_engine.engine import guide_queue
 from llama_engine.engine.events import Completion, RequestContext
 from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
 from llama_engine.engine.sequence import Sequence, Status
@@ -154,3 +155,16 @@ def test_guides_that_are_refused_or_break_fail_alone(fp32: LoadedModel, monkeypa
     assert isinstance(failed, GenerationError)
     assert "no process" not in str(failed)
     assert others == alone(fp32, plain)
+
+
+def test_execute_does_not_wait_behind_a_guide_that_takes_long(
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide_queue, "GUIDE_SECONDS", 1.0)
+    with running(fp32, 2) as scheduled, held(scheduled):
+        (slow,) = scheduled.add(guided("ab"))
+        scheduled.scheduler.wait_until_admitted([slow])
+        (second,) = scheduled.add(guided("cd"))
+        began = time.monotonic()
+        scheduled.scheduler.wait_until_admitted([second])
+        assert time.monotonic() - began < guide_queue.GUIDE_SECONDS

@@ -79,3 +79,10 @@ def test_openmp_threads_spin_as_long_as_the_environment_says(
         path.touch()
     done = _run(f"import llama_engine.libraries; {printing}", **variables, PYTHONPATH=str(tmp_path))
     assert done.stdout.split() == [spin_count, str(variables.get("GOMP_SPINCOUNT"))], "no child process inherits it"
+
+
+@pytest.mark.long
+def test_libgomp_takes_the_spin_count() -> None:
+    # It prints its settings as torch loads it.
+    done = _run("import llama_engine.libraries", OMP_DISPLAY_ENV="verbose")
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr

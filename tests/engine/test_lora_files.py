@@ -10,7 +10,6 @@ import pytest
 import torch
 from engine.families import save_family
 from engine.lora_adapters import architecture_of, change_config, change_tensors, save_adapter
-from llama_engine.checkpoint import lora_config
 from llama_engine.checkpoint.lora import ADAPTER, LoraAdapter, read_adapter
 from llama_engine.checkpoint.lora_config import CONFIG
 from llama_engine.errors import CheckpointError
@@ -124,12 +123,16 @@ def test_another_description_of_the_base_has_the_same_digest(bases: dict[str, Pa
     assert _read(bases["llama"], adapter).digest == before
 
 
-def test_another_scaling_and_one_other_number_have_other_digests(bases: dict[str, Path], adapter: Path) -> None:
+def test_another_scaling_has_another_digest(bases: dict[str, Path], adapter: Path) -> None:
     before = _read(bases["llama"], adapter).digest
     change_config(adapter, lora_alpha=9)
-    scaled = _read(bases["llama"], adapter).digest
+    assert _read(bases["llama"], adapter).digest != before
+
+
+def test_one_other_number_has_another_digest(bases: dict[str, Path], adapter: Path) -> None:
+    before = _read(bases["llama"], adapter).digest
     change_tensors(adapter, lambda tensors: tensors[f"{Q_PROJ}.lora_B.weight"][-1, -1].add_(1e-3))
-    assert len({before, scaled, _read(bases["llama"], adapter).digest}) == 3
+    assert _read(bases["llama"], adapter).digest != before
 
 
 @pytest.mark.parametrize(
@@ -164,12 +167,9 @@ def test_a_config_of_anything_else_is_refused(
     assert str(refused.value).startswith(f"can't load {adapter}: {CONFIG}: {reason}")
 
 
-def test_an_endless_regular_expression_is_refused(
-    bases: dict[str, Path], adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lora_config, "_MAX_SECONDS", 0.25)
+def test_an_endless_regular_expression_is_refused(bases: dict[str, Path], adapter: Path) -> None:
     change_config(adapter, target_modules=".*?" * 30 + r"\d\d")
-    with pytest.raises(CheckpointError, match=r"target_modules is .*; it must be one that is matched within 0\.25 s"):
+    with pytest.raises(CheckpointError, match=r"target_modules is .*; it must be one that is matched within 2 s"):
         _read(bases["llama"], adapter)
 
 

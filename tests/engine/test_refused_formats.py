@@ -98,9 +98,16 @@ def test_invalid_contents_are_refused_by_name(
     assert str(refused.value).startswith(str(tmp_path))
 
 
-def test_another_quantization_than_the_saved_one_is_refused(tmp_path: Path) -> None:
-    folder = str(write(EMBEDDED, "gptq8", tmp_path / "saved"))
+@pytest.fixture(scope="module")
+def gptq8(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write(EMBEDDED, "gptq8", tmp_path_factory.mktemp("gptq8") / "saved"))
+
+
+def test_another_quantization_than_the_saved_one_is_refused(gptq8: str) -> None:
     with pytest.raises(CheckpointError, match=r"^quantization is 'none', but .* is saved in gptq; set"):
-        load("none", model=folder)
+        load("none", model=gptq8)
+
+
+def test_an_outlier_threshold_for_a_format_without_one_is_refused(gptq8: str) -> None:
     with pytest.raises(CheckpointError, match=r"^int8_threshold is 6, but .* is saved in gptq, which has no outlier"):
-        load("int8", model=folder, int8_threshold="6")
+        load("int8", model=gptq8, int8_threshold="6")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = int(os.environ.get("DAMAGED_CHECKPOINTS", "50"))
+DAMAGED_CHECKPOINTS = int(os.environ.get("DAMAGED_CHECKPOINTS", "50"))
 """Damaged checkpoints of a run; damaged adapters are five times as many. 1,000 take minutes."""
 
 DEEP: Any = "a"

@@ -40,8 +40,7 @@ def test_answers_with_drafts_and_too_few_pages_are_those_without(
     int8: LoadedModel, engine_with_guides: EngineOf
 ) -> None:
     needs_compiled_kernels()
-    count = 40
-    short, requests = replace(int8, max_model_len=128), any_requests(int8, count, 51)
+    short, requests = replace(int8, max_model_len=128), any_requests(int8, 40, 51)
     whole = transcripts(engine_with_guides(short, speculation="off"), requests)
     tokens = {request: of.tokens for request, of in zip(requests, whole, strict=True)}
     engine = engine_with_guides(short, 12, kv_cache_tokens="128")
@@ -53,8 +52,8 @@ def test_answers_with_drafts_and_too_few_pages_are_those_without(
     assert [_answer(of) for of in resumed] == [_answer(must) for _, must in pairs]
     assert any(of.preempted for of in [*given, *resumed])
     right, guessed = sum(draft.accepted for draft in drafts), sum(len(draft.tokens) for draft in drafts)
-    assert right > 5 * count
-    assert guessed - right > 5 * count
+    assert right > 200
+    assert guessed - right > 200
 
 
 TAG = tag({"type": "tag", "begin": "x", "content": {"type": "const_string", "value": "y" * 60}, "end": "<s>x"})

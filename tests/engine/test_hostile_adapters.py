@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine.damages import DAMAGES, EXAMPLES, memory_of_at_most
+from engine.damages import DAMAGED_CHECKPOINTS, DAMAGES, memory_of_at_most
 from engine.engines import completions, engine_of, load, with_tokens_as_text
 from engine.families import MAX_MODEL_LEN, save_family
 from engine.lora_adapters import architecture_of, change_config, save_adapter
@@ -35,7 +35,7 @@ def _change_pattern(folder: Path, draw: random.Random) -> str:
 
 @pytest.mark.timeout(1200)
 def test_damaged_adapters_are_read_or_refused(tmp_path: Path, note: Note) -> None:
-    base, count = save_family(tmp_path / "llama", "llama"), 5 * EXAMPLES
+    base, count = save_family(tmp_path / "llama", "llama"), 5 * DAMAGED_CHECKPOINTS
     save_adapter(base, tmp_path / "adapter", {"r": 4, "target_modules": ["q_proj", "down_proj"]})
     (tmp_path / "adapter" / "README.md").unlink()
     architecture, outcomes = architecture_of(base), Counter[str]()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engine.checkpoints import save_small
-from engine.damages import DAMAGES, EXAMPLES, GGUF_DAMAGES, memory_of_at_most
+from engine.damages import DAMAGED_CHECKPOINTS, DAMAGES, GGUF_DAMAGES, memory_of_at_most
 from engine.engines import engine_of, load
 from llama_engine.errors import CheckpointError, InvalidSettings, OutOfMemoryPlan
 from llama_engine.request.parser import GenerationRequest
@@ -64,7 +64,7 @@ def bounded(folders: list[Path]) -> Iterator[list[Path]]:
 @pytest.mark.timeout(1200)
 def test_damaged_checkpoints_are_served_or_refused(bounded: list[Path], tmp_path: Path, note: Note) -> None:
     outcomes = Counter[str]()
-    for seed in range(EXAMPLES):
+    for seed in range(DAMAGED_CHECKPOINTS):
         draw, message = random.Random(seed), ""
         folder = bounded[seed % len(bounded)]
         is_gguf = not (folder / "config.json").exists()
@@ -78,5 +78,5 @@ def test_damaged_checkpoints_are_served_or_refused(bounded: list[Path], tmp_path
         outcomes["refused" if message else "served"] += 1
         shutil.rmtree(copy)
         assert not message or (message.isprintable() and len(message) < 5000), (seed, damage)
-    note(f"{EXAMPLES} damaged checkpoints: {outcomes['refused']} refused, {outcomes['served']} served")
-    assert EXAMPLES // 3 < outcomes["refused"] < EXAMPLES
+    note(f"{DAMAGED_CHECKPOINTS} damaged checkpoints: {outcomes['refused']} refused, {outcomes['served']} served")
+    assert DAMAGED_CHECKPOINTS // 3 < outcomes["refused"] < DAMAGED_CHECKPOINTS

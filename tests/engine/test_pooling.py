@@ -129,19 +129,18 @@ def test_pooling_is_read_from_gguf(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_qwen3_embeddings_form_is_served(saved: Path) -> None:
     """Tied embeddings, names without `model.`, no head, an end token that the tokenizer appends."""
-    folder = saved
-    _save_modules(folder, (TRANSFORMER, POOLING, NORMALIZE), {"pooling_mode_lasttoken": True})
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name.removeprefix("model."): tensors[name] for name in tensors}, folder / "model.safetensors")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    _save_modules(saved, (TRANSFORMER, POOLING, NORMALIZE), {"pooling_mode_lasttoken": True})
+    tensors = load_file(saved / "model.safetensors")
+    save_file({name.removeprefix("model."): tensors[name] for name in tensors}, saved / "model.safetensors")
+    tokenizer = AutoTokenizer.from_pretrained(saved)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A </s>", None, [("</s>", 2)])
-    tokenizer.save_pretrained(folder)
-    checkpoint = load("none", model=str(folder))
+    tokenizer.save_pretrained(saved)
+    checkpoint = load("none", model=str(saved))
     tokens = checkpoint.tokenizer.encode("Return a list")
     assert tokens[-1] == 2
     engine = engine_of(checkpoint)
     result = embeddings_of(run(engine, [engine.builder.build(embedding_request(tokens))]))
-    model = AutoModel.from_pretrained(folder)
+    model = AutoModel.from_pretrained(saved)
     assert (result - by_transformers(model, [tokens], Pooling("last"))).abs().max() <= 1e-5
     assert json.loads(engine.description.document)["tasks"] == ["generate", "embed"]
 

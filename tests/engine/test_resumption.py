@@ -43,14 +43,13 @@ def _different(resuming: Engine, pairs: list[tuple[GenerationRequest, Transcript
 
 
 def test_a_request_resumed_at_any_token_gives_the_same_bits(int8: LoadedModel, engine_with_guides: EngineOf) -> None:
-    count = 40
-    requests = any_requests(int8, count, 5)
+    requests = any_requests(int8, 40, 5)
     whole = transcripts(engine_with_guides(int8), requests)
     pairs = cuts(requests, whole, random.Random(2))[::2]
     assert _different(engine_with_guides(int8), pairs) == []
     held = sum(not must.chunks or must.chunks[0][0] > len(request.resume_ids) + 1 for request, must in pairs)
-    assert len(pairs) > 3 * count
-    assert held > count / 8
+    assert len(pairs) > 120
+    assert held > 5
     assert all(any(re.search(sign, of.result) for of in whole) for sign in SIGNS)
 
 

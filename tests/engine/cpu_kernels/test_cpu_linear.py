@@ -87,7 +87,7 @@ FEW = [
     partial(of_shape, GROUPED[0], 33, 96, 32),
     partial(of_shape, GROUPED[3], 17, 5632, 128),
 ]
-"""Whose terms are one or two for every token; those of the others depend on it."""
+"""Products that are also computed with one or two terms for every token."""
 PRODUCTS = [
     *FEW,
     *[partial(of_shape, CHANNELS, *shape) for shape in CHANNEL_SHAPES],

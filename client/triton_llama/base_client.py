@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Generic, TypeVar, Unpack
 
-from triton_llama.endpoint import Endpoint, Protocol
+from triton_llama.address import Protocol, ServerAddress
 from triton_llama.sampling_params import SamplingOptions, SamplingParams
 from triton_llama.tensors import PreparedRequest, prepare
 
@@ -41,7 +41,7 @@ class BaseClient(Generic[TransportT]):
         Raises:
             ValueError: a malformed URL, an unknown protocol, a timeout that isn't positive.
         """
-        self.endpoint = Endpoint.parse(url, protocol)
+        self.server = ServerAddress.parse(url, protocol)
         self.model = model
         self._timeout = _check_seconds("timeout", timeout)
         self._transport = self._open(_check_seconds("connect_timeout", connect_timeout), headers or {})

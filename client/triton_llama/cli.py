@@ -14,9 +14,9 @@ from typing import cast
 
 import click
 
+from triton_llama.address import Protocol, ServerAddress
 from triton_llama.batch.command import run_batch
 from triton_llama.client import AsyncLlamaClient, LlamaClient
-from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.errors import (
     AccessDeniedError,
     LlamaConnectionError,
@@ -80,7 +80,7 @@ def _protocol(url: str) -> Protocol:
 
 def _check_url(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
     try:
-        Endpoint.parse(url, _protocol(url))
+        ServerAddress.parse(url, _protocol(url))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     return url
@@ -213,7 +213,7 @@ def status(
     info = ModelInfo([], {})
     reason = None
     try:
-        info = read_model_info(metrics_url or metrics_address(client.endpoint), model)
+        info = read_model_info(metrics_url or metrics_address(client.server), model)
     except NoModelInfoError as error:
         reason = str(error)
     if as_json:

@@ -119,12 +119,12 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         self.close()
 
     def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> HttpTransport | GrpcTransport:
-        if self.endpoint.protocol == "grpc":
-            return GrpcTransport(self.endpoint, connect_timeout, headers)
+        if self.server.protocol == "grpc":
+            return GrpcTransport(self.server, connect_timeout, headers)
         # The OpenAI endpoint imports this package without httpx.
         from triton_llama.http_transport import HttpTransport
 
-        return HttpTransport(self.endpoint, connect_timeout, headers)
+        return HttpTransport(self.server, connect_timeout, headers)
 
 
 class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
@@ -203,11 +203,11 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
         await self.close()
 
     def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> AsyncHttpTransport | AsyncGrpcTransport:
-        if self.endpoint.protocol == "grpc":
-            return AsyncGrpcTransport(self.endpoint, connect_timeout, headers)
+        if self.server.protocol == "grpc":
+            return AsyncGrpcTransport(self.server, connect_timeout, headers)
         from triton_llama.http_transport import AsyncHttpTransport
 
-        return AsyncHttpTransport(self.endpoint, connect_timeout, headers)
+        return AsyncHttpTransport(self.server, connect_timeout, headers)
 
 
 def _embedding_of(completion: Completion) -> NDArray[np.float32]:

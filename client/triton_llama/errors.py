@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from triton_llama.endpoint import Endpoint
+from triton_llama.address import ServerAddress
 
 LOST = "LOST"
 """The code of an error by which the server, or its model's process, was lost."""
@@ -151,21 +151,21 @@ def is_interruption(error: TritonLlamaError) -> bool:
 
 
 @contextmanager
-def grpc_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
+def grpc_errors(server: ServerAddress, timeout: float) -> Iterator[None]:
     """Raise gRPC's exceptions in the block as TritonLlamaErrors.
 
-    endpoint and timeout, in seconds, are for the message.
+    server and timeout, in seconds, are for the message.
     """
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, endpoint, timeout) from error
+        raise from_rpc_error(error, server, timeout) from error
 
 
-def from_rpc_error(error: grpc.RpcError, endpoint: Endpoint, timeout: float) -> TritonLlamaError:
+def from_rpc_error(error: grpc.RpcError, server: ServerAddress, timeout: float) -> TritonLlamaError:
     """Return the error for an exception of gRPC."""
     # Every call raises a class that is a grpc.Call, too.
-    return from_grpc_status(error.code().name, error.details() or str(error.code()), endpoint, timeout)
+    return from_grpc_status(error.code().name, error.details() or str(error.code()), server, timeout)
 
 
 def from_http_response(status: int, body: bytes) -> TritonLlamaError:
@@ -191,10 +191,10 @@ def from_stream_error(message: str, *, started: bool) -> TritonLlamaError:
     return _from_message(ServerError if server_failed else RejectedInputError, message)
 
 
-def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: float) -> TritonLlamaError:
+def from_grpc_status(status: str, details: str, server: ServerAddress, timeout: float) -> TritonLlamaError:
     """Return the error for a gRPC status, by its name, and its details."""
     if status == "DEADLINE_EXCEEDED":
-        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
+        return LlamaTimeoutError(f"no complete answer from {server} within {timeout:g} s")
     if status == "INVALID_ARGUMENT" and not details.lower().startswith(_NO_MODEL):
         # The message may quote a value with any words.
         code, message = _split(one_line(details))
@@ -204,8 +204,8 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
     if type(error) is not ServerError or not (status == "UNAVAILABLE" or broken):
         return error
     if "connection attempt timed out" in details:
-        return LlamaTimeoutError(f"no connection to {endpoint}: {error}", LOST)
-    return LlamaConnectionError(f"no connection to {endpoint}: {error}")
+        return LlamaTimeoutError(f"no connection to {server}: {error}", LOST)
+    return LlamaConnectionError(f"no connection to {server}: {error}")
 
 
 def _from_message(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:

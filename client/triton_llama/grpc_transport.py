@@ -17,8 +17,8 @@ from google.protobuf.json_format import MessageToDict  # type: ignore[import-unt
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from triton_llama.address import ServerAddress
 from triton_llama.completion import Chunk, Completion
-from triton_llama.endpoint import Endpoint
 from triton_llama.errors import from_stream_error, grpc_errors
 from triton_llama.outputs import read_chunk, read_completion
 from triton_llama.status import ServerStatus, read_status
@@ -34,12 +34,12 @@ _MAX_MESSAGE = 2**31 - 1
 
 
 class _Transport:
-    """One channel to one endpoint; gRPC connects at the first request."""
+    """One channel to one server; gRPC connects at the first request."""
 
     _library: ModuleType
 
-    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
-        self._endpoint = endpoint
+    def __init__(self, server: ServerAddress, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        self._server = server
         # The names of gRPC's metadata must be in lower case.
         self._metadata = tuple((name.lower(), value) for name, value in headers.items())
         self._stream_metadata = (*self._metadata, ERRORS_WITH_STATUS)
@@ -54,7 +54,7 @@ class _Transport:
                 raise RuntimeError("the client is closed")
             # Not in __init__: a channel of asyncio belongs to the loop that is running when it is made.
             if self._channel is None:
-                self._channel = open_channel(self._library, self._endpoint, self._connect_timeout)
+                self._channel = open_channel(self._library, self._server, self._connect_timeout)
             return GRPCInferenceServiceStub(self._channel)
 
 
@@ -69,20 +69,20 @@ class GrpcTransport(_Transport):
         Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
         """
         message = encode_request(model, request.request_id, request.tensors, request.outputs)
-        with grpc_errors(self._endpoint, timeout):
+        with grpc_errors(self._server, timeout):
             response = self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
         return read_completion(decode_response(response), request.request_id, request.seed)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        with grpc_errors(self._endpoint, timeout):
+        with grpc_errors(self._server, timeout):
             stub, options = self._stub(), {"timeout": timeout, "metadata": self._metadata}
             responses = [
                 getattr(stub, method)(message, **options) for method, message in _status_requests(model).items()
             ]
             ready = responses[-1].ready
             config = stub.ModelConfig(messages.ModelConfigRequest(name=model), **options) if ready else None
-        return _read_status(self._endpoint, model, responses, config)
+        return _read_status(self._server, model, responses, config)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
         """Send one request at the first `next` and yield its chunks, `timeout` seconds for all.
@@ -91,7 +91,7 @@ class GrpcTransport(_Transport):
         """
         message = encode_request(model, request.request_id, request.tensors, request.outputs)
         try:
-            with grpc_errors(self._endpoint, timeout):
+            with grpc_errors(self._server, timeout):
                 call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
                 try:
                     for number, response in enumerate(call):
@@ -124,25 +124,25 @@ class AsyncGrpcTransport(_Transport):
         Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
         """
         message = encode_request(model, request.request_id, request.tensors, request.outputs)
-        with grpc_errors(self._endpoint, timeout):
+        with grpc_errors(self._server, timeout):
             response = await self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
         return read_completion(decode_response(response), request.request_id, request.seed)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        with grpc_errors(self._endpoint, timeout):
+        with grpc_errors(self._server, timeout):
             stub, options = self._stub(), {"timeout": timeout, "metadata": self._metadata}
             responses = [
                 await getattr(stub, method)(message, **options) for method, message in _status_requests(model).items()
             ]
             ready = responses[-1].ready
             config = await stub.ModelConfig(messages.ModelConfigRequest(name=model), **options) if ready else None
-        return _read_status(self._endpoint, model, responses, config)
+        return _read_status(self._server, model, responses, config)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, as `GrpcTransport.stream` does."""
         message = encode_request(model, request.request_id, request.tensors, request.outputs)
-        with grpc_errors(self._endpoint, timeout):
+        with grpc_errors(self._server, timeout):
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
             started = False
             try:
@@ -161,7 +161,7 @@ class AsyncGrpcTransport(_Transport):
 
 
 def open_channel(
-    library: ModuleType, endpoint: Endpoint, connect_timeout: float, more_options: Sequence[tuple[str, int]] = ()
+    library: ModuleType, server: ServerAddress, connect_timeout: float, more_options: Sequence[tuple[str, int]] = ()
 ) -> grpc.Channel | grpc.aio.Channel:
     """Return a channel of `grpc` or `grpc.aio`, which connects at its first request; `connect_timeout` in seconds.
 
@@ -179,9 +179,9 @@ def open_channel(
         ("grpc.enable_http_proxy", 0),
         *more_options,
     ]
-    if endpoint.tls:
-        return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(), options=options)
-    return library.insecure_channel(endpoint.authority, options=options)
+    if server.tls:
+        return library.secure_channel(server.authority, grpc.ssl_channel_credentials(), options=options)
+    return library.insecure_channel(server.authority, options=options)
 
 
 def _read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Chunk:
@@ -201,9 +201,9 @@ def _status_requests(model: str) -> dict[str, object]:
 
 
 def _read_status(
-    endpoint: Endpoint, model: str, responses: Sequence[Any], config: messages.ModelConfigResponse | None
+    server: ServerAddress, model: str, responses: Sequence[Any], config: messages.ModelConfigResponse | None
 ) -> ServerStatus:
     live, ready, server, _ = responses
     metadata = MessageToDict(server, preserving_proto_field_name=True)
     fields = None if config is None else MessageToDict(config.config, preserving_proto_field_name=True)
-    return read_status(endpoint, model, live.live, ready.ready, metadata, fields)
+    return read_status(server, model, live.live, ready.ready, metadata, fields)

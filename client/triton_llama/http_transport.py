@@ -16,8 +16,8 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
+from triton_llama.address import ServerAddress
 from triton_llama.completion import Chunk, Completion
-from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -36,18 +36,18 @@ JsonObject = dict[str, object]
 
 
 @contextmanager
-def _http_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
+def _http_errors(server: ServerAddress, timeout: float) -> Iterator[None]:
     """Translate httpx's exceptions; `timeout`, in seconds, is for the message."""
     try:
         yield
     except SSEError as error:
         raise ServerError(f"the answer is not a stream of events: {error}") from error
     except httpx.ConnectTimeout as error:
-        raise LlamaTimeoutError(f"no connection to {endpoint} in time") from error
+        raise LlamaTimeoutError(f"no connection to {server} in time") from error
     except httpx.TimeoutException as error:
-        raise LlamaTimeoutError(f"no data from {endpoint} for {timeout:g} s") from error
+        raise LlamaTimeoutError(f"no data from {server} for {timeout:g} s") from error
     except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise LlamaConnectionError(f"no connection to {endpoint}: {one_line(str(error))}") from error
+        raise LlamaConnectionError(f"no connection to {server}: {one_line(str(error))}") from error
 
 
 class _Options(TypedDict):
@@ -63,13 +63,13 @@ class _Options(TypedDict):
 class _Transport:
     """Settings of both transports."""
 
-    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
-        self._endpoint = endpoint
+    def __init__(self, server: ServerAddress, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        self._server = server
         self._connect_timeout = connect_timeout
         self._options = _Options(
-            base_url=f"{'https' if endpoint.tls else 'http'}://{endpoint.authority}{endpoint.base_path}",
+            base_url=f"{'https' if server.tls else 'http'}://{server.authority}{server.base_path}",
             # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
-            verify=ssl.create_default_context() if endpoint.tls else False,
+            verify=ssl.create_default_context() if server.tls else False,
             # Without this header, httpx asks Triton to compress each response.
             headers={"Accept-Encoding": "identity", **headers},
             # As many connections as there are requests in flight.
@@ -83,10 +83,10 @@ class _Transport:
 
 
 class HttpTransport(_Transport):
-    """Connections to one endpoint, for any thread."""
+    """Connections to one server, for any thread."""
 
-    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
-        super().__init__(endpoint, connect_timeout, headers)
+    def __init__(self, server: ServerAddress, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        super().__init__(server, connect_timeout, headers)
         self._client = httpx.Client(**self._options)
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
@@ -94,16 +94,16 @@ class HttpTransport(_Transport):
 
         Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
         """
-        with _http_errors(self._endpoint, timeout):
+        with _http_errors(self._server, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = self._client.post(path, json=body, timeout=self._timeout(timeout))
         return _read_completion(response, request)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        with _http_errors(self._endpoint, timeout):
+        with _http_errors(self._server, timeout):
             responses = [self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
-        return _read_status(self._endpoint, model, responses)
+        return _read_status(self._server, model, responses)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
         """Send one request at the first `next` and yield its chunks, waiting `timeout` seconds for each at most.
@@ -112,7 +112,7 @@ class HttpTransport(_Transport):
         """
         path, body = _model_path(model, "generate_stream"), _stream_body(request)
         with (
-            _http_errors(self._endpoint, timeout),
+            _http_errors(self._server, timeout),
             connect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source,
         ):
             if source.response.status_code != 200:
@@ -126,10 +126,10 @@ class HttpTransport(_Transport):
 
 
 class AsyncHttpTransport(_Transport):
-    """Connections to one endpoint, in the event loop of the first request."""
+    """Connections to one server, in the event loop of the first request."""
 
-    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
-        super().__init__(endpoint, connect_timeout, headers)
+    def __init__(self, server: ServerAddress, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        super().__init__(server, connect_timeout, headers)
         self._client = httpx.AsyncClient(**self._options)
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
@@ -137,21 +137,21 @@ class AsyncHttpTransport(_Transport):
 
         Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
         """
-        with _http_errors(self._endpoint, timeout):
+        with _http_errors(self._server, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = await self._client.post(path, json=body, timeout=self._timeout(timeout))
         return _read_completion(response, request)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        with _http_errors(self._endpoint, timeout):
+        with _http_errors(self._server, timeout):
             responses = [await self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
-        return _read_status(self._endpoint, model, responses)
+        return _read_status(self._server, model, responses)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, as `HttpTransport.stream` does."""
         path, body = _model_path(model, "generate_stream"), _stream_body(request)
-        with _http_errors(self._endpoint, timeout):
+        with _http_errors(self._server, timeout):
             async with aconnect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source:
                 if source.response.status_code != 200:
                     raise from_generate_response(source.response.status_code, await source.response.aread())
@@ -200,10 +200,10 @@ def _read_completion(response: httpx.Response, request: PreparedRequest) -> Comp
     return read_completion(outputs, request.request_id, request.seed)
 
 
-def _read_status(endpoint: Endpoint, model: str, responses: Sequence[httpx.Response]) -> ServerStatus:
-    live, ready, server, model_ready, config = responses
+def _read_status(server: ServerAddress, model: str, responses: Sequence[httpx.Response]) -> ServerStatus:
+    live, ready, metadata, model_ready, config = responses
     model_config = _read_object(config) if model_ready.is_success else None
-    return read_status(endpoint, model, live.is_success, ready.is_success, _read_object(server), model_config)
+    return read_status(server, model, live.is_success, ready.is_success, _read_object(metadata), model_config)
 
 
 def _read_event(data: str, *, started: bool) -> Chunk:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from triton_llama.endpoint import DEFAULT_PORT, Endpoint
+from triton_llama.address import DEFAULT_PORT, ServerAddress
 from triton_llama.errors import ServerError
 
 METRICS_PORT = 8002
@@ -62,7 +62,7 @@ class ServerStatus:
 
 
 def read_status(
-    endpoint: Endpoint,
+    server: ServerAddress,
     model: str,
     live: bool,
     ready: bool,
@@ -75,7 +75,7 @@ def read_status(
         ServerError: they aren't Triton's.
     """
     return ServerStatus(
-        url=str(endpoint),
+        url=str(server),
         live=live,
         ready=ready,
         server=str(metadata.get("name", "")),
@@ -153,10 +153,10 @@ class NoModelInfoError(Exception):
     """The metrics page doesn't answer, or has no such model; the message is one line."""
 
 
-def metrics_address(endpoint: Endpoint) -> str:
-    """Return Triton's default address for metrics: the same host, as far above the endpoint's port as by default."""
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"{host}:{endpoint.port + METRICS_PORT - DEFAULT_PORT[endpoint.protocol]}"
+def metrics_address(server: ServerAddress) -> str:
+    """Return Triton's default address for metrics: the same host, as far above the server's port as by default."""
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return f"{host}:{server.port + METRICS_PORT - DEFAULT_PORT[server.protocol]}"
 
 
 def read_model_info(address: str, model: str) -> ModelInfo:

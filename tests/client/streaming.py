@@ -15,7 +15,7 @@ import pytest
 from client.peers import HOST, receive_request, send_chunk, send_head, server
 from frontend.fake_server import fake_triton
 from triton_llama import AsyncLlamaClient, Chunk, Completion, LlamaClient, TritonLlamaError
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 
 
 class Streamed(NamedTuple):

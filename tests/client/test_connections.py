@@ -17,7 +17,7 @@ from triton_llama import (
     LlamaTimeoutError,
     ServerError,
 )
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 
 Ask = Callable[..., Completion]
 

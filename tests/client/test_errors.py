@@ -14,7 +14,7 @@ from triton_llama import (
     ServerError,
     TritonLlamaError,
 )
-from triton_llama.endpoint import Endpoint
+from triton_llama.address import ServerAddress
 from triton_llama.errors import (
     MODEL_ERRORS,
     QUEUE_FULL,
@@ -25,7 +25,7 @@ from triton_llama.errors import (
     is_interruption,
 )
 
-ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
+ENDPOINT = ServerAddress.parse("127.0.0.1:8001", "grpc")
 UNLOADED = "Request for unknown model: 'x' has no available versions"
 
 

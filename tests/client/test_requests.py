@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from client.peers import serve_page
 from triton_llama import LlamaClient, ServerError
-from triton_llama.endpoint import Endpoint, Protocol
+from triton_llama.address import Protocol, ServerAddress
 from triton_llama.status import (
     InstanceInfo,
     ModelConfig,
@@ -32,7 +32,7 @@ from triton_llama.status import (
     ],
 )
 def test_a_url_is_parsed_with_tritons_default_ports(url: str, protocol: Protocol, expected: str) -> None:
-    assert str(Endpoint.parse(url, protocol)) == expected
+    assert str(ServerAddress.parse(url, protocol)) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_url_is_parsed_with_tritons_default_ports(url: str, protocol: Protocol
 )
 def test_a_malformed_url_is_refused_by_name(url: str, protocol: Protocol) -> None:
     with pytest.raises(ValueError, match=r"^url is ") as error:
-        Endpoint.parse(url, protocol)
+        ServerAddress.parse(url, protocol)
     assert repr(url) in str(error.value)
 
 
@@ -117,8 +117,8 @@ def test_a_page_without_the_model_is_named() -> None:
 
 
 def test_the_metrics_port_is_beside_the_endpoint() -> None:
-    assert metrics_address(Endpoint.parse("[::1]:9000", "http")) == "[::1]:9002"
-    assert metrics_address(Endpoint.parse("a", "grpc")) == "a:8002"
+    assert metrics_address(ServerAddress.parse("[::1]:9000", "http")) == "[::1]:9002"
+    assert metrics_address(ServerAddress.parse("a", "grpc")) == "a:8002"
 
 
 def test_status_shows_the_models_instances_and_what_the_page_counts() -> None:

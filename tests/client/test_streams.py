@@ -24,7 +24,7 @@ from triton_llama import (
     ServerError,
     TritonLlamaError,
 )
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 
 REFUSED = "top_p is 2, must lie in (0, 1]"
 STOPPING = "STOPPING: the server is stopping"

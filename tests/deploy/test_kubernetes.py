@@ -242,6 +242,6 @@ def test_the_autoscaler_scales_by_metrics_that_exist() -> None:
     assert names <= {metric.name for metric in METRICS} | {"nv_inference_pending_request_count"}
     assert set(re.findall(r'namespace="([^"]+)"', queries)) == {overlay.only("Namespace")["metadata"]["name"]}
     thresholds = {trigger["name"]: int(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"]}
-    # The autoscaler divides the running rows by this and rounds up, so full pods stay and add none.
+    # The autoscaler divides the running sequences by this and rounds up, so full pods stay and add none.
     assert thresholds["running"] == config.max_batch_size
     assert thresholds["waiting"] < config.dynamic_batching.default_queue_policy.max_queue_size

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from triton_llama import AsyncLlamaClient, LlamaClient, LlamaTimeoutError, RejectedInputError, SamplingParams
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 from triton_local.server import LocalTriton
 
 PROMPTS = ["The for statement is used to", "Return a list of", "É 🙂 x", "def ", "An exception", "A", "In Python", "x"]

@@ -17,7 +17,7 @@ from end_to_end.plans import planned
 from end_to_end.servers import line_of_death, model_process, new_server
 from frontend.endpoints import Endpoint, resumptions_of
 from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 from triton_local.server import LocalTriton
 
 LONG = SamplingParams(max_tokens=1500, min_tokens=1500, temperature=2.0)

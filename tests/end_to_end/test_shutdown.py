@@ -15,7 +15,7 @@ from end_to_end.servers import HTTP, new_server, until
 from end_to_end.wires import UNARY_WIRES, WIRES, Refusal, model_url
 from notes import Note
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 from triton_local.runtime import STUB_NAME, find_wheel
 from triton_local.server import LocalTriton
 

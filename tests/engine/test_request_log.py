@@ -25,7 +25,9 @@ from llama_engine.observability.log import (
 
 PROMPT = "a secret prompt"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
-HOSTILE = ["two\nlines", "\x1b[31mcolour\x7f", 'a" id=other rows="99', "a rows=99", "\u2028\x85\u202e", "\udce4", ""]
+HOSTILE = [
+    "two\nlines", "\x1b[31mcolour\x7f", 'a" id=other sequences="99', "a sequences=99", "\u2028\x85\u202e", "\udce4", "",
+]  # fmt: skip
 
 
 def _sequence(prompt: str = PROMPT) -> Sequence:
@@ -124,12 +126,12 @@ def _record(fields: Fields | None = None, error: Exception | None = None) -> log
 def test_the_format_of_a_line() -> None:
     assert TextFormatter().format(_record()) == "request answered"
     fields: Fields = {
-        "id": "job/7:a.b@c,d#1+2-3", "rows": 2, "stream": False, "seconds": 1.23456, "error": "top_p is 2",
+        "id": "job/7:a.b@c,d#1+2-3", "sequences": 2, "stream": False, "seconds": 1.23456, "error": "top_p is 2",
         "prompts": ["ä b", "c"],
     }  # fmt: skip
     record = _record(fields)
     assert TextFormatter().format(record) == (
-        "request answered id=job/7:a.b@c,d#1+2-3 rows=2 stream=false seconds=1.235 "
+        "request answered id=job/7:a.b@c,d#1+2-3 sequences=2 stream=false seconds=1.235 "
         r'error="top_p is 2" prompts=["\u00e4 b", "c"]'
     )
     line = json.loads(JsonFormatter().format(record))
@@ -141,14 +143,14 @@ def test_the_format_of_a_line() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_client_wrote_stays_in_its_field(text: str) -> None:
-    start, record = "request answered id=", _record({"id": text, "rows": 1})
+    start, record = "request answered id=", _record({"id": text, "sequences": 1})
     line = TextFormatter().format(record)
     assert line.isascii()
     assert line.isprintable()
     assert line.startswith(start)
     written, end = json.JSONDecoder().raw_decode(line.removeprefix(start))
     assert written == text
-    assert line.removeprefix(start)[end:] == " rows=1"
+    assert line.removeprefix(start)[end:] == " sequences=1"
     whole = JsonFormatter().format(record)
     assert whole.isascii()
     assert "\n" not in whole

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import click
 
+from triton_llama.address import ServerAddress
 from triton_llama.batch.progress import Progress
 from triton_llama.batch.request_lines import BatchRequest, read_custom_ids, read_lines
-from triton_llama.endpoint import Endpoint
 from triton_llama.errors import RejectedInputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 
 def _check_url(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
     try:
-        Endpoint.parse(url, "http")
+        ServerAddress.parse(url, "http")
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if "://" not in url:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
-from triton_llama.endpoint import Endpoint
+from triton_llama.address import ServerAddress
 from triton_llama.status import metrics_address
 
 from triton_llama_openai.errors import ApiError, from_validation
@@ -18,7 +18,7 @@ from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.served.triton_model import TritonModel
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
-from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.triton_client import TritonClient
 
 _START_S = 5.0
 """Seconds that the first descriptions have before the endpoint answers requests without them."""
@@ -61,7 +61,7 @@ class Models:
         served = [each for model in self._models for each in model.served]
         return [each for each in served if not each.adapter or each.name not in names] or [self._models[0].model]
 
-    def has_name(self, name: str, engine: EngineClient) -> bool:
+    def has_name(self, name: str, engine: TritonClient) -> bool:
         """Return whether a name is a model's, or an adapter's of another model than the one of `engine`."""
         return any(
             name == model.name or (model.engine is not engine and name in model.adapters) for model in self._models
@@ -150,12 +150,12 @@ def _model_settings(settings: Settings) -> list[ModelSettings]:
 
 def _triton_model(settings: ModelSettings) -> TritonModel:
     try:
-        endpoint = Endpoint.parse(settings.triton, "grpc")
+        server = ServerAddress.parse(settings.triton, "grpc")
     except ValueError as error:
         raise InvalidSettingsError(f"triton: {error}") from error
-    metrics = [address.strip() for address in (settings.triton_metrics or metrics_address(endpoint)).split(",")]
+    metrics = [address.strip() for address in (settings.triton_metrics or metrics_address(server)).split(",")]
     template = None if settings.chat_template is None else _read_template(settings.chat_template)
-    return TritonModel(settings, endpoint, metrics, template)
+    return TritonModel(settings, server, metrics, template)
 
 
 def _read_template(file: Path) -> str:

@@ -15,7 +15,7 @@ from triton_llama_openai.output.tool_calls import Form
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Adapter, Description
-from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.triton_client import TritonClient
 
 LOG = logging.getLogger("triton_llama_openai")
 
@@ -33,7 +33,7 @@ class ServedModel:
     name: str
     digest: str
     tokenizer: PromptTokenizer
-    engine: EngineClient
+    engine: TritonClient
     tool_form: Form
     markers: Markers | None
     reasons_before_guides: bool
@@ -48,7 +48,7 @@ class ServedModel:
 
     @classmethod
     def of(
-        cls, description: Description, settings: ModelSettings, template: str | None, engine: EngineClient
+        cls, description: Description, settings: ModelSettings, template: str | None, engine: TritonClient
     ) -> ServedModel:
         """Return the described model. template: the operator's. Raises UnusableCheckpointError."""
         tokenizer = PromptTokenizer.of(description, template)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from triton_llama.endpoint import Endpoint
+from triton_llama.address import ServerAddress
 from triton_llama.errors import TritonLlamaError
 
 from triton_llama_openai.errors import ApiError
@@ -22,8 +22,8 @@ from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
 from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Adapter
-from triton_llama_openai.triton.engine_client import EngineClient
 from triton_llama_openai.triton.engine_load import MetricsPage
+from triton_llama_openai.triton.triton_client import TritonClient
 
 LOG = logging.getLogger("triton_llama_openai")
 _PROBE_S = 2.0
@@ -42,11 +42,11 @@ class TritonModel:
     """
 
     def __init__(
-        self, settings: ModelSettings, endpoint: Endpoint, metrics: Sequence[str], template: str | None
+        self, settings: ModelSettings, server: ServerAddress, metrics: Sequence[str], template: str | None
     ) -> None:
         self._settings = settings
         self._template = template
-        self.engine = EngineClient(endpoint, settings.model)
+        self.engine = TritonClient(server, settings.model)
         self._metrics_pages = [MetricsPage(address, settings.model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
@@ -134,7 +134,7 @@ class TritonModel:
             ready = await self.engine.is_ready(_PROBE_S)
         except TritonLlamaError as error:
             return str(error)
-        return None if ready else f"the model {self.engine.model} of {self.engine.endpoint} is not ready"
+        return None if ready else f"the model {self.engine.model} of {self.engine.server} is not ready"
 
     async def _follow(self) -> None:
         """Ask for the description until the endpoint ends."""

@@ -15,9 +15,9 @@ from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.engine_client import OUTPUTS, OUTPUTS_OF_ONE
 from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of, replica_key, with_api_errors
 from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
+from triton_llama_openai.triton.triton_client import OUTPUTS, OUTPUTS_OF_ONE
 from triton_llama_openai.triton.usage import Usage
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from triton_llama.errors import (
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.record import RequestRecord
-from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.triton_client import TritonClient
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
@@ -81,7 +81,7 @@ class _Choice:
 class Resumption:
     """Runs a request, again after each interruption. record: gets the interruptions."""
 
-    def __init__(self, request: EngineRequest, engine: EngineClient, record: RequestRecord) -> None:
+    def __init__(self, request: EngineRequest, engine: TritonClient, record: RequestRecord) -> None:
         self._request = request
         self._engine = engine
         self._record = record
@@ -95,7 +95,7 @@ class Resumption:
         self._tries = 0
 
     async def chunks(self) -> ChunkStream:
-        """Yield each response's chunks, as `EngineClient.stream` does for an uninterrupted request.
+        """Yield each response's chunks, as `TritonClient.stream` does for an uninterrupted request.
 
         Raises:
             TritonLlamaError: as there, if no other try may mend it, or none could in time.
@@ -162,7 +162,7 @@ class Resumption:
         # A server that drains or is full, and another model, haven't run it.
         has_run = error.code == LOST
         if self._error is None or has_run:
-            LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.endpoint, error)
+            LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.server, error)
             self._lost_at = time.monotonic()
         self._error = error
         self._failures += has_run
@@ -187,8 +187,8 @@ class Resumption:
                 ready = await self._engine.is_ready(_READY_S, self._key())
 
     def _too_late(self) -> LlamaTimeoutError:
-        endpoint, timeout = self._engine.endpoint, self._request.timeout
-        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
+        server, timeout = self._engine.server, self._request.timeout
+        return LlamaTimeoutError(f"no complete answer from {server} within {timeout:g} s")
 
     def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:
         self._record.end_interruption("given_up", self._lost_at)

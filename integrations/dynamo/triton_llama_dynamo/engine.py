@@ -23,8 +23,8 @@ from dynamo.common.backend.logprobs import parse_logprob_options
 from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 from dynamo.runtime import Context
+from triton_llama.address import ServerAddress
 from triton_llama.completion import Chunk
-from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     OTHER_MODEL,
     LlamaConnectionError,
@@ -36,7 +36,7 @@ from triton_llama.errors import (
 )
 from triton_llama.status import metrics_address
 from triton_llama_openai.triton.description import Description
-from triton_llama_openai.triton.engine_client import OUTPUTS_OF_ONE, EngineClient
+from triton_llama_openai.triton.triton_client import OUTPUTS_OF_ONE, TritonClient
 
 from triton_llama_dynamo.capacity import Capacity, CapacityError, read_capacity
 from triton_llama_dynamo.model_files import write_model_files
@@ -66,7 +66,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
     """
 
     def __init__(
-        self, triton: EngineClient, description: Description, metrics: str, files: Path, kv_events: str | None
+        self, triton: TritonClient, description: Description, metrics: str, files: Path, kv_events: str | None
     ) -> None:
         self._triton = triton
         self._description = description
@@ -83,13 +83,13 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
     async def from_args(cls, argv: list[str] | None = None) -> tuple[TritonEngine, WorkerConfig]:
         """Wait for Triton; return the engine and Dynamo's configuration of the worker."""
         args = _parser().parse_args(argv)
-        endpoint = Endpoint.parse(args.triton, "grpc")
-        triton = EngineClient(endpoint, args.triton_model)
+        server = ServerAddress.parse(args.triton, "grpc")
+        triton = TritonClient(server, args.triton_model)
         description = await _description(triton)
         # Of the same name for all workers of a model: Dynamo's frontends compare it.
         files = Path(gettempdir()) / f"triton-llama-{description.digest[:16]}"
         write_model_files(description, files)
-        metrics = args.triton_metrics or metrics_address(endpoint)
+        metrics = args.triton_metrics or metrics_address(server)
         engine = cls(triton, description, metrics, files, args.kv_events)
         config = WorkerConfig(
             namespace=args.namespace,
@@ -231,7 +231,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def _description(triton: EngineClient) -> Description:
+async def _description(triton: TritonClient) -> Description:
     """Return the description of the served model, once Triton gives it."""
     while True:
         try:

@@ -17,9 +17,9 @@ import pytest_asyncio
 from dynamo.common.backend import LlmRegistration
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from dynamo.runtime import Context
-from triton_llama.endpoint import Endpoint
+from triton_llama.address import ServerAddress
 from triton_llama_dynamo.engine import TritonEngine
-from triton_llama_openai.triton.engine_client import EngineClient
+from triton_llama_openai.triton.triton_client import TritonClient
 
 pytestmark = pytest.mark.asyncio
 PROMPT = [5, 6, 7, 8]
@@ -130,9 +130,9 @@ async def test_a_lost_triton_ends_requests_with_the_error_that_migrates_them(
 ) -> None:
     signals: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
-    description = await EngineClient(Endpoint.parse(os.environ["TRITON"], "grpc"), "llama").description("", 60)
+    description = await TritonClient(ServerAddress.parse(os.environ["TRITON"], "grpc"), "llama").description("", 60)
     assert description is not None
-    closed = EngineClient(Endpoint.parse("127.0.0.1:9", "grpc"), "llama")
+    closed = TritonClient(ServerAddress.parse("127.0.0.1:9", "grpc"), "llama")
     lost = TritonEngine(closed, description, "127.0.0.1:9", tmp_path, None)
     with pytest.raises(EngineShutdown, match="no connection"):
         await answer_of(lost, request_of())

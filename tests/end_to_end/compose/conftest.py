@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from end_to_end.compose.engine import ComposeProject, DockerEngine, compose_project, docker_engine
+from end_to_end.compose.docker_engine import ComposeProject, DockerEngine, compose_project, docker_engine
 from end_to_end.compose.images import build_variables
 
 NewProject = Callable[[Mapping[str, str]], AbstractContextManager[ComposeProject]]

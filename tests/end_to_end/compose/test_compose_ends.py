@@ -9,11 +9,11 @@ from typing import Literal
 
 import pytest
 from end_to_end.compose.conftest import NewProject
-from end_to_end.compose.engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject
+from end_to_end.compose.docker_engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject
 from end_to_end.servers import HTTP as CLIENT
 from end_to_end.servers import until
 from triton_llama import LlamaClient
-from triton_llama.endpoint import Protocol
+from triton_llama.address import Protocol
 
 PROTOCOLS: tuple[Protocol | Literal["openai"], ...] = ("http", "grpc", "http", "openai")
 TOKENS = 400

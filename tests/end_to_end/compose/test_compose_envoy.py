@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from end_to_end.compose.conftest import NewProject
-from end_to_end.compose.engine import OPENAI, STOP_S, ComposeProject, DockerEngine
+from end_to_end.compose.docker_engine import OPENAI, STOP_S, ComposeProject, DockerEngine
 from end_to_end.compose.images import envoy_image
 from end_to_end.compose.test_compose_ends import SMALL_MODEL
 from end_to_end.servers import HTTP as CLIENT

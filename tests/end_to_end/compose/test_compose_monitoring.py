@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from deploy.code_blocks import ROOT
-from end_to_end.compose.engine import METRICS, ComposeProject
+from end_to_end.compose.docker_engine import METRICS, ComposeProject
 from end_to_end.compose.images import prometheus_image
 from end_to_end.servers import HTTP, until
 

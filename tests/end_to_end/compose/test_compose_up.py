@@ -6,7 +6,7 @@ import json
 
 import pytest
 from end_to_end.compose.conftest import NewProject
-from end_to_end.compose.engine import GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
+from end_to_end.compose.docker_engine import GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from end_to_end.servers import HTTP as CLIENT
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient

@@ -12,7 +12,7 @@ DEFAULT_PORT: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ServerAddress:
     """A server's address under one protocol."""
 
     protocol: Protocol
@@ -24,7 +24,7 @@ class Endpoint:
     tls: bool
 
     @classmethod
-    def parse(cls, url: str, protocol: Protocol) -> Endpoint:
+    def parse(cls, url: str, protocol: Protocol) -> ServerAddress:
         """Parse `HOST[:PORT]`, `http[s]://HOST[:PORT][/PATH]` or `grpc[s]://HOST[:PORT]`.
 
         The default port is Triton's: 8000 for HTTP, 8001 for gRPC. The `s` schemes encrypt.

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 
 import grpc
 from pydantic import ValidationError
+from triton_llama.address import ServerAddress
 from triton_llama.completion import Chunk
-from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
     LOST,
     LlamaConnectionError,
@@ -55,11 +55,11 @@ OUTPUTS = (*OUTPUTS_OF_ONE, "sequence_index", "seed")
 """Those of a request for several choices."""
 
 
-class EngineClient:
+class TritonClient:
     """One channel to one Triton, for one event loop. gRPC connects at the first request and again after a failure."""
 
-    def __init__(self, endpoint: Endpoint, model: str) -> None:
-        self.endpoint = endpoint
+    def __init__(self, server: ServerAddress, model: str) -> None:
+        self.server = server
         self.model = model
         self.doubt = asyncio.Event()
         """Set when another model may be served: after an interruption, and when the model says so."""
@@ -165,7 +165,7 @@ class EngineClient:
             self.adapters = _by_name(ADAPTERS.validate_json(text))
         except ValidationError as violation:
             reason = from_validation(violation)
-            raise ServerError(f"the answer of {self.endpoint} is no list of adapters: {reason}") from violation
+            raise ServerError(f"the answer of {self.server} is no list of adapters: {reason}") from violation
 
     async def _command(self, tensors: Sequence[Tensor], timeout: float) -> str:
         """Send a request without a prompt; return its text."""
@@ -180,7 +180,7 @@ class EngineClient:
         return text
 
     def _other_version(self, error: Exception) -> ServerError:
-        model = f"the model {self.model} of {self.endpoint}"
+        model = f"the model {self.model} of {self.server}"
         return ServerError(f"{model} has no description for this endpoint: its server is of another version ({error})")
 
     async def can_stream(self) -> bool:
@@ -205,7 +205,7 @@ class EngineClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self.endpoint, timeout) from error
+            raise from_rpc_error(error, self.server, timeout) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -219,12 +219,12 @@ class EngineClient:
             raise self._stopping()
         # Not in __init__: a channel belongs to the loop that is running when it is made.
         if self._channel is None or self._calls is None:
-            self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S, _KEEPALIVE)
+            self._channel = open_channel(grpc.aio, self.server, CONNECT_TIMEOUT_S, _KEEPALIVE)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
 
     def _stopping(self) -> LlamaConnectionError:
-        return LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
+        return LlamaConnectionError(f"no connection to {self.server}: the endpoint is stopping")
 
 
 def _by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:

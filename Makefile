@@ -52,7 +52,7 @@ READY_CHROMIUM := .work/chromium/.ready
 # Folders of tests/, the longest first.
 ROOMS := engine end_to_end frontend perf deploy client
 PYTEST := $(BIN)/python -m pytest
-# More at a time than two cores, because tests of servers mostly wait; a room's output comes at its end.
+# More at a time than two cores, because tests of servers mostly wait; a folder's output comes at its end.
 SIDE_BY_SIDE := $(MAKE) --keep-going --output-sync --no-print-directory
 # uv doesn't read pip's settings; these two are the ones that a set-up needs.
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
@@ -162,7 +162,7 @@ page-picture: $(READY_DEV) $(READY_CHROMIUM) ## docs/page.png: the OpenAI port's
 bench-gpu: $(READY_DEV) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
-check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by room
+check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by folder
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

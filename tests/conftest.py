@@ -1,4 +1,4 @@
-"""What every room of the tests shares: lines for the end of the run, and an end that stops servers."""
+"""What all tests share: lines for the end of the run, and an end that stops servers."""
 
 from __future__ import annotations
 

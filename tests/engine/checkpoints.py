@@ -1,6 +1,6 @@
 """The embedded checkpoint, loaded once in each precision, and small untrained ones on disk with its tokenizer.
 
-A room's conftest imports the fixtures that it needs.
+A folder's conftest imports the fixtures that it needs.
 """
 
 import shutil

@@ -163,7 +163,7 @@ bench-gpu: $(READY_DEV) ## on a GPU: products, tokens and mixes checked, memory 
 	@$(PERF) perf.gpu $(GPU)
 
 check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by folder
-	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
+	@PYTHONPATH=model_repository/llama/1 $(BIN)/python .ci/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=model_repository/llama/1:. $(BIN)/lint-imports --no-logo --no-cache
@@ -171,7 +171,7 @@ check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make confi
 	@.ci/lines
 
 configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
-	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py
+	@PYTHONPATH=model_repository/llama/1 $(BIN)/python .ci/write_configs.py
 
 format: $(READY_DEV) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .

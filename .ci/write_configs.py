@@ -34,8 +34,8 @@ from triton_llama_openai.openapi import BODIES, openapi_document
 from triton_llama_openai.protocol.schema import IGNORED, MAX_TOKEN
 from triton_llama_openai.served.models import Models
 
-REPOSITORY = Path(__file__).parent
-ROOT = REPOSITORY.parent
+ROOT = Path(__file__).parents[1]
+REPOSITORY = ROOT / "model_repository"
 FILES = (
     REPOSITORY / "llama" / "config.pbtxt",
     *sorted((REPOSITORY / "llama" / "configs").glob("*.pbtxt")),

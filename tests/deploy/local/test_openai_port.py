@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from client.peers import HOST, receive_request, server
-from deploy.launcher.conftest import Launch, own_lines
+from deploy.local.conftest import Launch, own_lines
 from end_to_end.plans import copy_repository
 from end_to_end.servers import HTTP, until
 from triton_local.example_command import example_command

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import psutil
-from deploy.launcher.conftest import Launch
+from deploy.local.conftest import Launch
 from end_to_end.servers import until
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import httpx
-from deploy.launcher.conftest import Launch, own_lines
+from deploy.local.conftest import Launch, own_lines
 from deploy.supervisor.supervisors import alive
 from end_to_end.servers import HTTP, until
 

@@ -1,15 +1,9 @@
 """How checkpoints save quantized linear layers, one module a format, and which one a checkpoint has.
 
-| format | weights | served as |
-|---|---|---|
-| `bitsandbytes_int8` | 8 bits per channel | as saved |
-| `compressed_tensors` | 8 bits per channel or tensor; 4 and 8 bits, groups; FP8 | as saved; FP8: per channel |
-| `gptq` | 4 and 8 bits, groups, in any order of the inputs | as saved |
-| `awq` | 4 bits, groups | as saved |
-| `fp8` | FP8 per tensor, channel or block | requantized to INT8 per channel |
-| `gguf` | 8 or 4 bits, groups of 32 | as saved; other types are rounded to 8-bit groups of 32 |
-
-Groups that don't have a multiple of 32 columns are requantized to INT8 per channel.
+A format's class implements `linear_format.LinearFormat`, and `detection.FORMATS` has its `quant_method`. Layers are
+returned in the integers and scales that are saved where the kernels have products for them: 8 bits per channel, or 4
+and 8 bits in groups of a multiple of 32 columns. Others are requantized to INT8 per channel. docs/checkpoints.md has
+the formats and what each is served as.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.gpu.elementwise import SEPARATE, choose_elementwise
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
 from llama_engine.model.loader import LoadedModel, load_checkpoint
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 

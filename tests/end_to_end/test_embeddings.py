@@ -10,7 +10,7 @@ from end_to_end.wires import post
 from engine.engines import engine_of, load
 from frontend.endpoints import Endpoint
 from llama_engine.engine.events import Completion
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from numpy.typing import NDArray
 from triton_llama import AsyncLlamaClient, LlamaClient
 from triton_local.server import LocalTriton

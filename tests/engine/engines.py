@@ -18,7 +18,7 @@ from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import LoadedModel, load_checkpoint
 from llama_engine.model.torch_runner import TorchRunner
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 

@@ -8,7 +8,7 @@ from engine.engines import run, tokens_in
 from engine.prompts import random_prompt
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from llama_engine.engine.events import Result
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.observability.metrics import Metric
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 
 

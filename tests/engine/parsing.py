@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from llama_engine.errors import InvalidRequest
 from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.request.parameters import NAMES, PARAMETERS
-from llama_engine.request.parser import GenerationRequest, RequestParser
+from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 

@@ -5,7 +5,7 @@ from functools import cache
 from pydoc_data.topics import topics
 
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 
 

@@ -17,7 +17,7 @@ from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 SECONDS = 60.0
 """How long a test waits for another thread before it fails."""

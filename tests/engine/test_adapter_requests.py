@@ -8,7 +8,8 @@ import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, tensor
 from llama_engine.errors import InvalidRequest, OtherAdapter
 from llama_engine.request.adapters import Adapter, AdapterCommand, parse_command
-from llama_engine.request.parser import GenerationRequest, RequestParser
+from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 
 LOADED = SQL, JSON = Adapter("sql", 7, "d1", 16, 1), Adapter("org/json", 0, "d2", 8, 2)

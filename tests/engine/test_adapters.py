@@ -14,7 +14,7 @@ from llama_engine.engine.adapters import folder_inside, lora_limits
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import CheckpointError, InvalidRequest, InvalidSettings
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.settings import Settings
 
 

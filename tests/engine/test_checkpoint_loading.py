@@ -13,7 +13,7 @@ from engine.oracle import oracle
 from llama_engine.errors import MAX_LINE, CheckpointError
 from llama_engine.model.loader import LoadedModel, loading
 from llama_engine.model.precision import choose_device
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

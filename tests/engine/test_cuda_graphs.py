@@ -16,7 +16,7 @@ from llama_engine.engine import cuda_graphs, memory_plan
 from llama_engine.engine.cuda_graphs import FEATURE_SETS, Action, Capture, DecodeGraphs, batch_buckets
 from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling import sampler
 from llama_engine.sampling.state import SamplingFeatures
 

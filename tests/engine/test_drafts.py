@@ -25,7 +25,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.engine.step_times import StepTimes
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import DRAFT_SOURCES
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.state import Elements
 

@@ -23,7 +23,8 @@ from llama_engine.engine.events import Completion
 from llama_engine.engine.failures import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest, RequestParser
+from llama_engine.request.generation_request import GenerationRequest
+from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from torch.nn import functional
 

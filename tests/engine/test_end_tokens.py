@@ -11,7 +11,7 @@ from llama_engine.checkpoint.config import read_config
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.end_tokens import describe_end_tokens, find_end_tokens
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models

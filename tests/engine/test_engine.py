@@ -10,7 +10,7 @@ from engine.prompts import request_of, requests_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import INT8_COLUMNS
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 
 def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: LoadedModel) -> None:

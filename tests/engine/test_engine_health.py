@@ -17,7 +17,7 @@ from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.readiness import Readiness
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 REQUEST = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=3, min_tokens=3)
 FINISHED, INVALID = [finished_sequence(FAILURE)], [finished_sequence(InvalidRequest("no token is allowed"))]

@@ -9,8 +9,9 @@ from engine.engines import completions, engine_of
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.request.parameters import PARAMETERS
-from llama_engine.request.parser import GenerationRequest, RequestParser
+from llama_engine.request.parser import RequestParser
 from transformers import GenerationConfig
 
 SAMPLED: dict[str, object] = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1}

@@ -26,7 +26,7 @@ from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
 from llama_engine.model.llama import Llama
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 
 from models.gguf_checkpoints import write

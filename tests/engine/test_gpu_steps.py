@@ -15,7 +15,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.step_result import StepResult
 from llama_engine.model.loader import load_checkpoint
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.settings import Settings
 
 SLOTS = 4

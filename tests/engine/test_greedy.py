@@ -12,7 +12,7 @@ from engine.oracle import oracle
 from engine.prompts import random_prompt, request_of
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 
 @pytest.fixture(scope="module")

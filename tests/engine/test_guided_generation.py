@@ -18,7 +18,7 @@ from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.grammar import matcher as guide_matcher
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from numpy.typing import NDArray
 
 END = 2

@@ -14,7 +14,7 @@ from engine.checkpoints import save_small
 from engine.damages import DAMAGED_CHECKPOINTS, DAMAGES, GGUF_DAMAGES, memory_of_at_most
 from engine.engines import engine_of, load
 from llama_engine.errors import CheckpointError, InvalidSettings, OutOfMemoryPlan
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer
 from notes import Note
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

@@ -16,7 +16,7 @@ from llama_engine.engine.events import Completion
 from llama_engine.engine.failures import Isolation
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.state import SamplingState
 
 FAILED = "decoding failed; the server's log has the reason"

@@ -24,7 +24,7 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import InvalidSettings
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.adapters import Adapter
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 
 SECONDS = 20

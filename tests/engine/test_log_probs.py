@@ -12,7 +12,7 @@ from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs, log_probs_of
 
 TOLERANCE = 2e-4

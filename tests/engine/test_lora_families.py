@@ -12,7 +12,7 @@ from engine.greedy import LONGEST, GreedyReference, Tally, compare_one
 from engine.lora_adapters import save_adapter
 from engine.oracle import oracle
 from engine.prompts import random_prompt
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from notes import Note
 from transformers import PreTrainedModel
 

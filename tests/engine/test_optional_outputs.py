@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
 from llama_engine.engine.sequence import Sequence
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary

@@ -8,7 +8,7 @@ from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 
 PAGE = 4

@@ -15,7 +15,7 @@ from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 PAGE = 16
 

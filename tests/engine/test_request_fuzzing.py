@@ -14,8 +14,9 @@ from hypothesis.strategies import SearchStrategy
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import InvalidRequest, OtherModel
 from llama_engine.request.defaults import GenerationDefaults
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.request.parameters import NAMES, PARAMETERS, SAMPLING_PARAMETERS
-from llama_engine.request.parser import GenerationRequest, RequestParser
+from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 

@@ -19,7 +19,7 @@ from engine.transcripts import Transcript, cuts, transcripts
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidRequest
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 SIGNS = ("'stop', .*stop_reason=''", "stop_reason='[0-9]", "stop_reason='[^0-9']", "'length'", "\ufffd", "[äöü€😀«]")
 """What results show: ends by a guide or an end token, a stop token, a stop string, and max_tokens; incomplete

@@ -14,7 +14,7 @@ from llama_engine.engine.decode import DecodeBatch
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import SequenceBuilder
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor
 from llama_engine.sampling.draw import draw, position_keys
 from llama_engine.sampling.sampler import FAILED, Sampler

@@ -16,7 +16,7 @@ from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, GenerationError, Stopping
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 STOPPING = "the server is stopping"
 

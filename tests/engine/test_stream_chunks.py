@@ -3,7 +3,7 @@
 import pytest
 from llama_engine.engine.events import Chunk, Completion
 from llama_engine.engine.sequence import Sequence
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 
 PROMPT = "Return é"

@@ -11,7 +11,7 @@ from engine.prompts import request_of
 from engine.test_cuda_graphs import _graphed, as_on_a_gpu
 from llama_engine.engine.engine import Engine
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from safetensors.torch import load_file, save_file
 
 __all__ = ["as_on_a_gpu"]

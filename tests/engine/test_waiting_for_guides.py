@@ -20,7 +20,7 @@ from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.grammar.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 PLAIN = GenerationRequest("", tuple(range(40, 52)), max_tokens=40, temperature=1.0, seed=3)
 

@@ -11,7 +11,7 @@ from engine.pages import assert_consistent
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
 
 

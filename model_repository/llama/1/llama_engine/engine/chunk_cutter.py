@@ -6,7 +6,7 @@ import math
 import time
 
 from llama_engine.engine.events import Chunk
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 
 

@@ -35,7 +35,7 @@ from llama_engine.model.description import ModelDescription
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.end_tokens import find_end_tokens
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import FAILED, Sampler, failure_of
 from llama_engine.settings import Settings
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llama_engine.engine.chunk_cutter import ChunkCutter
 from llama_engine.engine.events import FAILURE, Completion, RequestContext, Result
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.bias_and_masks import LogitsProcessor
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.text.detokenizer import Detokenizer

@@ -9,7 +9,7 @@ import torch
 
 from llama_engine.engine.events import RequestContext
 from llama_engine.engine.sequence import Sequence, Status
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor
 from llama_engine.sampling.draw import choice_seed
 from llama_engine.text.detokenizer import Detokenizer

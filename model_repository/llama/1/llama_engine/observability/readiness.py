@@ -11,7 +11,7 @@ import logging
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.sequence import Sequence, Status
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 
 _PROBE = GenerationRequest(prompt="", prompt_tokens=(0,), max_tokens=1, min_tokens=1)
 

@@ -20,7 +20,7 @@ from engine.prompts import request_of
 from llama_engine.checkpoint.pooling import Pooling
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
-from llama_engine.engine.failures import MAX_FAILED_STEPS, EngineHealth
+from llama_engine.engine.health import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest

@@ -11,7 +11,7 @@ from engine.forward_passes import ForwardPass, watching
 from engine.metrics import finished_sequence
 from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running
 from llama_engine.engine.events import FAILURE, Completion
-from llama_engine.engine.failures import MAX_FAILED_STEPS, EngineHealth
+from llama_engine.engine.health import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import GenerationError, InvalidRequest

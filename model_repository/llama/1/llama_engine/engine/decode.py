@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llama_engine.engine.drafts import Draft
-from llama_engine.engine.failures import Isolation, names_of
+from llama_engine.engine.failures import Isolation, log_name
 from llama_engine.engine.page_manager import PageManager
 from llama_engine.engine.sequence import Sequence
 from llama_engine.kernels.transfers import to_device
@@ -157,7 +157,7 @@ class DecodeStep:
             logits = torch.stack([draft.logits[draft.accepted] for draft in going.values()])
             tokens = self._sampler.sample(logits, indices, sequences, batch.features)
         except Exception as error:  # noqa: BLE001 - the next step isolates the sequence that fails
-            self._isolation.record(error, f"verifying drafts of {names_of(sequences)}")
+            self._isolation.record(error, f"verifying drafts of {log_name(sequences)}")
             self._open = {}
             return None
         batch.tokens[indices] = tokens
@@ -174,7 +174,7 @@ class DecodeStep:
         try:
             tokens = self.graphs.step(decoding, prefilled)
         except Exception as error:  # noqa: BLE001 - the launched step isolates the sequence that fails
-            self._isolation.record(error, f"replaying a step over {names_of(self._batch.sequences)}")
+            self._isolation.record(error, f"replaying a step over {log_name(self._batch.sequences)}")
             self._failed_replays += 1
             if self._failed_replays == MAX_FAILED_REPLAYS:
                 _log.error("%d consecutive replays failed; CUDA graphs are no longer used", MAX_FAILED_REPLAYS)
@@ -202,7 +202,7 @@ class DecodeStep:
             try:
                 return self._sample(slice(0, len(sequences)), decoding, prefilled, drafts)
             except Exception as error:  # noqa: BLE001 - the tokens are computed without drafts
-                self._isolation.record(error, f"the drafts of {names_of(drafts)}")
+                self._isolation.record(error, f"the drafts of {log_name(drafts)}")
                 self._open = {}
         parts, failed = self._isolation.isolate("the next tokens", sequences, compute)
         if not failed:

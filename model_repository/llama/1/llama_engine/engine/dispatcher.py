@@ -1,23 +1,14 @@
-"""The threads that work with the sinks of sequences' events.
-
-The dispatcher sends the events, and `poll_cancellation` asks the sinks whether their clients have cancelled: Triton's
-Python backend has no callback for that.
-"""
+"""Sends the events of sequences to their sinks, from a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 from weakref import WeakSet
 
 from llama_engine.engine.events import Chunk, Event, ResponseSink
-
-if TYPE_CHECKING:
-    from llama_engine.engine.sequence import Sequence
-
 
 PAUSE_ROUNDS = 3
 """Duration of the pause after a round, as a multiple of the round's duration."""
@@ -99,39 +90,3 @@ class ResponseDispatcher:
                 sink.send(events)
             except Exception:  # noqa: BLE001 - one failure must not end the thread
                 _log.exception("a response could not be sent")
-
-
-POLL_SECONDS = 0.02
-"""Minimum pause between two rounds of polls, in seconds."""
-
-POLL_SHARE = 20
-"""Polling takes at most 1 / POLL_SHARE of the time: every poll is a round trip to Triton's process."""
-
-MAX_POLL_SECONDS = 0.25
-"""Maximum pause between two rounds, in seconds; bounds how late a cancellation is noticed. Overrides POLL_SHARE."""
-
-
-def poll_cancellation(
-    next_poll: Callable[[float], list[Sequence] | None], cancel: Callable[[list[Sequence]], None]
-) -> None:
-    """Poll the sinks of waiting and running sequences for cancellation, until `next_poll` returns None.
-
-    next_poll: takes a pause in seconds, waits that long, and returns the sequences to poll. cancel: takes the sequences
-    whose clients have cancelled.
-    """
-    pause = POLL_SECONDS
-    while (sequences := next_poll(pause)) is not None:
-        began = time.monotonic()
-        cancelled = {sink for sink in {sequence.context.sink for sequence in sequences} if _is_cancelled(sink)}
-        pause = (POLL_SHARE - 1) * (time.monotonic() - began)
-        pause = min(max(POLL_SECONDS, pause), MAX_POLL_SECONDS)
-        if cancelled:
-            cancel([sequence for sequence in sequences if sequence.context.sink in cancelled])
-
-
-def _is_cancelled(sink: ResponseSink) -> bool:
-    try:
-        return sink.is_cancelled()
-    except Exception:  # noqa: BLE001 - one failing poll must not end the polling of the other sinks
-        _log.exception("can't tell whether a request was cancelled; it goes on")
-        return False

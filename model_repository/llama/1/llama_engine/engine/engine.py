@@ -19,7 +19,7 @@ from llama_engine.engine.cuda_graphs import Capture, capture_graphs
 from llama_engine.engine.decode import DecodeBatch, DecodeStep
 from llama_engine.engine.drafts import Draft, Drafter
 from llama_engine.engine.events import Result
-from llama_engine.engine.failures import Isolation, names_of
+from llama_engine.engine.failures import Isolation, log_name
 from llama_engine.engine.kv_events import KvEvents
 from llama_engine.engine.memory_plan import plan_memory
 from llama_engine.engine.page_manager import CacheCounts, PageManager
@@ -244,7 +244,7 @@ class Engine:
             try:
                 drafts = self._drafter.guess(self._batch.sequences[:decoding], room)
             except Exception as error:  # noqa: BLE001 - decoding works without drafts
-                self._isolation.record(error, f"drafting for {names_of(self._batch.sequences[:decoding])}")
+                self._isolation.record(error, f"drafting for {log_name(self._batch.sequences[:decoding])}")
             drafts = self._drafter.choose(drafts, decoding, room)
         began = time.monotonic()
         tokens = self._decode.run(decoding, prefilled, drafts)
@@ -273,7 +273,7 @@ class Engine:
                 sequence.append(token, token_bytes)
                 self._pages.cache_pages(sequence)
             except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
-                self._isolation.record(error, f"appending token {token} to {names_of([sequence])}")
+                self._isolation.record(error, f"appending token {token} to {log_name([sequence])}")
                 sequence.fail()
 
     def _remove_finished(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_engine.engine.events import FAILURE
-from llama_engine.engine.failures import names_of
+from llama_engine.engine.failures import log_name
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError
 
@@ -87,6 +87,6 @@ class GuideQueue:
             except RequestError as error:
                 self._abort([sequence], error)
             except Exception:  # noqa: BLE001 - any failure: the client must get a response
-                _log.exception("compiling the guide of %s failed", names_of([sequence]))
+                _log.exception("compiling the guide of %s failed", log_name([sequence]))
                 self._abort([sequence], FAILURE)
             self._changed.notify_all()

@@ -17,11 +17,13 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.dispatcher import ResponseDispatcher, poll_cancellation
+from llama_engine.engine.cancellation import poll_cancellation
+from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import FAILURE, Event, ResponseSink
-from llama_engine.engine.failures import EngineHealth, names_of
+from llama_engine.engine.failures import log_name
 from llama_engine.engine.guide_queue import GuideQueue
+from llama_engine.engine.health import EngineHealth
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
@@ -250,7 +252,7 @@ class Scheduler:
             try:
                 chunk = sequence.chunks.next()
             except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
-                _log.exception("making a chunk of %s failed", names_of([sequence]))
+                _log.exception("making a chunk of %s failed", log_name([sequence]))
                 self._stats.record_error()
                 on_failure(sequence)
                 continue

@@ -21,6 +21,7 @@ from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.request.adapters import AdapterCommand
 from llama_engine.request.parser import RequestParser
+from llama_engine.triton.config import QueuePolicy
 from numpy.typing import NDArray
 
 FINAL = 1
@@ -130,7 +131,7 @@ def install() -> None:
 install()
 
 from llama_engine.triton.outputs import release_tensors  # noqa: E402 - as above
-from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder  # noqa: E402 - imports what is installed above
+from llama_engine.triton.request_decoder import RequestDecoder  # noqa: E402 - imports what is installed above
 
 
 def _no_command(command: AdapterCommand, response: object) -> None:

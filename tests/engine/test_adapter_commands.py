@@ -24,7 +24,8 @@ from llama_engine.observability.log import RequestLog
 from llama_engine.observability.metrics import LOADED_ADAPTERS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.adapter_commands import MAX_RUNNING, AdapterCommands
-from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
+from llama_engine.triton.config import QueuePolicy
+from llama_engine.triton.request_decoder import RequestDecoder
 
 
 @dataclass

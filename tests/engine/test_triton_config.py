@@ -5,9 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from engine import backend_utils  # noqa: F401 - stands for the module that the next ones import
-from llama_engine.triton.config import gpu_of, instance_name, num_instances, settings_parameters
-from llama_engine.triton.request_decoder import QueuePolicy
+from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, num_instances, settings_parameters
 
 HOUR = 3600 * 1_000_000
 LIMIT = {"default_timeout_microseconds": HOUR}

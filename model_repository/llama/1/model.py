@@ -26,10 +26,17 @@ from llama_engine.request.end_tokens import describe_end_tokens
 from llama_engine.request.parser import RequestParser
 from llama_engine.settings import Settings
 from llama_engine.triton.adapter_commands import AdapterCommands
-from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, num_instances, settings_parameters
+from llama_engine.triton.config import (
+    QueuePolicy,
+    gpu_of,
+    instance_name,
+    is_decoupled,
+    num_instances,
+    settings_parameters,
+)
 from llama_engine.triton.metrics import TritonMetrics
 from llama_engine.triton.outputs import release_tensors
-from llama_engine.triton.request_decoder import QueuePolicy, RequestDecoder
+from llama_engine.triton.request_decoder import RequestDecoder
 
 if TYPE_CHECKING:
     from llama_engine.observability.traces import Traces

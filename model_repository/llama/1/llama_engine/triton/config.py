@@ -2,11 +2,55 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Config parameters that Triton's Python backend reads; they are not settings of the model."""
+
+_MICROSECOND = 1e-6
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """Triton's ModelQueuePolicy. Triton applies it to its own queue; here it applies to the sequences that wait.
+
+    The time in Triton's queue is unknown here, so timeouts count from a request's arrival in the model.
+
+    default_timeout: seconds; infinite is no limit. allow_override: whether a request's timeout applies. delays: whether
+    late requests are delayed instead of rejected. size: requests; 0 is no limit.
+    """
+
+    default_timeout: float = math.inf
+    allow_override: bool = False
+    delays: bool = False
+    size: int = 0
+
+    @classmethod
+    def of(cls, model_config: Mapping[str, Any]) -> QueuePolicy:
+        """Read the default queue policy of a model's config (JSON, as Triton passes it to the model)."""
+        policy = (model_config.get("dynamic_batching") or {}).get("default_queue_policy") or {}
+        microseconds = int(policy.get("default_timeout_microseconds", 0))
+        return cls(
+            default_timeout=microseconds * _MICROSECOND if microseconds else math.inf,
+            allow_override=bool(policy.get("allow_timeout_override", False)),
+            delays=policy.get("timeout_action", "REJECT") == "DELAY",
+            size=int(policy.get("max_queue_size", 0)),
+        )
+
+    def deadline(self, timeout_microseconds: int) -> float:
+        """Return the time on the monotonic clock by which a request arriving now must have a slot; infinite for none.
+
+        timeout_microseconds: the request's timeout, 0 for none. It applies only if the config allows it, and can only
+        shorten the default. If the policy delays late requests instead of rejecting them, there is no deadline.
+        """
+        seconds = self.default_timeout
+        if self.allow_override and timeout_microseconds:
+            seconds = min(seconds, timeout_microseconds * _MICROSECOND)
+        return math.inf if self.delays else time.monotonic() + seconds
 
 
 def settings_parameters(model_config: Mapping[str, Any]) -> dict[str, str]:

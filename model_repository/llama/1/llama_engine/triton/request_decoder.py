@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton_python_backend_utils as pb_utils
 
@@ -22,6 +20,7 @@ from llama_engine.observability.stats import Stats
 from llama_engine.request.adapters import AdapterCommand, parse_command
 from llama_engine.request.parameters import DESCRIPTION, LORA_PATH, PROMPTS
 from llama_engine.request.parser import RequestParser
+from llama_engine.triton.config import QueuePolicy
 from llama_engine.triton.responder import Responder
 
 if TYPE_CHECKING:
@@ -38,48 +37,6 @@ FORWARDED = "llama_unary"
 [the client's request parameters, whether a stream is allowed]. A client gains no privileges by sending it."""
 
 _log = logging.getLogger(__name__)
-
-
-_MICROSECOND = 1e-6
-
-
-@dataclass(frozen=True)
-class QueuePolicy:
-    """Triton's ModelQueuePolicy. Triton applies it to its own queue; here it applies to the sequences that wait.
-
-    The time in Triton's queue is unknown here, so timeouts count from a request's arrival in the model.
-
-    default_timeout: seconds; infinite is no limit. allow_override: whether a request's timeout applies. delays: whether
-    late requests are delayed instead of rejected. size: requests; 0 is no limit.
-    """
-
-    default_timeout: float = math.inf
-    allow_override: bool = False
-    delays: bool = False
-    size: int = 0
-
-    @classmethod
-    def of(cls, model_config: Mapping[str, Any]) -> QueuePolicy:
-        """Read the default queue policy of a model's config (JSON, as Triton passes it to the model)."""
-        policy = (model_config.get("dynamic_batching") or {}).get("default_queue_policy") or {}
-        microseconds = int(policy.get("default_timeout_microseconds", 0))
-        return cls(
-            default_timeout=microseconds * _MICROSECOND if microseconds else math.inf,
-            allow_override=bool(policy.get("allow_timeout_override", False)),
-            delays=policy.get("timeout_action", "REJECT") == "DELAY",
-            size=int(policy.get("max_queue_size", 0)),
-        )
-
-    def deadline(self, timeout_microseconds: int) -> float:
-        """Return the time on the monotonic clock by which a request arriving now must have a slot; infinite for none.
-
-        timeout_microseconds: the request's timeout, 0 for none. It applies only if the config allows it, and can only
-        shorten the default. If the policy delays late requests instead of rejecting them, there is no deadline.
-        """
-        seconds = self.default_timeout
-        if self.allow_override and timeout_microseconds:
-            seconds = min(seconds, timeout_microseconds * _MICROSECOND)
-        return math.inf if self.delays else time.monotonic() + seconds
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaFo
 from perf.checkpoint import EMBEDDED, LLAMA_2_7B, SMOLLM2, described, random_checkpoint
 from perf.command import CORES, count, make_command
 from perf.device_rates import measure_rates
-from perf.gpu_checks import MIX_TOKENS, divergence, exactness, generate, mixes, products, requests
+from perf.gpu_checks import MIX_TOKENS, divergence, exactness, generate, mixes, products
+from perf.load.workload import MEAN_OUTPUT, PROMPT_TOKENS, Mix, engine_requests, lengths, prompts
 from perf.results_file import Results
 from perf.roofline import DeviceRates, Weights, roofline
-from perf.workload import MEAN_OUTPUT, PROMPT_TOKENS, Mix, lengths, prompts
 
 PARTS = ("checks", "fp16", "int8", "stock")
 ROWS = (1, 8, 32)
@@ -147,7 +147,7 @@ def decode(
     reset_peak(device)
     engine = Engine(checkpoint, settings, rows)
     engine.warm_up()
-    load = requests(checkpoint, [tokens] * rows)
+    load = engine_requests(checkpoint, [tokens] * rows)
     began = time.perf_counter()
     engine.generate(load)
     rate = rows * tokens / (time.perf_counter() - began)
@@ -164,7 +164,7 @@ def decode(
 
 def serving(engine: Engine, checkpoint: LoadedModel, mode: str, mix: Mix, tokens: int) -> dict[str, object]:
     """Serve requests that arrive at once. Returns rates, p50 of the latency with the wait, and the memory's peak."""
-    load = requests(checkpoint, lengths(mix, REQUESTS, tokens))
+    load = engine_requests(checkpoint, lengths(mix, REQUESTS, tokens))
     size = REQUESTS if mode == "in flight" else engine.slots
     reset_peak(checkpoint.info.device)
     began = time.monotonic()

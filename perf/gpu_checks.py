@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from llama_engine.checkpoint.architecture import read_architecture
@@ -24,25 +23,15 @@ from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf.checkpoint import EMBEDDED
+from perf.load.workload import PROMPT_TOKENS, engine_requests
 from perf.quality import text
 from perf.quality.divergence import Forward, distances, summary
-from perf.workload import PROMPT_TOKENS, prompts
 
 SLOTS = 32
 BUDGETS = (7, 40, 512)
 """Prompt tokens per prefill pass of the random mixes; in all but the last a prompt is cut."""
 MIX_TOKENS = 16
 """Tokens of each request of the random mixes."""
-
-
-def requests(checkpoint: LoadedModel, tokens: Sequence[int]) -> list[GenerationRequest]:
-    """Return greedy requests of PROMPT_TOKENS tokens each, which end at that many tokens each."""
-    texts = prompts(Path(checkpoint.name), len(tokens))
-    encoded = [tuple(checkpoint.tokenizer.encode(prompt)) for prompt in texts]
-    return [
-        GenerationRequest(prompt, tuple(ids), max_tokens=length, min_tokens=length)
-        for prompt, ids, length in zip(texts, encoded, tokens, strict=True)
-    ]
 
 
 def generate(
@@ -89,7 +78,7 @@ def mixes(checkpoint: LoadedModel, settings: Settings, amount: int, tokens: int 
     randomness = random.Random(0)
     load = [
         replace(request, prompt_tokens=request.prompt_tokens[: randomness.randint(1, PROMPT_TOKENS)], num_logprobs=5)
-        for request in requests(checkpoint, [tokens] * SLOTS)
+        for request in engine_requests(checkpoint, [tokens] * SLOTS)
     ]
     engine = Engine(checkpoint, settings, 1)
     engine.warm_up()
@@ -122,7 +111,7 @@ def exactness(device: torch.device, dtype: str = "float32", amount: int = 16, to
     """Compare the engine's greedy texts, all rows at once, with generate()'s, each prompt alone."""
     settings = Settings(model=str(EMBEDDED), quantization="none", dtype=dtype)
     checkpoint = load_checkpoint(settings, device)
-    load = requests(checkpoint, [tokens] * amount)
+    load = engine_requests(checkpoint, [tokens] * amount)
     results = Engine(checkpoint, settings, amount).generate(load)
     # FP32 on the CPU: the reference is the same on every device.
     reference = torch.device("cpu") if dtype == "float32" else device

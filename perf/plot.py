@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from perf.environment import ROOT
+from perf.load.workload import SLOTS
 from perf.report import distance
 from perf.results_file import RESULTS, Row, at, read
 from perf.table import figure
-from perf.workload import SLOTS
 
 PICTURE = ROOT / "docs" / "speed.svg"
 WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 720, 400, 70, 50, 20, 30

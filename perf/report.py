@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perf.environment import ROOT
+from perf.load.workload import SLOTS
 from perf.lora_report import MODEL, lora
 from perf.results_file import RESULTS, Row, at, read
 from perf.table import Column, Table, beside, figure, markdown, percent, pivot, several
-from perf.workload import SLOTS
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md", ROOT / "README.md")
 

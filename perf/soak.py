@@ -27,10 +27,10 @@ from perf.command import existing_checkpoint, make_command, positive
 from perf.environment import pss_mib
 from perf.load.generator import generate
 from perf.load.protocols import Request, Target
+from perf.load.workload import requests
 from perf.results_file import Results
 from perf.resumption.__main__ import GRACE_S, ROUND_S, USERS, Requests, load
 from perf.resumption.workload import mixed
-from perf.workload import requests
 
 MAX_GROWTH_MIB = 16.0
 REQUESTS = 64

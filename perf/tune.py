@@ -26,9 +26,9 @@ from perf.checkpoint import default_checkpoint, described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
 from perf.device_rates import measure_rates
 from perf.environment import ROOT
+from perf.load.workload import PROMPT_TOKENS, passages
 from perf.results_file import Results
 from perf.servers.triton import our_server
-from perf.workload import PROMPT_TOKENS, passages
 
 SLOTS = (32, 16, 64, 8)
 DELAYS_US = (10_000, 0)

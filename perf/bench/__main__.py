@@ -23,10 +23,10 @@ from perf.bench.measure import Bench
 from perf.checkpoint import described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
 from perf.device_rates import measure_rates
+from perf.load.workload import SLOTS
 from perf.results_file import RESULTS, Results, read
 from perf.roofline import DeviceRates
 from perf.table import markdown
-from perf.workload import SLOTS
 
 BY_DEFAULT = ("smollm2", "1b", "article")
 

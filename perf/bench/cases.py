@@ -33,10 +33,10 @@ from perf.checkpoint import (
     unquantized,
     words_checkpoint,
 )
+from perf.load.workload import MEAN_OUTPUT, SLOTS, Load, passages
 from perf.servers.baselines import fastapi, llama_cpp, openvino, vllm
 from perf.servers.running import Server
 from perf.servers.triton import our_server
-from perf.workload import MEAN_OUTPUT, SLOTS, Load, passages
 
 SECONDS = 20.0
 """In which the requests of a load are sent after its warm-up."""

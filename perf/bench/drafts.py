@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from transformers import AutoTokenizer
 
 from perf.load.protocols import Request
-from perf.workload import Load, lengths, prompts
+from perf.load.workload import Load, lengths, prompts
 
 Kind = Literal["edit", "edit_predicted", "retrieval", "summary", "chat", "json", "tools", "plain"]
 KINDS: Sequence[Kind] = get_args(Kind)

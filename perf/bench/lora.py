@@ -12,7 +12,7 @@ from typing import Literal
 from perf.adapters import NAMES
 from perf.checkpoint import TINY_LLAMA, default_checkpoint, random_checkpoint
 from perf.load.protocols import Request
-from perf.workload import MEAN_OUTPUT, Load, passages
+from perf.load.workload import MEAN_OUTPUT, Load, passages
 
 Mix = Literal["none", "one", "eight"]
 MIXES: Mapping[Mix, Sequence[str]] = {"none": [""], "one": NAMES[:1], "eight": NAMES}

@@ -21,10 +21,9 @@ from perf.adapters import lora_adapters, with_adapters
 from perf.bench.lora import MIXES, MODELS, Mix
 from perf.checkpoint import described
 from perf.environment import StealTime, device
-from perf.gpu_checks import requests
+from perf.load.workload import PROMPT_TOKENS, engine_requests
 from perf.lora_report import cost
 from perf.results_file import Results
-from perf.workload import PROMPT_TOKENS
 
 TURNS, STEPS = 40, 5
 TOKENS = TURNS * STEPS + 50
@@ -70,7 +69,7 @@ def _decoding(loaded: LoadedModel, settings: Settings, count: int, mix: Mix) -> 
     """Return an engine whose sequences, of the mix's adapters in turn, have their prompts in the cache."""
     engine = Engine(loaded, settings, count)
     adapters = {"": None, **{adapter.name: adapter for adapter in engine.adapters.loaded()}}
-    for request, name in zip(requests(loaded, [TOKENS] * count), cycle(MIXES[mix]), strict=False):
+    for request, name in zip(engine_requests(loaded, [TOKENS] * count), cycle(MIXES[mix]), strict=False):
         engine.add(engine.builder.build(replace(request, adapter=adapters[name])))
     while engine.step().prefill_tokens:
         pass

@@ -25,10 +25,10 @@ from perf.environment import StealTime, memory_of
 from perf.load.generator import drive
 from perf.load.records import TIME_OVER, Record, Run
 from perf.load.summary import summarize
+from perf.load.workload import PROMPT_TOKENS, Load
 from perf.results_file import Results
 from perf.roofline import DeviceRates, roofline
 from perf.servers.running import NotRunError, Running, Server
-from perf.workload import PROMPT_TOKENS, Load
 
 LOAD_S = 600.0
 """Maximum seconds of one load, and at most a quarter of the time left, so that a slow server leaves time for others."""

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 
 from perf.checkpoint import SPECIAL_TOKENS, word
 from perf.load.protocols import Request
-from perf.workload import Load
+from perf.load.workload import Load
 
 POSITIONS = 4096
 """Of the checkpoints."""

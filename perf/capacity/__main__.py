@@ -28,9 +28,9 @@ from perf.load.generator import generate
 from perf.load.protocols import Target
 from perf.load.records import Record, Run
 from perf.load.summary import summarize
+from perf.load.workload import SLOTS, requests
 from perf.results_file import RESULTS, Results, read
 from perf.servers.triton import our_server
-from perf.workload import SLOTS, requests
 
 REPLICAS, LOOPS, LOOP_S, TIMEOUT_S = 2, (1, 8, SLOTS), 6.0, 120.0
 LOADS = (0.4, CHECKED)

@@ -17,7 +17,7 @@ import numpy as np
 
 from perf.load.records import Record
 from perf.load.summary import inter_token_latency, percentiles
-from perf.workload import SLOTS, lengths
+from perf.load.workload import SLOTS, lengths
 
 PREFILL_TOKENS = 512
 """The default of the setting `prefill_tokens`."""

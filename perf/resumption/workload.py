@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from perf.load.protocols import Protocol, Request
-from perf.workload import prompts
+from perf.load.workload import prompts
 
 PROMPT_TOKENS = 48
 MIN_OUTPUT, MAX_OUTPUT = 80, 300

@@ -23,9 +23,9 @@ from perf.adapters import RANK
 from perf.checkpoint import DTYPES, OPENVINO, fastest, parameters, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
+from perf.load.workload import SLOTS
 from perf.roofline import BYTES, Weights
 from perf.servers.running import HOST, NotRunError, Running, Server, held_port, running, shown
-from perf.workload import SLOTS
 
 VLLM, LLAMA_CPP = ROOT / ".work" / "vllm", ROOT / ".work" / "llama.cpp"
 TOP = 1000

@@ -22,9 +22,9 @@ from triton_supervisor.triton import MODEL
 
 from perf.checkpoint import DTYPES, unquantized
 from perf.load.protocols import Protocol, Target
+from perf.load.workload import MEAN_OUTPUT, PROMPT_TOKENS
 from perf.roofline import Weights
 from perf.servers.running import HOST, NotRunError, Running, Server
-from perf.workload import MEAN_OUTPUT, PROMPT_TOKENS
 
 READY_TIMEOUT_S = 900.0
 GRACE_S = 10

@@ -22,11 +22,11 @@ from perf.checkpoint import EMBEDDED
 from perf.command import Budget
 from perf.load.protocols import Request, Target
 from perf.load.records import Record, Run
+from perf.load.workload import PROMPT_TOKENS, Load, passages
 from perf.results_file import Results
 from perf.roofline import DeviceRates, roofline
 from perf.servers.running import NotRunError, Running, Server
 from perf.servers.triton import read_back
-from perf.workload import PROMPT_TOKENS, Load, passages
 
 OURS = Target("ours", "triton_generate", "", "llama")
 RATES = DeviceRates("cpu", 2, {1: 1e9}, {"fp32": 1e9})

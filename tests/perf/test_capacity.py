@@ -15,7 +15,7 @@ from perf.capacity.queue import (
     poisson,
     simulate,
 )
-from perf.workload import SLOTS
+from perf.load.workload import SLOTS
 
 REPLICA = Replica(0.001, {1: 0.01, SLOTS: 0.041})
 

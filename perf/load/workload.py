@@ -8,11 +8,13 @@ size measure the same load.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Literal, NamedTuple
 
+from llama_engine.model.loader import LoadedModel
+from llama_engine.request.parser import GenerationRequest
 from transformers import AutoTokenizer
 
 from perf.load.protocols import Request
@@ -64,6 +66,16 @@ def requests(checkpoint: Path, mix: Mix, count: int, mean: int = MEAN_OUTPUT) ->
     """Return `count` requests of that mix; deterministic. Raises ValueError if the text has too few prompts."""
     texts = prompts(checkpoint, min(count, 64))
     return [Request(texts[number % len(texts)], length) for number, length in enumerate(lengths(mix, count, mean))]
+
+
+def engine_requests(checkpoint: LoadedModel, tokens: Sequence[int]) -> list[GenerationRequest]:
+    """Return greedy requests to an engine, of PROMPT_TOKENS tokens each, which end at that many tokens each."""
+    texts = prompts(Path(checkpoint.name), len(tokens))
+    encoded = [tuple(checkpoint.tokenizer.encode(prompt)) for prompt in texts]
+    return [
+        GenerationRequest(prompt, tuple(ids), max_tokens=length, min_tokens=length)
+        for prompt, ids, length in zip(texts, encoded, tokens, strict=True)
+    ]
 
 
 def lengths(mix: Mix, count: int, mean: int = MEAN_OUTPUT) -> list[int]:

@@ -32,7 +32,7 @@ from llama_engine.model.loader import LoadedModel
 from llama_engine.request.adapters import Adapter
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
-from llama_engine.sampling.state import Elements, SamplingFeatures
+from llama_engine.sampling.state import BatchIndices, SamplingFeatures
 
 SLOTS = (1, 2, 5, 8, 32)
 BUDGETS = (1, 7, 16, 40, 512)
@@ -55,13 +55,13 @@ def recording_logits() -> Iterator[Logits]:
     def recorded(
         sampler: Sampler,
         logits: torch.Tensor,
-        elements: Elements,
+        indices: BatchIndices,
         sequences: list[Sequence],
         features: SamplingFeatures,
     ) -> torch.Tensor:
         for row, sequence in enumerate(sequences):
             logits_of.setdefault(sequence, {})[sequence.num_output_tokens] = logits[row].clone()
-        return sample(sampler, logits, elements, sequences, features)
+        return sample(sampler, logits, indices, sequences, features)
 
     with patch.object(Sampler, "sample", recorded):
         yield logits_of

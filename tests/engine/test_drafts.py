@@ -27,7 +27,7 @@ from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import DRAFT_SOURCES
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
-from llama_engine.sampling.state import Elements
+from llama_engine.sampling.state import BatchIndices
 
 
 def _answer(of: Transcript) -> tuple[object, ...]:
@@ -164,10 +164,10 @@ def test_a_verification_that_fails_costs_the_guesses_alone(int8: LoadedModel) ->
 def _failing_on_lists(sampler: Sampler) -> Callable[..., torch.Tensor]:
     sample = sampler.sample
 
-    def failing(logits: torch.Tensor, elements: Elements, *rest: Any) -> torch.Tensor:  # noqa: ANN401 - passed on
-        if isinstance(elements, list):
+    def failing(logits: torch.Tensor, indices: BatchIndices, *rest: Any) -> torch.Tensor:  # noqa: ANN401 - passed on
+        if isinstance(indices, list):
             raise RuntimeError("verifying failed, as the test wants")
-        return sample(logits, elements, *rest)
+        return sample(logits, indices, *rest)
 
     return failing
 

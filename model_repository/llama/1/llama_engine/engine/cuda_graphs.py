@@ -197,12 +197,12 @@ class DecodeGraphs:
         Overwriting the pinned tensor is safe: the previous copy is done, as the host has read the tokens of that step.
         """
         sequences = self._batch.sequences
-        elements = slice(0, len(sequences))
+        indices = slice(0, len(sequences))
         inputs = self._host_inputs.numpy()
         if self._batch.features.noise:
-            inputs[elements, :2] = self._sampler.keys(elements, sequences)
-        inputs[elements, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
-        self._sampling_inputs[elements].copy_(self._host_inputs[elements], non_blocking=True)
+            inputs[indices, :2] = self._sampler.keys(indices, sequences)
+        inputs[indices, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
+        self._sampling_inputs[indices].copy_(self._host_inputs[indices], non_blocking=True)
 
     def _active(self, batch_size: int) -> torch.Tensor:
         """Return which of the first `batch_size` elements decode in this step: [batch], bool."""

@@ -213,19 +213,19 @@ class DecodeStep:
         return tokens
 
     def _sample(
-        self, elements: slice, decoding: int, prefilled: list[torch.Tensor], drafts: Mapping[Sequence, Draft]
+        self, indices: slice, decoding: int, prefilled: list[torch.Tensor], drafts: Mapping[Sequence, Draft]
     ) -> torch.Tensor:
-        """Return the next tokens, [batch], of these batch elements, and keep the logits after guessed tokens."""
-        sequences = self._batch.sequences[elements]
+        """Return the next tokens, [batch], of these batch indices, and keep the logits after guessed tokens."""
+        sequences = self._batch.sequences[indices]
         hidden = []
-        if elements.start < decoding:
-            hidden += self._hidden(slice(elements.start, min(elements.stop, decoding)), drafts)
-        if elements.stop > decoding:
-            place = max(elements.start - decoding, 0)
+        if indices.start < decoding:
+            hidden += self._hidden(slice(indices.start, min(indices.stop, decoding)), drafts)
+        if indices.stop > decoding:
+            place = max(indices.start - decoding, 0)
             # Between the states of last tokens, which are sampled like these, and those of guessed ones.
-            hidden.insert(1, torch.cat(prefilled)[place : elements.stop - decoding])
+            hidden.insert(1, torch.cat(prefilled)[place : indices.stop - decoding])
         logits = self._model.logits(torch.cat(hidden))
-        tokens = self._sampler.sample(logits[: len(sequences)], elements, sequences, self._batch.features)
+        tokens = self._sampler.sample(logits[: len(sequences)], indices, sequences, self._batch.features)
         place = len(sequences)
         for sequence in sequences:
             if draft := drafts.get(sequence):
@@ -234,13 +234,13 @@ class DecodeStep:
                 self._open[sequence] = draft
         return tokens
 
-    def _hidden(self, elements: slice, drafts: Mapping[Sequence, Draft]) -> list[torch.Tensor]:
+    def _hidden(self, indices: slice, drafts: Mapping[Sequence, Draft]) -> list[torch.Tensor]:
         """Return the hidden states of decoding sequences' last tokens, [batch, hidden], and of all guessed tokens."""
         batch = self._batch
-        sequences = batch.sequences[elements]
+        sequences = batch.sequences[indices]
         if not drafts:
             span = max(sequence.num_computed for sequence in sequences) + 1
-            states = batch.kv_slots[elements], batch.tokens[elements], batch.positions[elements]
+            states = batch.kv_slots[indices], batch.tokens[indices], batch.positions[indices]
             return [self._model.decode(*states, span)]
         chunks = []
         for sequence in sequences:

@@ -21,7 +21,7 @@ from llama_engine.sampling.draw import draw, draw_on_cpu, position_keys
 from llama_engine.sampling.filters import apply_temperature, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.penalties import penalize_output, penalize_repetition
-from llama_engine.sampling.state import Elements, SamplingFeatures, SamplingState
+from llama_engine.sampling.state import BatchIndices, SamplingFeatures, SamplingState
 
 if TYPE_CHECKING:
     from llama_engine.engine.sequence import Sequence
@@ -30,7 +30,7 @@ FAILED = -1
 """Token of a sequence whose logits are not finite."""
 
 _Processors = list[tuple[int, LogitsProcessor]]
-"""Batch indices and processors of the sequences that have a `LogitsProcessor`."""
+"""The processors of a batch's sequences, each with its sequence's place in the logits [batch, vocabulary]."""
 
 
 class Sampler:
@@ -47,7 +47,7 @@ class Sampler:
         self._guided: torch.Tensor | None = None
 
     def sample(
-        self, logits: torch.Tensor, elements: Elements, sequences: list[Sequence], features: SamplingFeatures
+        self, logits: torch.Tensor, indices: BatchIndices, sequences: list[Sequence], features: SamplingFeatures
     ) -> torch.Tensor:
         """Sample the next token of the sequences at these batch indices, and count it in their histories.
 
@@ -58,55 +58,55 @@ class Sampler:
         # Fill the guides' masks first: on a GPU the forward pass is still running, and the host fills them meanwhile.
         # On a CPU nothing overlaps, but a mask takes about 10 µs, less than handing it to another thread.
         processors = _processors(sequences) if features.processors else []
-        allowed = self._fill_guides(elements, processors)
+        allowed = self._fill_guides(indices, processors)
         raw = logits.float()
         # Log probabilities are of the raw logits.
         kept = raw if features.log_probs else None
-        logits = self.penalize(_bias(raw, processors, kept), elements, features)
+        logits = self.penalize(_bias(raw, processors, kept), indices, features)
         logits = self._mask(logits, sequences, processors, allowed, kept)
-        keys = to_device(torch.from_numpy(self.keys(elements, sequences)), self._device) if features.noise else None
-        tokens, finite = self._choose(logits, elements, features, keys)
+        keys = to_device(torch.from_numpy(self.keys(indices, sequences)), self._device) if features.noise else None
+        tokens, finite = self._choose(logits, indices, features, keys)
         if features.log_probs:
             _record_log_probs(raw, tokens, sequences)
-        return self._count(tokens, finite, elements, features)
+        return self._count(tokens, finite, indices, features)
 
-    def keys(self, elements: Elements, sequences: list[Sequence]) -> NDArray[np.int64]:
+    def keys(self, indices: BatchIndices, sequences: list[Sequence]) -> NDArray[np.int64]:
         """Return the random words for the next draw of the sequences at these batch indices: [batch, 2].
 
         They depend on the position in prompt and output together, so that a request that is continued elsewhere, as its
         prompt and the tokens so far, draws the same tokens.
         """
         positions = np.asarray([sequence.num_tokens for sequence in sequences], dtype=np.int64)
-        return position_keys(self._state.seeds[elements], positions)
+        return position_keys(self._state.seeds[indices], positions)
 
-    def penalize(self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures) -> torch.Tensor:
+    def penalize(self, logits: torch.Tensor, indices: BatchIndices, features: SamplingFeatures) -> torch.Tensor:
         """Return logits [batch, vocabulary] with the sequences' repetition, frequency and presence penalties."""
         if not features.repetition and not features.output_counts:
             return logits
         state = self._state
         if features.repetition:
-            repetition = state.column("repetition_penalty", elements)
-            seen = state.in_prompt[elements] | (state.counts[elements] > 0)
+            repetition = state.column("repetition_penalty", indices)
+            seen = state.in_prompt[indices] | (state.counts[indices] > 0)
             # Skip sequences with a penalty of 1: clamping would make infinite logits finite, and such a sequence must
             # fail regardless of the others' penalties.
             logits = penalize_repetition(logits, seen & (repetition != 1.0)[:, None], repetition)
         if features.output_counts:
-            frequency, presence = (state.column(f"{name}_penalty", elements) for name in ("frequency", "presence"))
-            logits = penalize_output(logits, state.counts[elements], frequency, presence)
+            frequency, presence = (state.column(f"{name}_penalty", indices) for name in ("frequency", "presence"))
+            logits = penalize_output(logits, state.counts[indices], frequency, presence)
         return logits
 
     def select(
-        self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures, keys: torch.Tensor | None
+        self, logits: torch.Tensor, indices: BatchIndices, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> torch.Tensor:
         """Return tokens [batch] sampled from penalized and masked logits, and count them.
 
         keys: random words, [batch, 2]. The kernels depend on shapes and `features` only, so that they can be captured
         in a CUDA graph.
         """
-        return self._count(*self._choose(logits, elements, features, keys), elements, features)
+        return self._count(*self._choose(logits, indices, features, keys), indices, features)
 
     def _choose(
-        self, logits: torch.Tensor, elements: Elements, features: SamplingFeatures, keys: torch.Tensor | None
+        self, logits: torch.Tensor, indices: BatchIndices, features: SamplingFeatures, keys: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sampled tokens, [batch], and whether each sequence's maximum logit is finite, [batch]."""
         best, tokens = _best(logits)
@@ -114,16 +114,16 @@ class Sampler:
         finite = best.isfinite()
         if features.noise:
             assert keys is not None, "a draw needs random words"
-            tokens = self._draw(logits, tokens, finite, elements, features, keys)
+            tokens = self._draw(logits, tokens, finite, indices, features, keys)
         return tokens, finite
 
     def _count(
-        self, tokens: torch.Tensor, finite: torch.Tensor, elements: Elements, features: SamplingFeatures
+        self, tokens: torch.Tensor, finite: torch.Tensor, indices: BatchIndices, features: SamplingFeatures
     ) -> torch.Tensor:
         """Count tokens [batch] in the histories; return them, with FAILED where `finite` [batch] is False."""
         selected = torch.where(finite, tokens, FAILED)
         if features.repetition or features.output_counts:
-            self._state.count(elements, tokens)
+            self._state.count(indices, tokens)
         return selected
 
     def _draw(
@@ -131,7 +131,7 @@ class Sampler:
         logits: torch.Tensor,
         tokens: torch.Tensor,
         finite: torch.Tensor,
-        elements: Elements,
+        indices: BatchIndices,
         features: SamplingFeatures,
         keys: torch.Tensor,
     ) -> torch.Tensor:
@@ -140,9 +140,9 @@ class Sampler:
         tokens: greedy tokens, [batch]. finite: [batch], bool; draws of other sequences are discarded.
         """
         state = self._state
-        temperature, top_p = state.column("temperature", elements), state.column("top_p", elements)
-        top_k, sampled = state.top_k[elements], temperature > 0
-        log_min_p = state.column("min_p", elements).log() if features.min_p else None
+        temperature, top_p = state.column("temperature", indices), state.column("top_p", indices)
+        top_k, sampled = state.top_k[indices], temperature > 0
+        log_min_p = state.column("min_p", indices).log() if features.min_p else None
         if on_cpu(logits):
             drawing = (sampled & finite).nonzero()[:, 0]
             if len(drawing) == len(logits):
@@ -164,12 +164,12 @@ class Sampler:
             warm = keep_top_k_top_p(warm, top_k, top_p)
         return torch.where(sampled, draw(warm, keys), tokens)
 
-    def _fill_guides(self, elements: Elements, processors: _Processors) -> torch.Tensor | None:
+    def _fill_guides(self, indices: BatchIndices, processors: _Processors) -> torch.Tensor | None:
         """Return the guides' bit masks on the device, [batch, ceil(vocabulary / 32)]; None if there is no guide.
 
         All bits are set for sequences without a guide.
         """
-        guided = [(index, processor) for index, processor in processors if processor.is_guided]
+        guided = [(place, processor) for place, processor in processors if processor.is_guided]
         if not guided:
             return None
         if self._guided is None:
@@ -177,11 +177,11 @@ class Sampler:
             self._guided = torch.empty(slots, words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         # Each sequence has its own buffer, because others of this step may still be copied asynchronously. The copies
         # of the previous step are done.
-        host = self._guided[elements]
+        host = self._guided[indices]
         bits = host.numpy()
         bits.fill(-1)
-        for index, processor in guided:
-            processor.fill(bits[index])
+        for place, processor in guided:
+            processor.fill(bits[place])
         return host.to(self._device, non_blocking=True)
 
     def _mask(
@@ -197,8 +197,8 @@ class Sampler:
         allowed: the guides' bit masks. kept: logits that must not change.
         """
         too_early = [
-            index
-            for index, sequence in enumerate(sequences)
+            place
+            for place, sequence in enumerate(sequences)
             if sequence.num_output_tokens < sequence.request.min_tokens
         ]
         if not too_early and not processors:
@@ -207,26 +207,26 @@ class Sampler:
             logits = logits.clone()
         if allowed is not None:
             logits.masked_fill_(forbidden(allowed, self._state.vocabulary), -torch.inf)
-        for index, processor in processors:
-            processor.mask(logits[index], index in too_early)
+        for place, processor in processors:
+            processor.mask(logits[place], place in too_early)
         # Logits processors mask the end tokens of their sequences themselves.
-        plain = [index for index in too_early if sequences[index].processor is None] if processors else too_early
+        plain = [place for place in too_early if sequences[place].processor is None] if processors else too_early
         if plain and len(self._end_tokens):
             logits[to_device(plain, self._device)[:, None], self._end_tokens] = -torch.inf
         return logits
 
 
 def _processors(sequences: list[Sequence]) -> _Processors:
-    return [(index, sequence.processor) for index, sequence in enumerate(sequences) if sequence.processor is not None]
+    return [(place, sequence.processor) for place, sequence in enumerate(sequences) if sequence.processor is not None]
 
 
 def _bias(logits: torch.Tensor, processors: _Processors, kept: torch.Tensor | None) -> torch.Tensor:
     """Add the sequences' biases to the logits; in place unless these are `kept`."""
-    biased = [(index, processor) for index, processor in processors if processor.has_bias]
+    biased = [(place, processor) for place, processor in processors if processor.has_bias]
     if biased and logits is kept:
         logits = logits.clone()
-    for index, processor in biased:
-        processor.bias(logits[index])
+    for place, processor in biased:
+        processor.bias(logits[place])
     return logits
 
 
@@ -235,12 +235,12 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
 
     logits: [batch, vocabulary], raw. tokens: [batch]. Repeatable: a second call replaces the values of the first.
     """
-    elements = [index for index, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
-    if elements:
-        top = [sequences[index].request.num_logprobs or 0 for index in elements]
-        indices = to_device(elements, logits.device)
-        for index, log_probs in zip(elements, log_probs_of(logits[indices], tokens[indices], top), strict=True):
-            sequences[index].next_log_probs = log_probs
+    requesting = [place for place, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
+    if requesting:
+        top = [sequences[place].request.num_logprobs or 0 for place in requesting]
+        places = to_device(requesting, logits.device)
+        for place, log_probs in zip(requesting, log_probs_of(logits[places], tokens[places], top), strict=True):
+            sequences[place].next_log_probs = log_probs
 
 
 def failure_of(sequence: Sequence) -> RequestError:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p")
 
-Elements = slice | list[int]
-"""Batch indices: a slice, whose views of the state can be captured in a CUDA graph, or each one."""
+BatchIndices = slice | list[int]
+"""Indices into the batch: a slice, whose views of the state can be captured in a CUDA graph, or each one."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class SamplingState:
         """Number of occurrences of each token in the completion, for sequences with penalties: [batch, vocabulary]."""
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
-    def column(self, name: str, elements: Elements) -> torch.Tensor:
-        """Return the values of one of _PARAMETERS for these batch elements, [batch]."""
-        return self.parameters[elements, _PARAMETERS.index(name)]
+    def column(self, name: str, indices: BatchIndices) -> torch.Tensor:
+        """Return the values of one of _PARAMETERS for these batch indices, [batch]."""
+        return self.parameters[indices, _PARAMETERS.index(name)]
 
-    def count(self, elements: Elements, tokens: torch.Tensor) -> None:
-        """Count a token of each of these batch elements, [batch], in their completions."""
-        if isinstance(elements, slice):
+    def count(self, indices: BatchIndices, tokens: torch.Tensor) -> None:
+        """Count a token, [batch], at each of these batch indices in its completion."""
+        if isinstance(indices, slice):
             ones = torch.ones_like(tokens[:, None], dtype=torch.int32)
-            self.counts[elements].scatter_add_(1, tokens[:, None], ones)
+            self.counts[indices].scatter_add_(1, tokens[:, None], ones)
         else:
-            self.counts[elements, tokens] += 1
+            self.counts[indices, tokens] += 1
 
     @staticmethod
     def bytes_for(slots: int, vocabulary: int) -> int:

@@ -95,7 +95,7 @@ class Integer(_Range):
 
 @dataclass(frozen=True)
 class Real(_Range):
-    """A finite number in [low, high], greater than `above`."""
+    """A finite number in [low, high], greater than `above`, or such a number as text."""
 
     noun = "a finite number"
 

@@ -8,7 +8,8 @@
   is missing; the warning is dropped.
 
 Import this module before any other that imports torch. bitsandbytes and transformers' modelling code, which bring in
-TorchDynamo (2 s), are imported by `model.transformers_reader` alone: on a CPU, float and INT8 checkpoints need neither.
+TorchDynamo (2 s), are imported by `model.transformers_reader` alone, and bitsandbytes by `kernels.gpu.exact_int8`, too:
+on a CPU, float and INT8 checkpoints need neither.
 """
 
 from __future__ import annotations

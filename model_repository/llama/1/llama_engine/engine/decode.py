@@ -55,7 +55,7 @@ class DecodeBatch:
         return len(self.sequences)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences with cached tokens at the next indices: PREFILL → DECODE.
+        """Add sequences whose tokens are computed at the next indices: PREFILL → DECODE.
 
         Errors of the device are passed on; the batch is then unchanged.
         """
@@ -142,10 +142,11 @@ class DecodeStep:
         return tokens
 
     def verify(self) -> tuple[list[int], torch.Tensor] | None:
-        """Sample once more for the sequences whose last token was guessed; return batch indices and tokens, [batch].
+        """Sample once more for the sequences whose last token was guessed.
 
-        Call it after the last tokens were appended, until it returns None: no guess was right. Guesses that can't be
-        sampled from are given up, and the next step computes these tokens.
+        Returns their batch indices, and their tokens in that order, [batch]. Call it after the last tokens were
+        appended, until it returns None: no guess was right. Guesses that can't be sampled from are given up, and the
+        next step computes these tokens.
         """
         going = {sequence: draft for sequence, draft in self._open.items() if draft.goes_on(sequence)}
         self._open = going

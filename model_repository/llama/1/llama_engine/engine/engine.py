@@ -142,7 +142,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, on_first_tokens: Callable[[], None] = lambda: None) -> StepResult:
-        """Prefill prompts within the budget, then sample the next token of every sequence whose prompt is cached.
+        """Prefill prompts within the budget, then sample the next token of every sequence whose prompt is computed.
 
         on_first_tokens: called on a CPU when new sequences have their first tokens and the others have not.
 
@@ -227,7 +227,7 @@ class Engine:
             )
 
     def _prefill_prompts(self) -> list[torch.Tensor]:
-        """Run a prefill pass and add completely cached prompts to the batch; return their last hidden states."""
+        """Run a prefill pass and add completely computed prompts to the batch; return their last hidden states."""
         prefilled = self._prefill.step()
         self._result.prefill_tokens = prefilled.tokens
         self._result.finished += prefilled.finished

@@ -102,7 +102,7 @@ class KvEvents:
         return dropped
 
     def close(self) -> None:
-        """Send what is pending, and end the thread."""
+        """Send what is pending, and end the thread; wait at most CLOSE_SECONDS for it."""
         self._closing = True
         self._thread.join(CLOSE_SECONDS)
 

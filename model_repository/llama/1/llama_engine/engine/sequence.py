@@ -208,7 +208,7 @@ class Sequence:
                 self.status = Status.PREFILL
         self.pooled = None
         if self.scored_from is not None:
-            # The log probabilities of partly cached tokens will be computed again.
+            # The log probabilities of the tokens so far will be computed again.
             self.prompt_log_probs, self.log_probs, self.cum_log_probs = [], [], []
 
     def start_decoding(self) -> None:

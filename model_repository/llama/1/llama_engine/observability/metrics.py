@@ -130,6 +130,7 @@ ACCEPTED_DRAFT_TOKENS = Metric(
     values=DRAFT_SOURCES,
 )
 PAGE_STATES = ("used", "cached", "free")
+"""States of a page: used are those that `PagePool` calls held, cached its idle ones."""
 KV_CACHE_PAGES = Metric(
     "llama_kv_cache_pages",
     "gauge",

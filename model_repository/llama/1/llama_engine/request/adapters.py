@@ -49,8 +49,8 @@ def adapters_json(adapters: Iterable[Adapter]) -> str:
 def requested_adapter(request: RequestParameters, element: RawElement, adapters: Sequence[Adapter]) -> Adapter | None:
     """Return the adapter that a request names; None is the base model. adapters: the loaded ones.
 
-    Raises InvalidRequest if none of them has the name or the number, and OtherAdapter if its digest is another one than
-    the request's.
+    Raises InvalidRequest if none of them has the name or the number, if these are of two adapters, and for a digest
+    without either; OtherAdapter if the adapter's digest is another one than the request's.
     """
     by_name = _find(element, "lora_name", request.lora_name, {adapter.name: adapter for adapter in adapters})
     numbered = {adapter.number: adapter for adapter in adapters if adapter.number}

@@ -57,11 +57,13 @@ class GenerationDefaults:
     def from_config(
         cls, config: GenerationConfig, default_max_tokens: int, end_tokens: Mapping[int, str], vocabulary: int
     ) -> GenerationDefaults:
-        """Read a checkpoint's generation config. Raises CheckpointError for a value outside a parameter's bound.
+        """Read a checkpoint's generation config.
+
+        Raises CheckpointError for a value outside a parameter's bound and for a suppressed token beyond the vocabulary.
 
         default_max_tokens: the setting. end_tokens: see `find_end_tokens`. vocabulary: number of token ids. With
-        `do_sample: false`, the default of generation configs, the temperature is 0, whatever temperature the config
-        has.
+        `do_sample: false`, the default of generation configs, the temperature is 0, and the config's temperature,
+        top_k, top_p and min_p don't apply.
         """
         # With do_sample, a missing temperature is 1, as in transformers.
         missing: dict[str, object] = {"max_tokens": default_max_tokens, "temperature": 1.0}

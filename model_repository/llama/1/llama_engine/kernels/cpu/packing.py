@@ -219,7 +219,10 @@ def pack_head(kernels: CpuKernels, architecture: Architecture, head: LinearWeigh
 
 
 def output_scale(architecture: Architecture) -> float:
-    """Return the factor in the packed layers attention_output and down: the residual scale, which norms after have."""
+    """Return the factor in the packed layers attention_output and down.
+
+    It is the residual scale, or 1 where a norm after the layer takes it instead.
+    """
     return 1.0 if architecture.norm_after else architecture.residual_scale
 
 

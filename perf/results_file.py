@@ -1,7 +1,9 @@
-"""A result's file: what was measured, on what, with what.
+"""A result's file: what was measured, on what, with what; a line for each section, earlier run and measurement.
 
 {"kind": "bench", "date": …, "command": …, "machine": {commit, device, cores, versions, …}, "settings": {…},
- "measurements": {key: {…}, …}, … sections of its own}
+ "runs": {date: {command, machine, …}, …}, "measurements": {key: {…}, …}, … sections of its own}
+
+A measurement of an earlier run has its date as `run`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class Results:
     """One run's results, written to FILE.partial after every measurement; `finish` makes that the file.
 
     The last complete result stays until there is another one. merge: its measurements stay too, where this run makes no
-    other of the same key, if settings and device are the same; each then has the run it was made by.
+    other of the same key, if settings and device are the same.
     """
 
     def __init__(self, path: Path, kind: str, settings: Mapping[str, Any], command: str, merge: bool = False) -> None:
@@ -34,14 +36,16 @@ class Results:
             "command": command,
             "machine": environment.describe(),
             "settings": dict(settings),
+            "runs": {},
             "measurements": {},
         }
         if merge and path.exists():
             last = json.loads(path.read_text())
-            run = {name: last[name] for name in ("date", "command", "machine")}
-            same = last["settings"] == dict(settings) and last["machine"]["device"] == environment.device()
-            for key, measurement in last["measurements"].items() if same else ():
-                self._content["measurements"][key] = {"run": run, **measurement}
+            if last["settings"] == dict(settings) and last["machine"]["device"] == environment.device():
+                run = {name: last[name] for name in ("date", "command", "machine")}
+                self._content["runs"] = {**last["runs"], run["date"]: run}
+                for key, measurement in last["measurements"].items():
+                    self._content["measurements"][key] = {"run": run["date"], **measurement}
 
     @property
     def measurements(self) -> Mapping[str, Mapping[str, Any]]:
@@ -65,7 +69,16 @@ class Results:
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._partial.write_text(json.dumps(self._content, indent=1) + "\n")
+        named = {each.get("run") for each in self.measurements.values()}
+        runs = {date: run for date, run in self._content["runs"].items() if date in named}
+        text = _lines({**self._content, "runs": runs}, "runs", "measurements")
+        self._partial.write_text(f"{text}\n")
+
+
+def _lines(values: Mapping[str, Any], *opened: str) -> str:
+    """Return a JSON object with a line for each value; a value of the names `opened` has such lines of its own."""
+    texts = {name: _lines(value) if name in opened else json.dumps(value) for name, value in values.items()}
+    return "{" + ",".join(f"\n{json.dumps(name)}: {text}" for name, text in texts.items()) + "\n}"
 
 
 Row = Mapping[str, Any]

@@ -117,7 +117,7 @@ def conditions(result: Result) -> list[str]:
         f"{machine['device']}{cores}; {settings['model']}; Python {machine['python']}, {versions}; "
         f"{_version(result.content)} writes `{result.file}`."
     )
-    earlier = [(_version(row["run"]), row["title"]) for row in rows if "run" in row]
+    earlier = [(_version(result.content["runs"][row["run"]]), row["title"]) for row in rows if "run" in row]
     for run in dict.fromkeys(run for run, _ in earlier):
         titles = dict.fromkeys(title for other, title in earlier if other == run)
         notes.append(f"Of another run, {', '.join(titles)}: {run}.")

@@ -1,6 +1,6 @@
 """Two Tritons behind Envoy: sessions keep their replica, and a death reaches no client.
 
-Restarts, and answers that go on elsewhere, are in tests/perf/test_killed_tritons.py. The last test leaves one
+Restarts, and answers that go on elsewhere, are in tests/perf/test_resumption.py. The last test leaves one
 Triton dead.
 """
 

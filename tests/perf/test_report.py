@@ -33,8 +33,9 @@ def test_a_measurement_that_did_not_run_has_its_reason_and_no_row() -> None:
 
 
 def test_a_measurement_of_an_earlier_run_has_that_runs_command() -> None:
-    run = {**changed().content, "command": "make bench BENCH='--servers naive'"}
-    text = markdown(changed(run=run), article)
+    result = changed(run="yesterday")
+    result.content["runs"]["yesterday"] = {**result.content, "command": "make bench BENCH='--servers naive'"}
+    text = markdown(result, article)
     assert "- Of another run, naive FP16: " in text
     assert "`make bench BENCH='--servers naive'`." in text
 

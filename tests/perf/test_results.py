@@ -56,9 +56,10 @@ def test_a_merged_run_keeps_measurements_of_the_same_settings(setting: int, kept
         results = Results(tmp_path / "it.json", "made_up", settings, f"make {number}", merge=True)
         results.add(key, {"value": number})
         results.finish()
-    measurements = json.loads((tmp_path / "it.json").read_text())["measurements"]
-    assert list(measurements) == kept
-    assert [each["run"]["command"] for each in measurements.values() if "run" in each] == ["make 0"] * (len(kept) - 1)
+    content = json.loads((tmp_path / "it.json").read_text())
+    assert list(content["measurements"]) == kept
+    runs = [each["run"] for each in content["measurements"].values() if "run" in each]
+    assert [content["runs"][run]["command"] for run in runs] == ["make 0"] * (len(kept) - 1)
 
 
 def test_the_command_has_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

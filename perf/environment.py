@@ -60,9 +60,10 @@ class StealTime:
 
 
 def memory_of(pid: int) -> tuple[str, float]:
-    """Return the memory in use and its kind, in MiB: VRAM of the whole GPU, else the PSS of a process's family.
+    """Return the kind of memory and the MiB in use: with a GPU all VRAM in use on it, whatever the process; else PSS.
 
-    PSS: proportional set size, in which shared pages count once. Raises psutil.NoSuchProcess.
+    PSS: the proportional set size of the process's family, in which shared pages count once. Raises
+    psutil.NoSuchProcess.
     """
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()

@@ -3,7 +3,7 @@
 vLLM runs in BF16 on a CPU and in FP16 on a GPU. Its INT8 is W8A8: weights per channel, activations per token, head and
 KV cache in its floats. Its cache holds as many tokens as ours: 32 sequences, each as long as the model allows.
 OpenVINO's INT8 is what its exporter makes, and its plugin's defaults. `make bench-vllm bench-llama-cpp bench-openvino`
-installs them.
+installs them. `perf/bench/cases.py` says which case runs which server.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from client.peers import HOST, receive_request, send_chunk, send_head, server
-from frontend.fake_server import fake_triton
+from frontend.fake_triton_grpc import fake_triton
 from triton_llama import AsyncLlamaClient, Chunk, Completion, LlamaClient, TritonLlamaError
 from triton_llama.address import Protocol
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 from client.peers import HOST
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from grpc import StatusCode
 from triton_llama.cli import main
 from triton_llama.tensors import Value

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from client.peers import HOST
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from grpc import StatusCode
 from triton_llama import AsyncLlamaClient, LlamaClient, ServerError
 

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from client.batch_files import BODIES, line, read, write
 from frontend.endpoints import Endpoint, endpoint
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from triton_llama.batch.progress import Progress
 from triton_llama.cli import main
 

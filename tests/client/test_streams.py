@@ -11,8 +11,8 @@ import grpc
 import pytest
 from client.peers import HOST, answer_with, receive_request, send_chunk, send_head, server
 from client.streaming import Stream, both_clients, both_protocols, event, stream, stream_server
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from triton_llama import (
     AsyncLlamaClient,
     Completion,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from frontend.descriptions import description_of
 from frontend.endpoints import Endpoint, Serve, endpoint
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from model_families import FAMILIES
 
 

@@ -1,6 +1,6 @@
 """A Triton whose model `llama` behaves like the product's: real sockets, the same inputs and outputs, no weights.
 
-What it answers is here; `fake_server` sends it, or fails as the fields here say.
+What it answers is here; `fake_triton_grpc` sends it, or fails as the fields here say.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frontend.model_messages import ModelRequest, Token, add_output, embedding_r
 from tritonclient.grpc import service_pb2 as messages
 
 if TYPE_CHECKING:
-    from frontend.fake_server import Server
+    from frontend.fake_triton_grpc import Server
 
 DRAFT_TOKENS = ("num_accepted_draft_tokens", "num_rejected_draft_tokens")
 

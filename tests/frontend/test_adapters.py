@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from frontend.endpoints import HOST, Endpoint, Json, check_refusal, endpoint, error_of
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from httpx import Response
 
 GAUGE = 'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="{}",waiting_lora_adapters="{}"}}'

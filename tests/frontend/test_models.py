@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from frontend.descriptions import changed
 from frontend.endpoints import HOST, Endpoint, check_refusal, endpoint, error_of, text_of
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from httpx import Response
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from end_to_end.browser.chromium import MissingError, chromium
 from frontend.endpoints import Endpoint, endpoint
-from frontend.fake_server import fake_triton
 from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect
 
 FAILED_REQUEST = "Failed to load resource:"

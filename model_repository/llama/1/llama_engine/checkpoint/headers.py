@@ -35,7 +35,7 @@ class CheckpointHeaders(NamedTuple):
     @property
     def folder(self) -> Path:
         """The folder of the checkpoint's files."""
-        return self.saved.folder if self.gguf is None else self.gguf.path.parent
+        return self.saved.source if self.gguf is None else self.gguf.path.parent
 
     def read_tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the folder, or of the GGUF file. Raises CheckpointError."""
@@ -77,6 +77,6 @@ def _is_base_model(config: PreTrainedConfig, saved: SavedTensors, name: str) -> 
             raise CheckpointError(f"{name}: architectures has {show(other)}, which this engine doesn't know; {served}")
     if config.tie_word_embeddings or any(tensor.startswith(f"{HEAD}.") for tensor in saved):
         return False
-    if (saved.folder / MODULES).exists():
+    if (saved.source / MODULES).exists():
         return all(other.endswith(("Model", "ForCausalLM")) for other in names)
     return bool(names) and all(other.endswith("Model") for other in names)

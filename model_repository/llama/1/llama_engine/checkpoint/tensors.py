@@ -60,7 +60,8 @@ class SavedTensors(Mapping[str, SavedTensor]):
         """Read the headers of all files. Raises CheckpointError if there are none or one is invalid."""
         if not weight_files(folder):
             raise CheckpointError(f"can't load {folder}: {weights_advice(folder)}")
-        self.folder = folder
+        self.source = folder
+        """The folder, or the GGUF file, that errors name."""
         self._headers = {name: SavedTensor(path, *header) for name, (path, header) in read_headers(folder).items()}
         if not any(name.startswith("model.") for name in self._headers):
             self._headers = {

@@ -183,19 +183,19 @@ class WeightReader:
 
     def _check(self) -> None:
         """Check shapes and dtypes of the tensors to read, and log those that are not read."""
-        saved, folder = self._saved, self._saved.folder
+        saved, source = self._saved, self._saved.source
         expected, in_floats = self._expected_tensors()
         absent = sorted(
             name for name, tensor in expected.items() if name not in saved or saved[name].shape != tensor.shape
         )
         if absent:
             raise CheckpointError(
-                f"{folder} lacks {len(absent)} weights or has them in another shape, first {absent[0]}"
+                f"{source} lacks {len(absent)} weights or has them in another shape, first {absent[0]}"
             )
         for name, tensor in sorted(expected.items()):
             if saved[name].dtype not in tensor.dtypes:
                 dtype = show(saved[name].dtype)
-                raise CheckpointError(f"{folder} has {name} in {dtype}, not in {', '.join(tensor.dtypes)}")
+                raise CheckpointError(f"{source} has {name} in {dtype}, not in {', '.join(tensor.dtypes)}")
         if self._quantized is not None and in_floats:
             _log.warning(
                 "%d linear layers are saved in floats and quantized now, first %s", len(in_floats), min(in_floats)

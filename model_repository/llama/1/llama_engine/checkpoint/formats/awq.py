@@ -39,11 +39,11 @@ class Awq:
         self._saved, self._linears = saved, GroupedLinears(saved)
         bits = config.get("bits", config.get("w_bit"))
         if bits != _BITS:
-            raise CheckpointError(f"{saved.folder}: bits is {bits!r}; this engine reads AWQ's {_BITS}")
+            raise CheckpointError(f"{saved.source}: bits is {bits!r}; this engine reads AWQ's {_BITS}")
         layout = config.get("version") or config.get("checkpoint_format") or config.get("format") or "gemm"
         layout = "llm-awq" if config.get("backend") == "llm-awq" else str(layout).lower()
         if layout != "gemm":
-            raise CheckpointError(f"{saved.folder}: version is {layout!r}; this engine reads AWQ's gemm")
+            raise CheckpointError(f"{saved.source}: version is {layout!r}; this engine reads AWQ's gemm")
         self._size = read_group_size(saved, config, "q_group_size" if "q_group_size" in config else "group_size")
         self._has_zeros = bool(config.get("zero_point", True))
 

@@ -37,9 +37,9 @@ class BitsandbytesInt8:
         layout = f"{linear.name}.weight_format"
         if layout in self._saved:
             if (shape := self._saved[layout].shape) not in ((), (1,)):
-                raise CheckpointError(f"{self._saved.folder} has {layout} in shape {shape}, not one number")
+                raise CheckpointError(f"{self._saved.source} has {layout} in shape {shape}, not one number")
             if (number := self._saved.read(layout).item()) != _ROW_FORMAT:
-                raise CheckpointError(f"{self._saved.folder} has {layout} {number}, not {_ROW_FORMAT}: rows")
+                raise CheckpointError(f"{self._saved.source} has {layout} {number}, not {_ROW_FORMAT}: rows")
             tensors[layout] = Expected(shape, (self._saved[layout].dtype,))
         return tensors
 

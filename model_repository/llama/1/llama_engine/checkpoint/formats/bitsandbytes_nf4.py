@@ -41,7 +41,7 @@ class BitsandbytesNf4:
         state = f"{name}{_STATE}"
         scales = self._saved[f"{name}.absmax"].shape
         if scales not in [(-(-weights // block),) for block in _BLOCKS]:
-            raise CheckpointError(f"{self._saved.folder} has {name}.absmax in shape {scales}, which fits no block size")
+            raise CheckpointError(f"{self._saved.source} has {name}.absmax in shape {scales}, which fits no block size")
         tensors = {
             name: Expected((-(-weights // 2), 1), ("U8",)),
             f"{name}.absmax": Expected(scales, ("F32", "U8")),
@@ -65,10 +65,10 @@ class BitsandbytesNf4:
             fits = fields["quant_type"] == "nf4" and fields["shape"] == [*linear.shape]
             fits = fits and all(block > 0 and -(-weights // block) == count for weights, block, count in blocks)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{self._saved.folder} has {name}{_STATE}: {one_line(error)}") from error
+            raise CheckpointError(f"{self._saved.source} has {name}{_STATE}: {one_line(error)}") from error
         if not fits:
             raise CheckpointError(
-                f"{self._saved.folder} has {name}{_STATE} {show(fields)}, not that of {linear.shape} weights with "
+                f"{self._saved.source} has {name}{_STATE} {show(fields)}, not that of {linear.shape} weights with "
                 f"{scales} scales"
             )
 
@@ -77,4 +77,4 @@ class BitsandbytesNf4:
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Raises CheckpointError: the products take integers."""
-        raise CheckpointError(f"{self._saved.folder} has {linear.name} in NF4")
+        raise CheckpointError(f"{self._saved.source} has {linear.name} in NF4")

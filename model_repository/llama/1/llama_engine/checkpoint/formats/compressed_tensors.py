@@ -53,7 +53,7 @@ class CompressedTensors:
     def __init__(self, saved: SavedTensors, config: Mapping[str, Any]) -> None:
         """Raises CheckpointError for a sparse, transformed or otherwise unsupported checkpoint."""
         self._saved, self._linears = saved, GroupedLinears(saved)
-        weights = weight_options(saved.folder, config)
+        weights = weight_options(saved.source, config)
         sizes = {read_group_size(saved, scheme) for scheme in weights if scheme.get("group_size")}
         self._sizes = sorted(sizes | {-1})
         blocks = [read_block(saved, "block_structure", scheme["block_structure"]) for scheme in weights
@@ -133,7 +133,7 @@ class CompressedTensors:
             if packed.shape == (linear.shape[0], packed_length(linear.shape[1], bits)):
                 return bits
         raise CheckpointError(
-            f"{self._saved.folder} has {linear.name}.weight_packed in shape {packed.shape}, which isn't that of "
+            f"{self._saved.source} has {linear.name}.weight_packed in shape {packed.shape}, which isn't that of "
             f"{linear.shape} integers of 4 or 8 bits"
         )
 
@@ -144,7 +144,7 @@ class CompressedTensors:
         shape = self._saved[name].shape if name in self._saved else per_channel
         if prod(shape) == 1 or shape == (outputs,) or shape in [(outputs, group_count(inputs, n)) for n in self._sizes]:
             return shape
-        raise CheckpointError(f"{self._saved.folder} has {name} in shape {shape}, not per tensor, channel or group")
+        raise CheckpointError(f"{self._saved.source} has {name} in shape {shape}, not per tensor, channel or group")
 
     def _per_channel(self, linear: SavedLinear, values: torch.Tensor) -> torch.Tensor:
         """Return scales or zero points as [out, groups]: those per tensor or per channel are one group each."""
@@ -157,7 +157,7 @@ class CompressedTensors:
             return lambda rows: self._saved.read(f"{linear.name}.weight", rows)
         shape = tuple(self._saved.read(f"{linear.name}.weight_shape").tolist())
         if shape != linear.shape:
-            raise CheckpointError(f"{self._saved.folder} has {shape} in {linear.name}.weight_shape, not {linear.shape}")
+            raise CheckpointError(f"{self._saved.source} has {shape} in {linear.name}.weight_shape, not {linear.shape}")
         name, bits = f"{linear.name}.weight_packed", self._bits(linear)
         return lambda rows: unpack(self._saved.read(name, rows), bits)[:, : linear.shape[1]]
 
@@ -173,7 +173,7 @@ class CompressedTensors:
         # Both bounds fit int8.
         if len(outside := zeros[(zeros < -limit) | (zeros > limit - 1)]):
             raise CheckpointError(
-                f"{self._saved.folder} has zero point {int(outside[0])} in {name}, not {-limit} to {limit - 1}"
+                f"{self._saved.source} has zero point {int(outside[0])} in {name}, not {-limit} to {limit - 1}"
             )
         return zeros
 

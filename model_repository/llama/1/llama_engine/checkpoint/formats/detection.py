@@ -40,5 +40,5 @@ def linear_format(saved: SavedTensors, quantization: Mapping[str, Any] | None) -
         return None
     method = quantization.get("quant_method", "bitsandbytes")
     if method not in FORMATS:
-        raise CheckpointError(f"{saved.folder} is quantized with {method!r}; this engine reads {', '.join(FORMATS)}")
+        raise CheckpointError(f"{saved.source} is quantized with {method!r}; this engine reads {', '.join(FORMATS)}")
     return FORMATS[method](saved, quantization)

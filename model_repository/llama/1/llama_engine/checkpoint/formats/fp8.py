@@ -39,7 +39,7 @@ def read_block(saved: SavedTensors, key: str, value: object) -> Block:
     match value:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
-    raise CheckpointError(f"{saved.folder}: {key} is {value!r}, not the rows and columns of a block")
+    raise CheckpointError(f"{saved.source}: {key} is {value!r}, not the rows and columns of a block")
 
 
 class Fp8:
@@ -83,10 +83,10 @@ class Fp8:
             floats = self._saved.read(name, rows).float()
             factors = scales[torch.arange(rows.start, rows.stop) // height].repeat_interleave(width, 1)[:, :columns]
             if not floats.isfinite().all():
-                raise CheckpointError(f"{self._saved.folder} has a weight in {name} that is NaN")
+                raise CheckpointError(f"{self._saved.source} has a weight in {name} that is NaN")
             if not factors.all() and floats[factors == 0].any():
                 raise CheckpointError(
-                    f"{self._saved.folder} has a scale of 0 for weights of {linear.name} that aren't 0"
+                    f"{self._saved.source} has a scale of 0 for weights of {linear.name} that aren't 0"
                 )
             weight[rows], channel_scales[rows] = quantize_per_channel(floats * factors)
 
@@ -108,7 +108,7 @@ class Fp8:
         for height, width in self._blocks:
             if shape == (-(-rows // height), -(-columns // width)):
                 return height, width
-        raise CheckpointError(f"{self._saved.folder} has {name} in shape {shape}, not per tensor, channel or block")
+        raise CheckpointError(f"{self._saved.source} has {name} in shape {shape}, not per tensor, channel or block")
 
 
 def fp8(saved: SavedTensors, config: Mapping[str, Any]) -> Fp8:

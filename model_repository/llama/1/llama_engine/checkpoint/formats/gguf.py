@@ -24,7 +24,7 @@ class GgufBlocks:
     def __init__(self, saved: SavedTensors) -> None:
         """Raise CheckpointError if the tensors aren't those of a GGUF file."""
         if not isinstance(saved, GgufTensors):
-            raise CheckpointError(f"{saved.folder} is quantized with 'gguf' and has no GGUF file")
+            raise CheckpointError(f"{saved.source} is quantized with 'gguf' and has no GGUF file")
         self._saved = saved
 
     def has(self, linear: SavedLinear) -> bool:
@@ -61,5 +61,5 @@ class GgufBlocks:
 
         for_each_block(row_blocks(rows, columns), convert)
         if not scales.isfinite().all() or (offsets is not None and not offsets.isfinite().all()):
-            raise CheckpointError(f"{self._saved.folder}: {name} has scales that aren't finite")
+            raise CheckpointError(f"{self._saved.source}: {name} has scales that aren't finite")
         return LinearWeight(weight, scales, None, offsets, groups.bits)

@@ -47,9 +47,9 @@ class Gptq:
         layout, bits = config.get("checkpoint_format") or config.get("format") or "gptq", config.get("bits")
         if layout not in _ONES:
             known = ", ".join(_ONES)
-            raise CheckpointError(f"{saved.folder}: checkpoint_format is {layout!r}; this engine reads {known}")
+            raise CheckpointError(f"{saved.source}: checkpoint_format is {layout!r}; this engine reads {known}")
         if bits not in BITS:
-            raise CheckpointError(f"{saved.folder}: bits is {bits!r}; this engine reads GPTQ's 4 and 8")
+            raise CheckpointError(f"{saved.source}: bits is {bits!r}; this engine reads GPTQ's 4 and 8")
         self._ones, self._bits, self._size = _ONES[layout], int(bits), read_group_size(saved, config)
         self._overridden = bool(config.get("dynamic"))
         self._symmetric, self._ordered = bool(config.get("sym")), bool(config.get("desc_act"))

@@ -59,7 +59,7 @@ def read_group_size(saved: SavedTensors, config: Mapping[str, Any], key: str = "
     """Return a quantization config's group size; -1 is one group per channel. Raises CheckpointError for others."""
     size = config.get(key, 128)
     if not isinstance(size, int) or size < -1 or size == 0:
-        raise CheckpointError(f"{saved.folder}: {key} is {size!r}, not a number of columns or -1")
+        raise CheckpointError(f"{saved.source}: {key} is {size!r}, not a number of columns or -1")
     return size
 
 
@@ -80,7 +80,7 @@ def read_groups(saved: SavedTensors, name: str, count: int) -> torch.Tensor:
     """Return the saved group of each column. Raises CheckpointError for one that isn't among the `count` groups."""
     groups = saved.read(name).long()
     if len(outside := groups[(groups < 0) | (groups >= count)]):
-        raise CheckpointError(f"{saved.folder} has group {int(outside[0])} in {name}, not 0 to {count - 1}")
+        raise CheckpointError(f"{saved.source} has group {int(outside[0])} in {name}, not 0 to {count - 1}")
     return groups
 
 
@@ -102,7 +102,7 @@ class GroupedLinears:
     """Makes the linear layers of one checkpoint, and logs once that some are requantized."""
 
     def __init__(self, saved: SavedTensors) -> None:
-        self._folder, self._logged = saved.folder, False
+        self._source, self._logged = saved.source, False
 
     def linear(self, saved: GroupedIntegers) -> LinearWeight:
         """Return a layer without its bias: per channel for 8-bit integers with a scale each, else in groups.
@@ -157,4 +157,4 @@ class GroupedLinears:
     def _check_zero_scales(self, saved: GroupedIntegers, rows: slice, integers: torch.Tensor) -> None:
         scales = saved.scales[rows]
         if not scales.all() and (saved.differences(rows, integers)[scales[:, saved.groups] == 0] != 0).any():
-            raise CheckpointError(f"{self._folder} has a scale of 0 for weights of {saved.name} that aren't 0")
+            raise CheckpointError(f"{self._source} has a scale of 0 for weights of {saved.name} that aren't 0")

@@ -98,7 +98,7 @@ def read_scales(saved: SavedTensors, name: str) -> torch.Tensor:
     scales = saved.read(name).float()
     # NaN compares false.
     if not (scales.abs() <= MAX_SCALE).all():
-        raise CheckpointError(f"{saved.folder} has a scale in {name} that is NaN or larger than {MAX_SCALE:.0e}")
+        raise CheckpointError(f"{saved.source} has a scale in {name} that is NaN or larger than {MAX_SCALE:.0e}")
     return scales
 
 

@@ -33,7 +33,7 @@ class GgufTensors(SavedTensors):
     def __init__(self, file: GgufFile, architecture: Architecture) -> None:
         """Raise CheckpointError for a tensor that isn't the architecture's or has an unsupported type."""
         # The base class's __init__ isn't called: it reads safetensors.
-        self.folder = file.path
+        self.source = file.path
         self._head_dim = file.head_dim if file.architecture in INTERLEAVED else None
         self._tensors: dict[str, GgufTensor] = {}
         self._headers = {}

@@ -57,7 +57,7 @@ def _run(engine: Engine, responder: Responder, every: int = 1) -> None:
         engine.step()
         steps += 1
         for sequence in list(inside):
-            chunk = sequence.chunks.next() if sequence.context.stream else None
+            chunk = sequence.chunk_cutter.next() if sequence.context.stream else None
             events += [] if chunk is None else [chunk]
             if sequence.result is not None:
                 events.append(sequence.result)
@@ -195,7 +195,7 @@ def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDeco
     for sequence in responder.sequences:
         decoder.engine.add(sequence)
     decoder.engine.step()
-    chunks = [chunk for sequence in responder.sequences if (chunk := sequence.chunks.next()) is not None]
+    chunks = [chunk for sequence in responder.sequences if (chunk := sequence.chunk_cutter.next()) is not None]
     responder.send([*chunks, Cancelled("gone")])
     responder.send([Cancelled("gone, too")])
     assert [final for _, final in request.sent] == [False] * len(chunks) + [True]

@@ -45,14 +45,14 @@ def test_a_chunk_has_the_text_that_is_certain_once_its_interval_is_over(
     request = GenerationRequest(PROMPT, (1, 5, 6), **values)  # type: ignore[arg-type]  # values are fields
     checker = Detokenizer(min_tokens=0, max_tokens=len(tokens) + stops, stop_words=[b"!", b"?!"], end_tokens=(2,))
     sequence = Sequence(request, checker, stream_interval=interval)
-    assert sequence.chunks.next() is None
+    assert sequence.chunk_cutter.next() is None
     made = []
     for token in tokens:
         sequence.append(7, token)
-        made.append(sequence.chunks.next())
+        made.append(sequence.chunk_cutter.next())
         now += 0.0101
     assert made == [None if chunk is None else Chunk(*chunk) for chunk in chunks]
-    assert sequence.chunks.next() is None
+    assert sequence.chunk_cutter.next() is None
     text = "".join(chunk.text for chunk in made if chunk is not None)
     reason, stop_reason = ("stop", "!") if stops else ("length", "")
     assert sequence.result == sequence.completion() == Completion(text, reason, 3, len(tokens), stop_reason)

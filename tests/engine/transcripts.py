@@ -59,7 +59,7 @@ def transcripts(engine: Engine, requests: Iterable[GenerationRequest]) -> list[T
         assert_consistent(engine)
         preempted.update(sequence for sequence in had_pages if not (sequence.pages or sequence.result))
         for sequence in running:
-            chunk = None if isinstance(sequence.result, RequestError) else sequence.chunks.next()
+            chunk = None if isinstance(sequence.result, RequestError) else sequence.chunk_cutter.next()
             if chunk is not None:
                 before = chunks[sequence][-1][0] if chunks[sequence] else len(sequence.request.resume_ids)
                 assert chunk.num_tokens == sequence.num_output_tokens - before

@@ -250,7 +250,7 @@ class Scheduler:
             if not sequence.context.stream or isinstance(sequence.result, RequestError):
                 continue
             try:
-                chunk = sequence.chunks.next()
+                chunk = sequence.chunk_cutter.next()
             except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
                 _log.exception("making a chunk of %s failed", log_name([sequence]))
                 self._stats.record_error()

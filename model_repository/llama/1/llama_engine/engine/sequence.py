@@ -109,12 +109,12 @@ class Sequence:
     """Time of the first output token."""
     finished_at: float = math.nan
     """Time of the result."""
-    chunks: ChunkCutter = field(init=False, repr=False)
-    """The chunks of the text, for a client that streams."""
+    chunk_cutter: ChunkCutter = field(init=False, repr=False)
+    """Cuts the text into chunks, for a client that streams."""
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self, stream_interval: int) -> None:
-        self.chunks = ChunkCutter(self.request, self.detokenizer, stream_interval)
+        self.chunk_cutter = ChunkCutter(self.request, self.detokenizer, stream_interval)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -194,7 +194,7 @@ class Sequence:
                 bound = f"; token {count} must conform to guided_decoding_guide"
                 raise self._guide_problem or InvalidRequest("resume_ids is ", f"a list of {len(tokens)} tokens", bound)
         if tokens:
-            self.chunks.skip()
+            self.chunk_cutter.skip()
 
     def admit(self) -> None:
         """Record the admission to a slot: WAITING → PREFILL."""

@@ -12,7 +12,10 @@ from llama_engine.kernels.activation_terms import TermCounts
 
 
 class TokenChunk(NamedTuple):
-    """Consecutive tokens of one sequence. slot: its slot in the page table. start: position of the first token."""
+    """Consecutive tokens of one sequence that a pass computes, as in chunked prefill; a stream's chunk is a `Chunk`.
+
+    slot: the sequence's slot in the page table. start: position of the first token.
+    """
 
     slot: int
     start: int

@@ -132,10 +132,12 @@ bench-llama-cpp: $(READY_DEV) ## compile llama.cpp's server, for make bench and 
 	@cmake --build .work/llama.cpp/build --target llama-server --parallel "$$(nproc)"
 	@echo '$(LLAMA_CPP)' > .work/llama.cpp/.version
 
-# Its torch only reads checkpoints: of the version of .venv, so that a CPU wheel serves both.
+# Its torch only reads checkpoints: of the version of .venv, so that a CPU wheel serves both. The exporter imports a
+# torchvision that is there, which fails beside the torch of another build.
 bench-openvino: $(READY_DEV) ## install OpenVINO GenAI and its exporter, for make bench and quality to compare with, into .work/openvino
 	@$(BIN)/python -m venv --clear .work/openvino
 	@.work/openvino/bin/python -m pip install --quiet --disable-pip-version-check $(OPENVINO) fastapi uvicorn "$$(grep '^torch==' constraints.txt)"
+	@.work/openvino/bin/python -m pip uninstall --quiet --yes torchvision
 
 tune: $(READY_DEV) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)

@@ -165,7 +165,7 @@ def _path(details: ErrorDetails) -> str:
     return path
 
 
-def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
+def from_triton(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
     """Return what a client gets for an error of Triton or the model.
 
     fields: the request's field for each input of the model, such as `stop` for `stop_words`.

@@ -61,10 +61,10 @@ class Models:
         served = [each for model in self._models for each in model.served]
         return [each for each in served if not each.adapter or each.name not in names] or [self._models[0].model]
 
-    def has_name(self, name: str, engine: TritonClient) -> bool:
-        """Return whether a name is a model's, or an adapter's of another model than the one of `engine`."""
+    def has_name(self, name: str, triton: TritonClient) -> bool:
+        """Return whether a name is a model's, or an adapter's of another model than the one of `triton`."""
         return any(
-            name == model.name or (model.engine is not engine and name in model.adapters) for model in self._models
+            name == model.name or (model.triton is not triton and name in model.adapters) for model in self._models
         )
 
     async def find(self, name: str | None, field: str = "model") -> ServedModel:

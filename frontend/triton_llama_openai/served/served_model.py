@@ -33,7 +33,7 @@ class ServedModel:
     name: str
     digest: str
     tokenizer: PromptTokenizer
-    engine: TritonClient
+    triton: TritonClient
     tool_form: Form
     markers: Markers | None
     reasons_before_guides: bool
@@ -48,7 +48,7 @@ class ServedModel:
 
     @classmethod
     def of(
-        cls, description: Description, settings: ModelSettings, template: str | None, engine: TritonClient
+        cls, description: Description, settings: ModelSettings, template: str | None, triton: TritonClient
     ) -> ServedModel:
         """Return the described model. template: the operator's. Raises UnusableCheckpointError."""
         tokenizer = PromptTokenizer.of(description, template)
@@ -67,7 +67,7 @@ class ServedModel:
             name=name,
             digest=description.digest,
             tokenizer=tokenizer,
-            engine=engine,
+            triton=triton,
             tool_form=form,
             markers=markers,
             reasons_before_guides=reasons_before_guides,

@@ -46,7 +46,7 @@ class TritonModel:
     ) -> None:
         self._settings = settings
         self._template = template
-        self.engine = TritonClient(server, settings.model)
+        self.triton = TritonClient(server, settings.model)
         self._metrics_pages = [MetricsPage(address, settings.model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
@@ -80,7 +80,7 @@ class TritonModel:
     @property
     def adapters(self) -> dict[str, Adapter]:
         """The loaded adapters by name, without one of the model's name, which requests can't give."""
-        return {name: adapter for name, adapter in self.engine.adapters.items() if name != self.name}
+        return {name: adapter for name, adapter in self.triton.adapters.items() if name != self.name}
 
     @property
     def names(self) -> list[str]:
@@ -112,7 +112,7 @@ class TritonModel:
         this time."""
         if time.monotonic() - self._answered_at < _PAUSE_S:
             return
-        self.engine.doubt.set()
+        self.triton.doubt.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
@@ -122,7 +122,7 @@ class TritonModel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self.engine.close()
+        await self.triton.close()
         for page in self._metrics_pages:
             page.close()
 
@@ -131,19 +131,19 @@ class TritonModel:
         if self.described is None:
             return self._reason
         try:
-            ready = await self.engine.is_ready(_PROBE_S)
+            ready = await self.triton.is_ready(_PROBE_S)
         except TritonLlamaError as error:
             return str(error)
-        return None if ready else f"the model {self.engine.model} of {self.engine.server} is not ready"
+        return None if ready else f"the model {self.triton.model} of {self.triton.server} is not ready"
 
     async def _follow(self) -> None:
         """Ask for the description until the endpoint ends."""
         while True:
-            self.engine.doubt.clear()
+            self.triton.doubt.clear()
             try:
                 await self._fetch_description()
             except Exception as error:  # noqa: BLE001  without this task an exchanged model would not be noticed
-                self.engine.doubt.set()
+                self.triton.doubt.set()
                 if not self._digest and str(error) != self._reason:
                     self._reason = str(error)
                     LOG.warning("%s is not served yet: %s", self.label, error)
@@ -152,17 +152,17 @@ class TritonModel:
             await asyncio.sleep(_PAUSE_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
-                    await self.engine.doubt.wait()
+                    await self.triton.doubt.wait()
 
     async def _fetch_description(self) -> None:
         """Ask for the description and serve by it; requests that have begun keep the model that they began with."""
-        description = await self.engine.description(self._digest, _DESCRIPTION_TIMEOUT_S)
+        description = await self.triton.description(self._digest, _DESCRIPTION_TIMEOUT_S)
         if description is None:
             return
         try:
             # In a thread: a large tokenizer takes a second.
             self.described = await asyncio.to_thread(
-                ServedModel.of, description, self._settings, self._template, self.engine
+                ServedModel.of, description, self._settings, self._template, self.triton
             )
         except UnusableCheckpointError as error:
             self.described, self._reason = None, str(error)

@@ -56,7 +56,7 @@ async def embed(
             settings.resume_timeout,
             streamed=False,
         )
-        responses = Resumption(engine_request, model.engine, record).chunks()
+        responses = Resumption(engine_request, model.triton, record).chunks()
         return _when_free(free, with_api_errors(responses, _FIELDS, number, len(prompts)))
 
     embeddings: dict[int, NDArray[np.float32]] = {}

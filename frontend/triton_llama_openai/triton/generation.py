@@ -55,7 +55,7 @@ class Generation:
         self.usage = Usage(request.choices)
         self.timeout = settings.request_timeout
         self.record = record
-        self._engine = model.engine
+        self._triton = model.triton
         self._parsers: dict[int, OutputParser] = {}
         shared = settings.prefix_cache_shared == "on"
         cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
@@ -91,7 +91,7 @@ class Generation:
         return _without_output(responses) if self.request.max_new_tokens == 0 else responses
 
     def _chunks(self, number: int) -> ChunkStream:
-        chunks = Resumption(self._requests[number], self._engine, self.record).chunks()
+        chunks = Resumption(self._requests[number], self._triton, self.record).chunks()
         return with_api_errors(chunks, self._fields, number, len(self._requests))
 
     def count(self, chunks: Sequence[Chunk]) -> None:

@@ -13,7 +13,7 @@ from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.errors import from_engine, prompt_too_long
+from triton_llama_openai.errors import from_triton, prompt_too_long
 from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
 
@@ -117,7 +117,7 @@ async def with_api_errors(chunks: ChunkStream, fields: Mapping[str, str], number
             async for response in chunks:
                 yield response
     except TritonLlamaError as error:
-        raise from_engine(error, {**fields, **prompt}) from error
+        raise from_triton(error, {**fields, **prompt}) from error
 
 
 def _field_of_prompt(field: str, number: int, count: int) -> str:

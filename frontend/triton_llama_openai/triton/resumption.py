@@ -81,9 +81,9 @@ class _Choice:
 class Resumption:
     """Runs a request, again after each interruption. record: gets the interruptions."""
 
-    def __init__(self, request: EngineRequest, engine: TritonClient, record: RequestRecord) -> None:
+    def __init__(self, request: EngineRequest, triton: TritonClient, record: RequestRecord) -> None:
         self._request = request
-        self._engine = engine
+        self._triton = triton
         self._record = record
         self._deadline = time.monotonic() + request.timeout
         self._choices = {index: _Choice() for index in request.choices}
@@ -117,11 +117,11 @@ class Resumption:
     async def _streams(self) -> list[ChunkStream]:
         """Return the streams of what is missing: each begun choice by itself, the others together."""
         request, key = self._request, self._key()
-        as_stream = request.streamed or await self._engine.can_stream()
+        as_stream = request.streamed or await self._triton.can_stream()
         timeout = self._deadline - time.monotonic()
 
         def stream(tensors: Sequence[Tensor], choices: range, skipped: Collection[int] = ()) -> ChunkStream:
-            return self._engine.stream(tensors, request.outputs, request.id, choices, timeout, key, skipped)
+            return self._triton.stream(tensors, request.outputs, request.id, choices, timeout, key, skipped)
 
         begun = {index: choice for index, choice in self._choices.items() if choice.ids}
         if not begun:
@@ -151,18 +151,18 @@ class Resumption:
         """Note an interruption; raise any other error, and that of a request that may itself crash the model."""
         unknown_adapter = isinstance(error, RejectedInputError) and error.inputs == ["lora_name"]
         if is_interruption(error) or error.code in (OTHER_MODEL, OTHER_ADAPTER) or unknown_adapter:
-            self._engine.doubt.set()
+            self._triton.doubt.set()
         begun = self._error is not None or any(choice.ids for choice in self._choices.values())
         if isinstance(error, LlamaTimeoutError) and not is_interruption(error):
             raise self._too_late() if self._error is None else self._give_up(self._too_late())
         # An adapter that was exchanged for another version, or unloaded, doesn't come back by itself.
         mendable = is_interruption(error) or (begun and error.code in (QUEUE_FULL, OTHER_MODEL))
-        if not mendable or not self._request.resume_timeout or self._engine.closed:
+        if not mendable or not self._request.resume_timeout or self._triton.closed:
             raise error if self._error is None else self._give_up(error)
         # A server that drains or is full, and another model, haven't run it.
         has_run = error.code == LOST
         if self._error is None or has_run:
-            LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._engine.server, error)
+            LOG.warning("request %s: interrupted at %s: %s", self._request.id, self._triton.server, error)
             self._lost_at = time.monotonic()
         self._error = error
         self._failures += has_run
@@ -180,14 +180,14 @@ class Resumption:
             now = time.monotonic()
             if now >= self._deadline:
                 raise self._give_up(self._too_late())
-            if self._engine.closed or now >= give_up_at:
+            if self._triton.closed or now >= give_up_at:
                 raise self._give_up(self._error)
             await asyncio.sleep(min(pause, self._deadline - now, give_up_at - now))
             with suppress(TritonLlamaError):
-                ready = await self._engine.is_ready(_READY_S, self._key())
+                ready = await self._triton.is_ready(_READY_S, self._key())
 
     def _too_late(self) -> LlamaTimeoutError:
-        server, timeout = self._engine.server, self._request.timeout
+        server, timeout = self._triton.server, self._request.timeout
         return LlamaTimeoutError(f"no complete answer from {server} within {timeout:g} s")
 
     def _give_up(self, error: TritonLlamaError) -> TritonLlamaError:

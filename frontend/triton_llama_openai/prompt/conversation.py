@@ -15,11 +15,12 @@ from triton_llama_openai.output.output_parser import Markers, OutputParser, is_c
 from triton_llama_openai.prompt.chat_template import render_messages
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt
 from triton_llama_openai.prompt.tool_use import ToolUse, tool_use
+from triton_llama_openai.prompt.truncation import truncate
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.generation import Generation, truncate
+from triton_llama_openai.triton.generation import Generation
 from triton_llama_openai.triton.inputs import Prompt
 
 if TYPE_CHECKING:

@@ -24,11 +24,12 @@ from triton_llama_openai.output.streaming import (
     until_disconnect,
 )
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
+from triton_llama_openai.prompt.truncation import truncate
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.generation import Generation, truncate
+from triton_llama_openai.triton.generation import Generation
 from triton_llama_openai.triton.inputs import Prompt, check_lengths
 
 

@@ -16,8 +16,10 @@ from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.embeddings import EmbeddingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.inputs import Prompt, prompt_tensors, replica_key, with_api_errors
-from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
+from triton_llama_openai.triton.chunk_streams import ChunkStream, merge, with_api_errors
+from triton_llama_openai.triton.inputs import Prompt, prompt_tensors
+from triton_llama_openai.triton.replica_key import replica_key
+from triton_llama_openai.triton.resumption import EngineRequest, Resumption
 
 if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel
@@ -51,7 +53,7 @@ async def embed(
             tensors,
             EMBEDDING_OUTPUT_NAMES,
             range(number, number + 1),
-            replica_key(record.session, prompt, record.adapter, None),
+            replica_key(record.session, None, prompt, record.adapter, None),
             settings.request_timeout,
             settings.resume_timeout,
             streamed=False,

@@ -15,14 +15,15 @@ from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of, replica_key, with_api_errors
-from triton_llama_openai.triton.resumption import ChunkStream, EngineRequest, Resumption, merge
+from triton_llama_openai.triton.chunk_streams import ChunkStream, merge, with_api_errors
+from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of
+from triton_llama_openai.triton.replica_key import replica_key
+from triton_llama_openai.triton.resumption import EngineRequest, Resumption
 from triton_llama_openai.triton.triton_client import OUTPUTS, OUTPUTS_OF_ONE
 from triton_llama_openai.triton.usage import Usage
 
 if TYPE_CHECKING:
     from triton_llama_openai.output.output_parser import OutputParser
-    from triton_llama_openai.prompt.tokenizer import PromptTokenizer
     from triton_llama_openai.served.served_model import ServedModel
 
 MAX_PROMPT_LOGPROBS = 1 << 19
@@ -66,7 +67,7 @@ class Generation:
                 inputs_of(request, prompt, guide, model, interval, cache_salt),
                 OUTPUTS if request.choices > 1 else OUTPUTS_OF_ONE,
                 range(number * request.choices, (number + 1) * request.choices),
-                replica_key(record.session or request.prompt_cache_key or "", prompt, record.adapter, cache_salt),
+                replica_key(record.session, request.prompt_cache_key, prompt, record.adapter, cache_salt),
                 settings.request_timeout,
                 settings.resume_timeout,
                 request.streamed,
@@ -180,29 +181,3 @@ def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], 
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         value = f"up to {count} log probabilities of the prompts' tokens"
         raise invalid(name, value, f"at most {MAX_PROMPT_LOGPROBS} in one request")
-
-
-def truncate(request: SamplingRequest, prompts: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[Prompt]:
-    """Return the prompts, of longer ones the last tokens, as `truncate_prompt_tokens` says. It tokenizes texts.
-
-    As under vLLM, a BOS that is cut off isn't added again.
-
-    Raises:
-        ApiError: the request keeps more tokens than the context has room for.
-    """
-    count, room = request.truncate_prompt_tokens, tokenizer.context - 1
-    if count is None:
-        return list(prompts)
-    if count > room:
-        raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
-    if count < 0:
-        maximum = request.DEFAULT_MAX_TOKENS if request.max_new_tokens is None else request.max_new_tokens
-        new_tokens = maximum or 1
-        # With more new tokens than the context has, max_tokens is refused or reduced.
-        count = tokenizer.context - new_tokens if new_tokens < tokenizer.context else room
-    return [_last_tokens(prompt, count, tokenizer) for prompt in prompts]
-
-
-def _last_tokens(prompt: Prompt, count: int, tokenizer: PromptTokenizer) -> Prompt:
-    tokens = tokenizer.prompt_ids(prompt)
-    return tokens[-count:] if len(tokens) > count else prompt

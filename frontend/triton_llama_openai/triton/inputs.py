@@ -5,29 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.errors import from_triton, prompt_too_long
+from triton_llama_openai.errors import prompt_too_long
 from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
 
 if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel
-    from triton_llama_openai.triton.resumption import ChunkStream
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
-
-_KEY_TOKENS = 64
-"""Tokens at a prompt's beginning that make its key."""
-_KEY_CHARACTERS = 256
-"""Characters that do so for a text."""
 
 Prompt = str | list[int]
 
@@ -103,24 +95,11 @@ def check_lengths(field: str, prompts: Sequence[Prompt], context: int) -> None:
     """
     for number, prompt in enumerate(prompts):
         if not isinstance(prompt, str) and len(prompt) >= context:
-            raise prompt_too_long(_field_of_prompt(field, number, len(prompts)), len(prompt), context)
+            raise prompt_too_long(field_of_prompt(field, number, len(prompts)), len(prompt), context)
 
 
-async def with_api_errors(chunks: ChunkStream, fields: Mapping[str, str], number: int, count: int) -> ChunkStream:
-    """Yield the chunks of one of a request's `count` prompts; raise the engine's errors as ApiErrors.
-
-    fields: the request's field for each input of the model.
-    """
-    prompt = {name: _field_of_prompt(fields[name], number, count) for name in ("text_input", "input_ids")}
-    try:
-        async with aclosing(chunks):
-            async for response in chunks:
-                yield response
-    except TritonLlamaError as error:
-        raise from_triton(error, {**fields, **prompt}) from error
-
-
-def _field_of_prompt(field: str, number: int, count: int) -> str:
+def field_of_prompt(field: str, number: int, count: int) -> str:
+    """Return the field of one of a request's `count` prompts."""
     return field if count == 1 else f"{field}[{number}]"
 
 
@@ -133,14 +112,3 @@ def cache_salt_of(key_digest: bytes, cache_salt: str | None) -> str | None:
     scope = key_digest + (cache_salt or "").encode()
     # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
     return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None
-
-
-def replica_key(session: str, prompt: Prompt, adapter: str, cache_salt: str | None) -> str:
-    """Return the key by which a proxy picks the replica that may have a prompt's pages.
-
-    session: the client's name for the prompts that belong together; empty: their beginning says so. It is hashed with
-    the salt, so that clients with different salts have different keys, and none of their texts; and with the adapter's
-    name, empty for none: adapters share no pages.
-    """
-    beginning = prompt[:_KEY_CHARACTERS] if isinstance(prompt, str) else prompt[:_KEY_TOKENS]
-    return hashlib.sha256(repr((adapter, cache_salt, session or beginning)).encode()).hexdigest()[:32]

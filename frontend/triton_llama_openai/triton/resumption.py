@@ -1,4 +1,4 @@
-"""One request of the engine, continued when its Triton is lost.
+"""The chunks of every request of the engine; when its Triton is lost, another one continues the request.
 
 A sequence's tokens depend on its request alone, so with the tokens that came (`resume_ids`) and its seed any Triton
 continues it as the first one would have. A choice without a token is sent as it was.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
@@ -27,10 +27,9 @@ from triton_llama.errors import (
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.record import RequestRecord
+from triton_llama_openai.triton.chunk_streams import ChunkStream, merge
 from triton_llama_openai.triton.triton_client import TritonClient
 
-_QUEUED_RESPONSES = 64
-"""Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 LOG = logging.getLogger("triton_llama_openai")
 MAX_FAILURES = 3
 """Failures in a row, without a token, that a request survives: it may itself crash the model."""
@@ -39,9 +38,6 @@ _PAUSES_S = (0.1, 1.0, 2.0)
 its supervisor ends it within a second; a request must not use up its tries in that time."""
 _READY_S = 2.0
 """Timeout of the question whether the model is ready."""
-
-ChunkStream = AsyncGenerator[list[Chunk], None]
-"""The responses to a request, each as a list of its chunks. Closing it cancels what still runs."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class _Choice:
 
 
 class Resumption:
-    """Runs a request, again after each interruption. record: gets the interruptions."""
+    """Runs any request, and what is missing of it again after each interruption. record: gets the interruptions."""
 
     def __init__(self, request: EngineRequest, triton: TritonClient, record: RequestRecord) -> None:
         self._request = request
@@ -208,37 +204,3 @@ def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:
         resumed = [tensor for tensor in resumed if tensor.name != "seed"]
         resumed.append(Tensor("seed", "UINT64", (choice.seed,)))
     return [*resumed, Tensor("resume_ids", "INT32", tuple(choice.ids))]
-
-
-def merge(streams: Sequence[ChunkStream]) -> ChunkStream:
-    """Return the responses of streams that run at the same time; the first error of one is raised and ends all."""
-    return streams[0] if len(streams) == 1 else _merge(streams)
-
-
-async def _merge(streams: Sequence[ChunkStream]) -> ChunkStream:
-    queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(_QUEUED_RESPONSES)
-
-    async def read(stream: ChunkStream) -> None:
-        try:
-            async with aclosing(stream):
-                async for chunks in stream:
-                    await queue.put(chunks)
-            await queue.put(None)
-        except Exception as error:  # noqa: BLE001  raised again below
-            await queue.put(error)
-
-    readers = [asyncio.create_task(read(stream)) for stream in streams]
-    try:
-        unfinished = len(readers)
-        while unfinished:
-            match await queue.get():
-                case None:
-                    unfinished -= 1
-                case Exception() as error:
-                    raise error
-                case chunks:
-                    yield chunks
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)

@@ -34,9 +34,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from triton_llama_openai.errors import from_validation
 from triton_llama_openai.record import TRACEPARENT
 from triton_llama_openai.triton.description import ADAPTERS, Adapter, Description, parse_description
+from triton_llama_openai.triton.replica_key import REPLICA_HEADER
 
-REPLICA_HEADER = "x-llama-key"
-"""The metadata by which a proxy picks a request's replica."""
 CONNECT_TIMEOUT_S = 10.0
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 10_000),

@@ -1,0 +1,30 @@
+"""The key by which a proxy picks a request's replica, one that may have its prompt's pages."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton_llama_openai.triton.inputs import Prompt
+
+REPLICA_HEADER = "x-llama-key"
+"""The metadata that has the key."""
+_TOKENS = 64
+"""Tokens at a prompt's beginning that make its key."""
+_CHARACTERS = 256
+"""Characters that do so for a text."""
+
+
+def replica_key(
+    session: str, prompt_cache_key: str | None, prompt: Prompt, adapter: str, cache_salt: str | None
+) -> str:
+    """Return the key of a prompt: that of its session, else of its prompt_cache_key, else of its beginning.
+
+    session, prompt_cache_key: the client's names for prompts that belong together; empty or None: it gives none. The
+    key is hashed with the salt, so that clients with different salts have different keys, and none of their texts; and
+    with the adapter's name, empty for none: adapters share no pages.
+    """
+    beginning = prompt[:_CHARACTERS] if isinstance(prompt, str) else prompt[:_TOKENS]
+    prefix = session or prompt_cache_key or beginning
+    return hashlib.sha256(repr((adapter, cache_salt, prefix)).encode()).hexdigest()[:32]

@@ -19,6 +19,8 @@ from pydantic_core import PydanticCustomError
 from triton_llama_openai.errors import from_validation
 
 ENVIRONMENT_PREFIX = "TRITON_LLAMA_OPENAI_"
+ToolForm = Literal["hermes", "llama3_json"]
+"""How a model writes tool calls (output/tool_calls.py)."""
 
 
 class InvalidSettingsError(Exception):
@@ -68,7 +70,7 @@ class ModelSettings(BaseModel):
     """the name that requests give as model; default: that of the checkpoint's folder or GGUF file, or its hub id"""
     chat_template: File | None = None
     """file of a Jinja template, over the checkpoint's own"""
-    tool_form: Literal["auto", "hermes", "llama3_json"] = "auto"
+    tool_form: Literal["auto", ToolForm] = "auto"
     """how the model writes tool calls; auto reads it off the chat template"""
 
 

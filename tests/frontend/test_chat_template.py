@@ -10,9 +10,9 @@ from frontend.descriptions import changed
 from frontend.endpoints import endpoint
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.output.tool_calls import tool_form
 from triton_llama_openai.prompt.chat_template import ChatTemplate, Turn
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
-from triton_llama_openai.served.served_model import tool_form
 from triton_llama_openai.triton.description import Description
 
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
@@ -50,7 +50,7 @@ def test_a_template_whose_calls_never_end_is_refused() -> None:
 
 def test_the_form_of_calls_is_that_of_the_template_for_tools() -> None:
     templates = {"default": "{{ tools }}", "tool_use": "{{ tools }}<tool_call>"}
-    assert tool_form(_tokenizer(chat_templates=templates)) == "hermes"
+    assert tool_form(_tokenizer(chat_templates=templates).template(with_tools=True)) == "hermes"
 
 
 def test_a_chat_with_tools_takes_the_template_for_tools(triton: FakeTriton) -> None:

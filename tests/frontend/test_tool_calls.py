@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader, ToolCall
+from triton_llama_openai.output.tool_calls import READERS, CallReader, ForcedCalls, HermesReader, Llama3Reader, ToolCall
+from triton_llama_openai.settings import ToolForm
 
 NAMES = ("add", "get_weather")
-READERS: dict[Form, type[HermesReader | LlamaReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
 Read = tuple[str, list[tuple[str, str]]]
 
 
@@ -51,13 +51,13 @@ HERMES: list[tuple[str, Read]] = [
     (f"I add. <tool_call>{ADD}</tool_call>\n<tool_call>\n{ADD}\n</tool_call>", ("I add. ", [ONE, ONE])),
     ("a < b and <tool", ("a < b and <tool", [])),
 ]
-CASES: list[tuple[Form, str, Read]] = [*(("llama3_json", *case) for case in LLAMA)]
+CASES: list[tuple[ToolForm, str, Read]] = [*(("llama3_json", *case) for case in LLAMA)]
 CASES += [("hermes", *case) for case in HERMES]
 PING, PONG = '{"name": "ping", "parameters": {}}', '{"name": "pong", "parameters": {}}'
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
-def test_calls_are_found_in_a_text(form: Form, text: str, expected: Read) -> None:
+def test_calls_are_found_in_a_text(form: ToolForm, text: str, expected: Read) -> None:
     assert _read(READERS[form](NAMES), [text]) == expected
     assert _read(READERS[form](NAMES), text) == expected
 
@@ -67,7 +67,7 @@ def test_calls_are_found_in_a_text(form: Form, text: str, expected: Read) -> Non
     text=st.text(alphabet='<tool_call>/{}[]",:; \n\\name1', max_size=60),
     form=st.sampled_from(["hermes", "llama3_json"]),
 )
-def test_a_text_without_calls_is_content_unchanged(text: str, form: Form) -> None:
+def test_a_text_without_calls_is_content_unchanged(text: str, form: ToolForm) -> None:
     content, calls = _read(READERS[form](NAMES), text)
     if not calls:
         assert content == text
@@ -78,7 +78,7 @@ def test_a_text_without_calls_is_content_unchanged(text: str, form: Form) -> Non
 )
 def test_arguments_that_json_cannot_hold_are_content(arguments: str) -> None:
     text = f'{{"name": "add", "parameters": {arguments}}}'
-    assert _read(LlamaReader(NAMES), [text]) == (text, [])
+    assert _read(Llama3Reader(NAMES), [text]) == (text, [])
 
 
 def test_text_before_a_call_is_not_held_back() -> None:

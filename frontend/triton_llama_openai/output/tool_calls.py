@@ -17,11 +17,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-Form = Literal["hermes", "llama3_json"]
+from triton_llama_openai.settings import ToolForm
+
+if TYPE_CHECKING:
+    from triton_llama_openai.prompt.chat_template import ChatTemplate
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 _SEPARATORS = " \t\r\n;,[]"
@@ -162,7 +166,7 @@ class HermesReader(_CallReader):
         return [text] if text else []
 
 
-class LlamaReader(_CallReader):
+class Llama3Reader(_CallReader):
     """Finds the calls of a text that is nothing else."""
 
     def read(self, text: str) -> list[str | ToolCall]:
@@ -185,6 +189,16 @@ class LlamaReader(_CallReader):
             parts += self._call(call)
             self._held = rest[call.length :]
         return parts if self._count or not self._held else [self._held]
+
+
+READERS: Mapping[ToolForm, type[HermesReader | Llama3Reader]] = {"hermes": HermesReader, "llama3_json": Llama3Reader}
+
+
+def tool_form(template: ChatTemplate | None) -> ToolForm:
+    """Return the form of a model's calls. template: for tools; without a hint Hermes, as in the system message."""
+    if template is None or not template.takes_tools or OPEN in template.source:
+        return "hermes"
+    return "llama3_json"
 
 
 @dataclass(frozen=True)

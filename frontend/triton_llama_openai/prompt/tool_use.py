@@ -15,10 +15,11 @@ from triton_llama_openai.guides.structured_output import (
     schema_guide,
     strict_schema,
 )
-from triton_llama_openai.output.tool_calls import CallReader, ForcedCalls, Form, HermesReader, LlamaReader
+from triton_llama_openai.output.tool_calls import READERS, CallReader, ForcedCalls
 from triton_llama_openai.prompt.chat_template import Turn
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool
 from triton_llama_openai.protocol.schema import JsonObject
+from triton_llama_openai.settings import ToolForm
 
 _ON_ONE_LINE: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
@@ -40,7 +41,7 @@ class ToolUse:
     ignored: Sequence[str] = ()
 
 
-def tool_use(request: ChatRequest, form: Form) -> ToolUse:
+def tool_use(request: ChatRequest, form: ToolForm) -> ToolUse:
     """Return how a request uses its tools. Raises ApiError if tools, tool_choice and guides don't agree."""
     tools = request.tools or []
     choice = request.tool_choice or ("auto" if tools else "none")
@@ -54,8 +55,7 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
         raise invalid("tools", names, "a list of functions with different names")
     single = request.parallel_tool_calls is False
     if choice == "auto":
-        reader = HermesReader if form == "hermes" else LlamaReader
-        return ToolUse(template_tools, guide_of(request), partial(reader, names, single))
+        return ToolUse(template_tools, guide_of(request), partial(READERS[form], names, single))
     # A forced call wins, as under vLLM.
     ignored = guide_fields(request)
     if isinstance(choice, NamedToolChoice):

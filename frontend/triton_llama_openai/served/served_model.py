@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from triton_llama_openai.output.output_parser import Markers, find_markers, precedes_guided_text
-from triton_llama_openai.output.tool_calls import Form
+from triton_llama_openai.output.tool_calls import tool_form
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
-from triton_llama_openai.settings import ModelSettings
+from triton_llama_openai.settings import ModelSettings, ToolForm
 from triton_llama_openai.triton.description import Adapter, Description
 from triton_llama_openai.triton.triton_client import TritonClient
 
@@ -34,7 +34,7 @@ class ServedModel:
     digest: str
     tokenizer: PromptTokenizer
     triton: TritonClient
-    tool_form: Form
+    tool_form: ToolForm
     markers: Markers | None
     reasons_before_guides: bool
     fingerprint: str
@@ -53,12 +53,12 @@ class ServedModel:
         """Return the described model. template: the operator's. Raises UnusableCheckpointError."""
         tokenizer = PromptTokenizer.of(description, template)
         name = settings.served_name or tokenizer.name
-        form = tool_form(tokenizer) if settings.tool_form == "auto" else settings.tool_form
+        template_for_tools = tokenizer.template(with_tools=True)
+        form = tool_form(template_for_tools) if settings.tool_form == "auto" else settings.tool_form
         LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, settings.triton, form)
         markers, reasons_before_guides = _reasoning(tokenizer)
         if markers is not None:
             LOG.info("%s: text between %s and %s is reasoning_content", name, *markers[:2])
-        template_for_tools = tokenizer.template(with_tools=True)
         if template_for_tools is None:
             LOG.warning("%s: the checkpoint has no chat template, so /v1/chat/completions refuses every request", name)
         elif not template_for_tools.takes_tools:
@@ -104,14 +104,6 @@ class ServedModel:
 
 def _fingerprint(*parts: str) -> str:
     return f"fp_{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
-
-
-def tool_form(tokenizer: PromptTokenizer) -> Form:
-    """Return how the model writes calls, as its template does; without a hint Hermes, as in the system message."""
-    template = tokenizer.template(with_tools=True)
-    if template is None or not template.takes_tools or "<tool_call>" in template.source:
-        return "hermes"
-    return "llama3_json"
 
 
 def _reasoning(tokenizer: PromptTokenizer) -> tuple[Markers | None, bool]:

@@ -14,7 +14,7 @@ from end_to_end.batches import FULL_SET, in_one_batch
 from end_to_end.streams import STREAM_WIRES
 from end_to_end.wires import BAD, TENSOR_WIRES, WIRES, Refusal, Wire, ask, assert_clean, post
 from triton_local.server import LocalTriton
-from triton_supervisor.command import MAX_BODY_BYTES
+from triton_supervisor.tritonserver_options import MAX_BODY_BYTES
 
 PROMPT = "Be bad"
 

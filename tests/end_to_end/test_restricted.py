@@ -11,7 +11,7 @@ import tritonclient.grpc
 from end_to_end.servers import HTTP
 from end_to_end.wires import ask
 from triton_local.server import LocalTriton
-from triton_supervisor.command import CONTROL_HEADER
+from triton_supervisor.tritonserver_options import CONTROL_HEADER
 from tritonclient.utils import InferenceServerException
 
 GRPC_HEADER = f"triton-grpc-protocol-{CONTROL_HEADER}"

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from triton_supervisor.triton import Address, ApiError, exchange
+from triton_supervisor.triton import Address, AnswerError, exchange
 
 _MODELS_S = 5.0
 """Timeout of the endpoint's list of models."""
@@ -26,7 +26,7 @@ def _embeds_alone(address: str) -> bool:
     """Return whether the model serves embeddings alone; False where the list of models needs an API key."""
     try:
         answer = exchange(Address.parse(address), "GET", "/v1/models", _MODELS_S)
-    except ApiError:
+    except AnswerError:
         # The caller's loop reports an endpoint that has ended.
         return False
     return answer.status == 200 and [model["tasks"] for model in json.loads(answer.body)["data"]][:1] == [["embed"]]

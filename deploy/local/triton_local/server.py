@@ -26,9 +26,9 @@ from types import TracebackType
 
 import psutil
 from triton_supervisor import process
-from triton_supervisor.command import Options, refuse_reserved, served_models
 from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
 from triton_supervisor.triton import MODEL, Address, RepositoryApi
+from triton_supervisor.tritonserver_options import Options, refuse_reserved, served_models
 
 from triton_local.default_model import fetch_default_model
 from triton_local.errors import InvalidSettingError, StartFailedError

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from triton_supervisor.triton import MODEL, Address, AnswerTimeoutError, ApiError, exchange, last_steps
+from triton_supervisor.triton import MODEL, Address, AnswerError, AnswerTimeoutError, exchange, last_steps
 
 # min_tokens: without it a checkpoint that generates an end token first would count as dead. The other fields are there
 # because Triton batches only requests with the same set of inputs, and the client library sends all of these. `stream`
@@ -63,7 +63,7 @@ def healthy(http: Address, metrics: Address | None, limits: Limits) -> Verdict:
     """
     try:
         ages = [] if metrics is None else [time.time() - step for step in last_steps(metrics)]
-    except ApiError as error:
+    except AnswerError as error:
         ages, steps = [], f"no metrics: {error}"
     else:
         steps = _describe(ages)
@@ -82,17 +82,17 @@ def _describe(ages: Sequence[float]) -> str:
 
 def compute(http: Address, timeout: float) -> Verdict:
     """Return whether the model generates a token over HTTP in `timeout` seconds; without a head, an embedding."""
-    began, result = time.monotonic(), "token"
+    began, done, late = time.monotonic(), "one token in", "no token within"
     try:
         failure = _ask(http, REQUEST, timeout)
         if _EMBEDS_ALONE in failure:
-            result = "embedding"
+            done, late = "one embedding in", "no embedding within"
             failure = _ask(http, EMBEDDING_REQUEST, timeout - (time.monotonic() - began))
     except AnswerTimeoutError:
-        failure = f"no {result} within {timeout:g} s"
-    except ApiError as error:
+        failure = f"{late} {timeout:g} s"
+    except AnswerError as error:
         failure = str(error)
-    return Verdict(not failure, failure or f"one {result} in {time.monotonic() - began:.2f} s")
+    return Verdict(not failure, failure or f"{done} {time.monotonic() - began:.2f} s")
 
 
 def _ask(http: Address, request: Mapping[str, object], timeout: float) -> str:

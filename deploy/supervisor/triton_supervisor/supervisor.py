@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 import psutil
 
-from triton_supervisor.command import CONTROL_HEADER, Options, served_models, server_command
 from triton_supervisor.health import healthy
 from triton_supervisor.process import (
     exit_code,
@@ -31,7 +30,8 @@ from triton_supervisor.process import (
 )
 from triton_supervisor.settings import UNLOAD_S, RefusedError, Settings
 from triton_supervisor.signals import END, KILL, wait_for_signal
-from triton_supervisor.triton import ApiError, RepositoryApi, is_idle
+from triton_supervisor.triton import AnswerError, RepositoryApi, is_idle
+from triton_supervisor.tritonserver_options import CONTROL_HEADER, Options, served_models, server_command
 from triton_supervisor.watch import Watch
 
 # Exit codes.
@@ -161,7 +161,7 @@ class Supervisor:
         for model in reversed(self._models):
             try:
                 self._api.unload(model)
-            except ApiError as error:
+            except AnswerError as error:
                 # On a signal Triton also finishes requests, though it waits for idle connections first.
                 say(f"the model can't be unloaded ({error}); tritonserver gets SIGINT instead")
                 return self._end(wait=deadline - time.monotonic(), code_if_killed=CUT_OFF)
@@ -180,7 +180,7 @@ class Supervisor:
             try:
                 if not self._api.is_loaded(model):
                     return True
-            except ApiError as error:
+            except AnswerError as error:
                 say(f"unloading: {error}")
             idle = self._options.metrics is not None and is_idle(self._options.metrics)
             idle_since = (idle_since or now) if idle else None

@@ -1,7 +1,7 @@
 """Triton over HTTP: what its metrics say of the model, and its repository API, which loads and unloads models.
 
 Unloading drains: Triton refuses new requests, answers the accepted ones, running or queued, and then ends the model's
-processes. The API needs a key, and Triton accepts the orders only in explicit model control (command.py).
+processes. The API needs a key, and Triton accepts the orders only in explicit model control (tritonserver_options.py).
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Response(NamedTuple):
     body: str
 
 
-class ApiError(Exception):
+class AnswerError(Exception):
     """No complete or an unexpected HTTP response; the message is one line and names the address."""
 
 
-class AnswerTimeoutError(ApiError):
+class AnswerTimeoutError(AnswerError):
     """The response took longer than the timeout."""
 
 
@@ -81,7 +81,7 @@ def exchange(
 
     Raises:
         AnswerTimeoutError: it took longer.
-        ApiError: the address is unreachable or doesn't speak HTTP.
+        AnswerError: the address is unreachable or doesn't speak HTTP.
     """
     deadline = time.monotonic() + seconds
     # Not urllib, which would use a container's HTTP_PROXY.
@@ -98,7 +98,7 @@ def exchange(
         raise AnswerTimeoutError(f"{address} doesn't answer within {seconds:.3g} s") from None
     except (OSError, http.client.HTTPException) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ApiError(f"{address} can't be asked: {' '.join(text.split()) or type(error).__name__}") from error
+        raise AnswerError(f"{address} can't be asked: {' '.join(text.split()) or type(error).__name__}") from error
     finally:
         connection.close()
 
@@ -106,12 +106,12 @@ def exchange(
 def last_steps(metrics: Address) -> list[float]:
     """Return when each instance of the model made its last step, in seconds since 1970, 0 before the first one.
 
-    A process that died leaves its last value on the page. Raises ApiError if the page can't be read, or isn't the
+    A process that died leaves its last value on the page. Raises AnswerError if the page can't be read, or isn't the
     model's.
     """
     steps = [value for name, labels, value in _series(metrics) if name == LAST_STEP and _LABEL in labels.split(",")]
     if not steps:
-        raise ApiError(f"{metrics} has no {LAST_STEP} of the model {MODEL}")
+        raise AnswerError(f"{metrics} has no {LAST_STEP} of the model {MODEL}")
     return steps
 
 
@@ -119,12 +119,12 @@ def is_idle(metrics: Address) -> bool:
     """Return whether nothing waits or runs in any model; False also if the page can't be read."""
     try:
         return not any(value for name, _, value in _series(metrics) if name in (PENDING, SLOTS_IN_USE, WAITING))
-    except ApiError:
+    except AnswerError:
         return False
 
 
 def _series(metrics: Address) -> list[tuple[str, str, float]]:
-    """Return name, labels and value of each series of a metrics page. Raises ApiError."""
+    """Return name, labels and value of each series of a metrics page. Raises AnswerError."""
     page = exchange(metrics, "GET", "/metrics", METRICS_S).body
     return [(name, labels, float(value)) for name, labels, value in _SERIES.findall(page)]
 
@@ -141,17 +141,17 @@ class RepositoryApi:
         """Return whether a model takes requests; False also without an answer."""
         try:
             return self._ask("GET", f"/v2/models/{model}/ready", _ANSWER_S).status == 200
-        except ApiError:
+        except AnswerError:
             return False
 
     def unload(self, model: str) -> None:
-        """Start unloading a model; returns before it is unloaded. Raises ApiError."""
+        """Start unloading a model; returns before it is unloaded. Raises AnswerError."""
         answer = self._ask("POST", f"/v2/repository/models/{model}/unload", _UNLOAD_ANSWER_S)
         if answer.status != 200:
             raise _unexpected(answer)
 
     def is_loaded(self, model: str) -> bool:
-        """Return whether a model still runs, if only for accepted requests. Raises ApiError."""
+        """Return whether a model still runs, if only for accepted requests. Raises AnswerError."""
         answer = self._ask("POST", "/v2/repository/index", _ANSWER_S)
         try:
             states = [entry.get("state") for entry in json.loads(answer.body) if entry["name"] == model]
@@ -165,5 +165,5 @@ class RepositoryApi:
         return exchange(self._address, method, path, seconds, headers=self._headers)
 
 
-def _unexpected(answer: Response) -> ApiError:
-    return ApiError(f"HTTP {answer.status}: {' '.join(answer.body.split())[:300]}")
+def _unexpected(answer: Response) -> AnswerError:
+    return AnswerError(f"HTTP {answer.status}: {' '.join(answer.body.split())[:300]}")

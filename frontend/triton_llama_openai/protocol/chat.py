@@ -96,8 +96,8 @@ class CalledFunction(Schema):
     arguments: str
 
 
-class ToolCall(Schema):
-    """A call that the model made."""
+class SentToolCall(Schema):
+    """A call that the model made, as the client sends it back."""
 
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
@@ -110,7 +110,7 @@ class AssistantMessage(Schema):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: Items[ToolCall] | None = None
+    tool_calls: Items[SentToolCall] | None = None
     name: str | None = None
     cache_control: CacheHint = None
     reasoning_content: str | None = None

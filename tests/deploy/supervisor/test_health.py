@@ -14,7 +14,7 @@ from triton_llama import SamplingParams
 from triton_llama.tensors import prepare, prepare_embeddings
 from triton_supervisor import triton
 from triton_supervisor.health import EMBEDDING_REQUEST, REQUEST, Limits, healthy, main
-from triton_supervisor.triton import Address, ApiError, RepositoryApi
+from triton_supervisor.triton import Address, AnswerError, RepositoryApi
 
 IN_TIME = Limits(timeout=20.0, step_age=30.0)
 DEAD = "Stub process 'llama_0_0' is not healthy."
@@ -138,5 +138,5 @@ def test_the_probe_reads_metrics_that_exist() -> None:
 
 
 def test_an_unexpected_answer_does_not_count_as_unloaded() -> None:
-    with server(respond(_answer(200, "[{}]"))) as port, pytest.raises(ApiError, match="HTTP 200: "):
+    with server(respond(_answer(200, "[{}]"))) as port, pytest.raises(AnswerError, match="HTTP 200: "):
         RepositoryApi(Address(HOST, port), {}).is_loaded("llama")

@@ -6,9 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-from triton_supervisor.command import CONTROL_HEADER, MAX_BODY_BYTES, Options, served_models, server_command
 from triton_supervisor.settings import RefusedError, Settings
 from triton_supervisor.triton import Address
+from triton_supervisor.tritonserver_options import (
+    CONTROL_HEADER,
+    MAX_BODY_BYTES,
+    Options,
+    served_models,
+    server_command,
+)
 
 DEFAULTS = Settings.of({})
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 from triton_supervisor.settings import RefusedError, Settings, whole_number
 from triton_supervisor.triton import MODEL, UNARY, Address
 
-CONTROL_HEADER = "triton-llama-key"
+CONTROL_HEADER = "triton-llama-control"
 """HTTP header with the key as its value; in a gRPC call's metadata, Triton adds `triton-grpc-protocol-` before it."""
 RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
 """Triton's names of the API categories that need the key: every one but those of inference, probes and statistics."""

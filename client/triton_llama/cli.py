@@ -43,7 +43,7 @@ Exit codes:
   2  wrong use of the command line
   3  no connection to the server, or it broke
   4  no answer in time
-  5  input rejected
+  5  input rejected; run-batch: some lines have no answer
   6  server overloaded; try later
   7  server error, model not found or not ready
   8  access denied: 401 or 403

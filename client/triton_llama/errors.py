@@ -8,7 +8,8 @@
     │                            model; try later, or another server
     └── ServerError              INTERNAL (HTTP 500), and every other fault of the server
         ├── AccessDeniedError    HTTP 401 or 403: the server, or a proxy in front of it, denies access
-        └── ModelNotFoundError   the server doesn't serve that model
+        ├── ModelNotFoundError   the server doesn't serve that model
+        └── DecoupledModelError  the model answers by streams alone; clients catch it and send a stream
 
 The library's exception underneath, where there is one, is kept as `__cause__`. Wrong use of the Python API itself
 (an unknown keyword, a malformed URL, a closed client) raises the usual TypeError, ValueError or RuntimeError instead.
@@ -159,13 +160,9 @@ def grpc_errors(server: ServerAddress, timeout: float) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, server, timeout) from error
-
-
-def from_rpc_error(error: grpc.RpcError, server: ServerAddress, timeout: float) -> TritonLlamaError:
-    """Return the error for an exception of gRPC."""
-    # Every call raises a class that is a grpc.Call, too.
-    return from_grpc_status(error.code().name, error.details() or str(error.code()), server, timeout)
+        # Every call raises a class that is a grpc.Call, too.
+        details = error.details() or str(error.code())
+        raise from_grpc_status(error.code().name, details, server, timeout) from error
 
 
 def from_http_response(status: int, body: bytes) -> TritonLlamaError:

@@ -22,8 +22,8 @@ from triton_llama.errors import (
     RejectedInputError,
     ServerError,
     TritonLlamaError,
-    from_rpc_error,
     from_stream_error,
+    grpc_errors,
 )
 from triton_llama.grpc_transport import open_channel
 from triton_llama.outputs import OUTPUT_NAMES, read_chunks
@@ -202,9 +202,8 @@ class TritonClient:
     def errors(self, timeout: float) -> Iterator[None]:
         """Raise gRPC's exceptions in the block as TritonLlamaErrors. timeout: for the message."""
         try:
-            yield
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.server, timeout) from error
+            with grpc_errors(self.server, timeout):
+                yield
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -25,8 +25,9 @@ from triton_llama.errors import (
     RejectedInputError,
     TritonLlamaError,
 )
+from triton_llama.metrics_page import NoMetricsError, metrics_address
 from triton_llama.sampling_params import INPUTS, SamplingOptions, SamplingParams
-from triton_llama.status import ModelInfo, NoModelInfoError, metrics_address, read_model_info, status_lines
+from triton_llama.status import ModelInfo, read_model_info, status_lines
 
 SERVER_ERROR = 7
 _EXIT_CODES = {
@@ -214,7 +215,7 @@ def status(
     reason = None
     try:
         info = read_model_info(metrics_url or metrics_address(client.server), model)
-    except NoModelInfoError as error:
+    except NoMetricsError as error:
         reason = str(error)
     if as_json:
         shown = {

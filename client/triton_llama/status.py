@@ -5,7 +5,6 @@ The protocols' JSON differs: gRPC's has 64-bit numbers as text, and omits values
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,18 +12,9 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from triton_llama.address import DEFAULT_PORT, ServerAddress
+from triton_llama.address import ServerAddress
 from triton_llama.errors import ServerError
-
-METRICS_PORT = 8002
-_METRICS_TIMEOUT_S = 2.0
-_NAMES = (
-    *("model_info", "int8_columns_total", "int8_outlier_columns_total"),
-    *("kv_cache_pages", "prefix_cache_queries_total", "prefix_cache_hits_total"),
-    *("draft_tokens_total", "accepted_draft_tokens_total"),
-)
-_SERIES = re.compile(rf"^llama_({'|'.join(_NAMES)})\{{(.*)\}} (\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+from triton_llama.metrics_page import read_samples
 
 
 @dataclass(frozen=True)
@@ -149,61 +139,41 @@ class ModelInfo(NamedTuple):
     drafts: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
-class NoModelInfoError(Exception):
-    """The metrics page doesn't answer, or has no such model; the message is one line."""
-
-
-def metrics_address(server: ServerAddress) -> str:
-    """Return Triton's default address for metrics: the same host, as far above the server's port as by default."""
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"{host}:{server.port + METRICS_PORT - DEFAULT_PORT[server.protocol]}"
-
-
 def read_model_info(address: str, model: str) -> ModelInfo:
     """Return how a model computes. address: host:port of the metrics.
 
     Raises:
-        NoModelInfoError: the page doesn't answer, or has no such model.
+        NoMetricsError: the page doesn't answer, or has no such model.
     """
-    # The OpenAI endpoint imports this package without httpx.
-    import httpx
-
-    try:
-        page = httpx.get(f"http://{address}/metrics", timeout=_METRICS_TIMEOUT_S, trust_env=False).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoModelInfoError(f"{address} has no metrics: {error}") from error
-    series = [(name, dict(_LABEL.findall(labels)), value) for name, labels, value in _SERIES.findall(page.text)]
-    of_model = [(name, labels, float(value)) for name, labels, value in series if labels.get("model") == model]
+    samples = read_samples(address, model)
     instances = [
         InstanceInfo(labels["model_instance"], labels["computation"], labels["kv_cache_dtype"], labels["device"])
-        for name, labels, _ in of_model
-        if name == "model_info"
+        for name, labels, _ in samples
+        if name == "llama_model_info"
     ]
-    if not instances:
-        raise NoModelInfoError(f"{address} has no llama_model_info of the model {model}")
     counts = defaultdict[tuple[str, str], float](float)
-    for name, labels, value in of_model:
+    for name, labels, value in samples:
         # A model may have several loaded versions.
         counts[name, labels.get("linear") or labels.get("state") or labels.get("source", "")] += value
     shares = {
-        linear: counts.get(("int8_outlier_columns_total", linear), 0.0) / columns
+        linear: counts.get(("llama_int8_outlier_columns_total", linear), 0.0) / columns
         for (name, linear), columns in counts.items()
-        if name == "int8_columns_total" and columns
+        if name == "llama_int8_columns_total" and columns
     }
     drafts = {
-        source: (int(counts.get(("accepted_draft_tokens_total", source), 0)), int(drafted))
+        source: (int(counts.get(("llama_accepted_draft_tokens_total", source), 0)), int(drafted))
         for (name, source), drafted in counts.items()
-        if name == "draft_tokens_total" and drafted
+        if name == "llama_draft_tokens_total" and drafted
     }
     return ModelInfo(instances, shares, _cache_info(counts), drafts)
 
 
 def _cache_info(counts: Mapping[tuple[str, str], float]) -> CacheInfo | None:
-    pages = {state: int(count) for (name, state), count in counts.items() if name == "kv_cache_pages"}
+    pages = {state: int(count) for (name, state), count in counts.items() if name == "llama_kv_cache_pages"}
     if not pages:
         return None
-    queries = counts.get(("prefix_cache_queries_total", ""), 0.0)
-    hit_ratio = counts.get(("prefix_cache_hits_total", ""), 0.0) / queries if queries else None
+    queries = counts.get(("llama_prefix_cache_queries_total", ""), 0.0)
+    hit_ratio = counts.get(("llama_prefix_cache_hits_total", ""), 0.0) / queries if queries else None
     return CacheInfo(sum(pages.values()), pages.get("used", 0), pages.get("cached", 0), hit_ratio)
 
 

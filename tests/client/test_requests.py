@@ -9,12 +9,11 @@ import pytest
 from client.peers import serve_page
 from triton_llama import LlamaClient, ServerError
 from triton_llama.address import Protocol, ServerAddress
+from triton_llama.metrics_page import NoMetricsError, metrics_address
 from triton_llama.status import (
     InstanceInfo,
     ModelConfig,
-    NoModelInfoError,
     ServerStatus,
-    metrics_address,
     read_config,
     read_model_info,
     status_lines,
@@ -111,7 +110,7 @@ def metrics_page(*lines: str) -> AbstractContextManager[str]:
 
 
 def test_a_page_without_the_model_is_named() -> None:
-    with metrics_page() as address, pytest.raises(NoModelInfoError) as error:
+    with metrics_page() as address, pytest.raises(NoMetricsError) as error:
         read_model_info(address, "llama")
     assert str(error.value) == f"{address} has no llama_model_info of the model llama"
 

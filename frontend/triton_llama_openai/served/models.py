@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 from triton_llama.address import ServerAddress
-from triton_llama.status import metrics_address
+from triton_llama.metrics_page import metrics_address
 
 from triton_llama_openai.errors import ApiError, from_validation
 from triton_llama_openai.metrics import EngineLoad

@@ -22,7 +22,7 @@ from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
 from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Adapter
-from triton_llama_openai.triton.engine_load import MetricsPage
+from triton_llama_openai.triton.metrics_page import MetricsPage
 from triton_llama_openai.triton.triton_client import TritonClient
 
 LOG = logging.getLogger("triton_llama_openai")

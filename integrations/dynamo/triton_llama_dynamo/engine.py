@@ -34,11 +34,12 @@ from triton_llama.errors import (
     TritonLlamaError,
     is_interruption,
 )
-from triton_llama.status import metrics_address
+from triton_llama.metrics_page import NoMetricsError, metrics_address, read_samples
+from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.triton.description import Description
+from triton_llama_openai.triton.metrics_page import engine_load
 from triton_llama_openai.triton.triton_client import OUTPUTS_OF_ONE, TritonClient
 
-from triton_llama_dynamo.capacity import Capacity, CapacityError, read_capacity
 from triton_llama_dynamo.model_files import write_model_files
 from triton_llama_dynamo.request import Answer, tensors_of
 
@@ -108,18 +109,18 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
         """Return what Triton serves and what it can hold, once Triton says it."""
         while True:
             try:
-                capacity = await self._capacity()
+                load = await self._load()
                 break
-            except CapacityError as error:
+            except NoMetricsError as error:
                 LOG.warning("waiting for Triton: %s", error)
                 await asyncio.sleep(_INTERVAL_S)
         return EngineConfig(
             model=str(self._files),
             llm=LlmRegistration(
                 context_length=self._description.max_model_len,
-                kv_cache_block_size=capacity.load.page_size,
-                total_kv_blocks=capacity.load.pages,
-                max_num_seqs=capacity.slots,
+                kv_cache_block_size=load.page_size,
+                total_kv_blocks=load.pages,
+                max_num_seqs=load.slots,
             ),
         )
 
@@ -183,8 +184,12 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
             raise HttpError(503, str(error)) from error
         raise Unknown(str(error)) from error
 
-    async def _capacity(self) -> Capacity:
-        return await asyncio.to_thread(read_capacity, self._metrics, self._triton.model)
+    async def _load(self) -> EngineLoad:
+        """Return the load of all instances. Raises NoMetricsError, also in the model's first moments."""
+        load = engine_load(await asyncio.to_thread(read_samples, self._metrics, self._triton.model))
+        if not load.pages:
+            raise NoMetricsError(f"{self._metrics} has no pages of the model {self._triton.model} yet")
+        return load
 
     async def _watch(self) -> None:
         """Publish the load; leave when Triton can't be reached, or fails two probes in a row."""
@@ -201,7 +206,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
                 failures += 1
                 if failures == _MAX_FAILURES:
                     self._leave(str(error))
-            except CapacityError as error:
+            except NoMetricsError as error:
                 LOG.warning("%s", error)
             except Exception:
                 LOG.exception("a look at Triton failed")
@@ -216,7 +221,7 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
     async def _publish_load(self) -> None:
         if self._publisher is None:
             return
-        load = (await self._capacity()).load
+        load = await self._load()
         used, total = load.used_pages, load.pages
         snapshot = ComponentSnapshot(
             kv_used_blocks=used, kv_total_blocks=total, gpu_cache_usage=used / total, dp_rank=0

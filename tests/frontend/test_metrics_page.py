@@ -10,8 +10,9 @@ from client.peers import serve_page
 from frontend.endpoints import HOST, endpoint, gauges
 from frontend.fake_triton import FakeTriton
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE
+from triton_llama.metrics_page import read_samples
 from triton_llama_openai.metrics import EngineLoad
-from triton_llama_openai.triton.engine_load import PAGE_SIZES, engine_load
+from triton_llama_openai.triton.metrics_page import PAGE_SIZES, engine_load
 
 PAGES = 40
 
@@ -58,12 +59,11 @@ def test_the_gauges_are_the_engines_half_a_second_old_at_most(triton: FakeTriton
 
 
 def test_without_metrics_one_line_says_that_gauges_lack(own: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
-    address = f"http://{HOST}:{own.port + 1}/metrics"
     with endpoint(own.port) as served:
         for _ in range(10):
             assert gauges(served) == ()
             time.sleep(0.1)
-    assert caplog.text.count(f"the vllm: gauges of /metrics are without {address}, which") == 1
+    assert caplog.text.count(f"the vllm: gauges of /metrics lack a Triton: {HOST}:{own.port + 1} has no metrics: ") == 1
 
 
 def test_a_page_that_does_not_answer_delays_no_scrape(triton: FakeTriton) -> None:
@@ -81,7 +81,8 @@ def test_instances_of_a_model_are_summed_and_other_models_left_out() -> None:
     page = Page(1, 3, 30)
     text = page.text() + page.text("llama_0_0_gpu1").partition("\n")[2] + page.text(model="other")
     gauges = 2 + 2, 6, 16, 60, 2, 2 * PAGES, CPU_PAGE_SIZE
-    assert engine_load(text, "llama") == EngineLoad(*gauges, 140, 120, 100, 80, 60)
+    with serve_page(lambda: text) as address:
+        assert engine_load(read_samples(address, "llama")) == EngineLoad(*gauges, 140, 120, 100, 80, 60)
 
 
 def test_loads_of_several_tritons_are_summed_and_counters_are_each_ones_own(triton: FakeTriton) -> None:

@@ -1,24 +1,21 @@
-"""The application: the routes of `routes/` and of the endpoint's own state, and what errors become."""
+"""The application: its routes and middleware, and what errors become."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache, partial
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute
+from starlette.responses import Response
 
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.errors import ApiError, ClientLeftError, error_response
-from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics
+from triton_llama_openai.metrics import CLIENT_LEFT, Metrics
 from triton_llama_openai.middleware import HeaderLimit, NormalizeTarget, RecordRequests, limited_route
-from triton_llama_openai.openapi import openapi_document
+from triton_llama_openai.openapi import openapi_router
 from triton_llama_openai.record import RequestRecord, lora_use
 from triton_llama_openai.routes.adapters import add_adapter_updates
 from triton_llama_openai.routes.chat import add_chat
@@ -28,9 +25,9 @@ from triton_llama_openai.routes.messages import add_messages
 from triton_llama_openai.routes.models import add_models
 from triton_llama_openai.routes.page import has_page, page_router
 from triton_llama_openai.routes.responses import add_responses, add_stored_responses
+from triton_llama_openai.routes.state import state_router
 from triton_llama_openai.routes.tokenization import add_tokenization, add_tokenizer_info
 from triton_llama_openai.served.models import Models
-from triton_llama_openai.served.served_model import package_version
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 
 _EXPOSED_HEADERS = ["x-request-id", "request-id", "x-ignored-parameters", "retry-after"]
@@ -76,11 +73,11 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     _handle_errors(app)
     app.include_router(_with_bodies(models, settings), dependencies=authorized)
     app.include_router(_without_bodies(models), dependencies=authorized)
-    app.include_router(_state(models, metrics))
+    app.include_router(state_router(models, metrics))
     if has_page(settings):
         app.include_router(page_router(models, authorized))
     if settings.openapi == "on":
-        app.include_router(_description(app.routes, settings), dependencies=authorized)
+        app.include_router(openapi_router(app.routes, settings), dependencies=authorized)
     return app
 
 
@@ -117,48 +114,6 @@ def _without_bodies(models: Models) -> APIRouter:
     add_stored_responses(router)
     add_tokenizer_info(router, models)
     add_models(router, models)
-    return router
-
-
-def _description(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
-    """Return the route of the document about these, which is made at its first request."""
-    router = APIRouter()
-    document = cache(partial(openapi_document, [*routes], ignores_unknown=settings.unknown_fields == "ignore"))
-
-    @router.get("/openapi.json", response_model=None)
-    async def describe() -> Response:
-        """Paths and fields, for programs: OpenAPI 3.1; with the setting `openapi`."""
-        return JSONResponse(await asyncio.to_thread(document))
-
-    return router
-
-
-def _state(models: Models, metrics: Metrics) -> APIRouter:
-    router = APIRouter()
-
-    # vLLM's second name of it, which SageMaker asks for.
-    @router.get("/ping", response_model=None, responses={503: {"description": "Not ready"}})
-    @router.get("/health", response_model=None, responses={503: {"description": "Not ready"}})
-    async def health() -> Response:
-        """200 if every model can answer now, else 503 with the reasons; no key."""
-        reasons = await models.ready()
-        return JSONResponse({"not_ready": reasons} if reasons else {}, 503 if reasons else 200)
-
-    @router.get("/health/live", response_model=None)
-    async def live() -> Response:
-        """200 as long as this process answers, whatever Triton does; no key."""
-        return JSONResponse({})
-
-    @router.get("/version", response_model=None)
-    async def package() -> Response:
-        """vLLM's: this package's version, `{"version": …}`; no key."""
-        return JSONResponse({"version": package_version()})
-
-    @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
-    async def page() -> Response:
-        """The metrics, for Prometheus; no key."""
-        return Response(metrics.page(), media_type=CONTENT_TYPE)
-
     return router
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from triton_llama_openai.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -18,6 +22,7 @@ from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.protocol.schema import Schema
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.served.served_model import package_version
+from triton_llama_openai.settings import Settings
 
 BODIES: Mapping[str, type[Schema]] = {
     "/v1/chat/completions": ChatRequest,
@@ -59,6 +64,19 @@ _MESSAGES_ERROR = {
     },
     "required": ["type", "error", "request_id"],
 }
+
+
+def openapi_router(routes: Sequence[BaseRoute], settings: Settings) -> APIRouter:
+    """Return the route of the document about these, which is made at its first request."""
+    router = APIRouter()
+    document = cache(partial(openapi_document, [*routes], ignores_unknown=settings.unknown_fields == "ignore"))
+
+    @router.get("/openapi.json", response_model=None)
+    async def describe() -> Response:
+        """Paths and fields, for programs: OpenAPI 3.1; with the setting `openapi`."""
+        return JSONResponse(await asyncio.to_thread(document))
+
+    return router
 
 
 def openapi_document(routes: Sequence[BaseRoute], *, ignores_unknown: bool) -> dict[str, Any]:

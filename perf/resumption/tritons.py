@@ -48,7 +48,7 @@ class RestartedTriton:
         self.local.start()
 
     def stop(self) -> None:
-        """End it for good."""
+        """End it gracefully; it is not started again."""
         self.local.stop()
 
     def kill(self, name: str) -> None:

@@ -55,7 +55,7 @@ class SpecialTokenGuard:
         self._names = re.compile(_any_of(names) if names else "(?!)")
 
     def hide(self, values: Values) -> tuple[Values, dict[str, str]]:
-        """Return values with placeholders for the special tokens in their texts, and the placeholders."""
+        """Return values whose texts have placeholders for special tokens, and the token of each placeholder."""
         secret, placeholders = secrets.token_hex(16), dict[str, str]()
 
         def placeholder(match: re.Match[str]) -> str:

@@ -119,12 +119,13 @@ class TritonModel:
 
     async def close(self) -> None:
         """Close the connection."""
+        # First: Triton may end at the same time, and its missing page is no warning then.
+        for page in self._metrics_pages:
+            page.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.triton.close()
-        for page in self._metrics_pages:
-            page.close()
 
     async def why_not_ready(self) -> str | None:
         """Return why the model can't answer now, None if it can."""

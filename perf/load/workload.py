@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 from typing import Literal, NamedTuple
 
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.parser import GenerationRequest
+from llama_engine.request.generation_request import GenerationRequest
 from transformers import AutoTokenizer
 
 from perf.load.protocols import Request

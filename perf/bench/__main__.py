@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import llama_engine.libraries  # noqa: F401 - before anything that imports bitsandbytes
+
 from perf import environment, report
 from perf.bench import lora_steps
 from perf.bench.cases import CASES

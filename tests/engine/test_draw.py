@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from llama_engine.sampling.draw import draw, draw_on_cpu, philox4x32, position_keys
-from llama_engine.sampling.filters import apply_temperature, keep_min_p, keep_top_k_top_p
+from llama_engine.sampling.filters import filtered
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
@@ -100,8 +100,7 @@ def test_tokens_are_those_of_the_draw_by_sorting(vocabulary: int, seed: int) -> 
     logits, temperature, top_k, top_p, keys = arguments = _random(seed, vocabulary)
     min_p = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) ** 4
     min_p[::3], min_p[1] = 0.0, 1.0
-    warm = keep_min_p(apply_temperature(logits, temperature), min_p.log())
-    expected = draw(keep_top_k_top_p(warm, top_k, top_p), keys)
+    expected = draw(filtered(logits, temperature, top_k, top_p, min_p.log()), keys)
     drawn = draw_on_cpu(*arguments, min_p.log())
     assert torch.equal(drawn, expected)
     # A min_p of 0 is off, and at 1 only the best token is left.

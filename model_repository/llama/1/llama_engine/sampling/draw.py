@@ -1,4 +1,4 @@
-"""The draw of a batch's next tokens, each sequence with its own seed.
+"""The draw of a batch's next tokens, each sequence with its own seed; on a CPU the filters before it run here, too.
 
 A draw depends on the logits and on (seed, position, token) alone: its random words are Philox4x32-10's, a stateless
 function of key and counter (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llama_engine.sampling.filters import apply_temperature, keep_min_p, keep_top_k_top_p
+from llama_engine.sampling.filters import filtered
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
@@ -130,11 +130,9 @@ def draw_on_cpu(
     keys: torch.Tensor,
     log_min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the tokens, [batch], of `draw(keep_top_k_top_p(keep_min_p(apply_temperature(logits))))`.
+    """Return the tokens, [batch], of `draw(filtered(logits, temperature, top_k, top_p, log_min_p), keys)`.
 
-    logits: [batch, vocabulary], float32 on a CPU, each sequence's maximum finite. temperature: [batch], > 0. top_k:
-    [batch], 1 … vocabulary. top_p: [batch], (0, 1]. keys: [batch, 2], random words. log_min_p: [batch], the logarithm
-    of min_p; None is off for every sequence.
+    logits: [batch, vocabulary], float32 on a CPU, each sequence's maximum finite. keys: [batch, 2], random words.
     """
     threshold = _kth_largest(logits, top_k)
     # From here on NumPy computes in this thread: on a busy machine, waiting for PyTorch's threads costs more than they
@@ -151,10 +149,8 @@ def draw_on_cpu(
     drawn = torch.tensor(tokens)
     rest = (drawn == _UNDECIDED).nonzero()[:, 0]
     if len(rest):
-        tempered = apply_temperature(logits[rest], temperature[rest])
-        if log_min_p is not None:
-            tempered = keep_min_p(tempered, log_min_p[rest])
-        drawn[rest] = draw(keep_top_k_top_p(tempered, top_k[rest], top_p[rest]), keys[rest])
+        log_min_p = None if log_min_p is None else log_min_p[rest]
+        drawn[rest] = draw(filtered(logits[rest], temperature[rest], top_k[rest], top_p[rest], log_min_p), keys[rest])
     return drawn
 
 
@@ -169,7 +165,7 @@ def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
 
 
 def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, lowest: _Floats | None) -> _Floats:
-    """Apply the temperature with the same bits as `apply_temperature`, and mask logits.
+    """Apply the temperature with the same bits as `filtered`, and mask logits.
 
     threshold: lowest logit of the top_k, [batch, 1]. lowest: lowest logit after the temperature that min_p keeps,
     [batch, 1].

@@ -18,7 +18,7 @@ from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.kernels.transfers import to_device
 from llama_engine.sampling.bias_and_masks import LogitsProcessor, forbidden
 from llama_engine.sampling.draw import draw, draw_on_cpu, position_keys
-from llama_engine.sampling.filters import apply_temperature, keep_min_p, keep_top_k_top_p
+from llama_engine.sampling.filters import filtered
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.penalties import penalize_output, penalize_repetition
 from llama_engine.sampling.state import BatchIndices, SamplingFeatures, SamplingState
@@ -157,11 +157,8 @@ class Sampler:
                     None if log_min_p is None else log_min_p[drawing],
                 )
             return tokens
-        warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
-        if log_min_p is not None:
-            warm = keep_min_p(warm, log_min_p)
-        if features.truncation:
-            warm = keep_top_k_top_p(warm, top_k, top_p)
+        warmth = torch.where(sampled, temperature, 1.0)
+        warm = filtered(logits, warmth, top_k, top_p, log_min_p, features.truncation)
         return torch.where(sampled, draw(warm, keys), tokens)
 
     def _fill_guides(self, indices: BatchIndices, processors: _Processors) -> torch.Tensor | None:

@@ -43,7 +43,7 @@ struct Quantized {
     int32_t* offset;        // [tokens][2]: what the packed weights' zero adds to the sums of low and of high terms
     int32_t* group_start;   // [token blocks][column groups][TOKEN_BLOCK]: what sums of products of low terms begin with
     float* group_sum;       // the same: Σ low
-    float outlier_ratio;    // see largest_inlier in linear.h; 0: every value is an outlier, infinity: none is
+    float outlier_ratio;    // see largest_inlier in quantize.h; 0: every value is an outlier, infinity: none is
     float outlier_factor;   // outlier_ratio / inputs without padding
     int32_t inputs;
 

@@ -45,7 +45,7 @@ def test_loading_for_the_compiled_kernels_holds_two_more_layers(tmp_path: Path, 
     sizes = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS}
     wide = save_small(tmp_path / "wide", tokenizer, **sizes, num_attention_heads=8, num_key_value_heads=4)
     peak, weights, loaded = run_python(PROGRAM, str(small), str(wide)).stdout.split()
-    assert loaded == "CompiledLlama"
+    assert loaded == "PackedLlama"
     assert int(weights) > LAYERS * LAYER_BYTES
     assert int(weights) < int(peak) < int(weights) + 2 * LAYER_BYTES + CONSTANT
     assert 2 * LAYER_BYTES + CONSTANT < LAYERS * LAYER_BYTES, "the bound allows a second copy"

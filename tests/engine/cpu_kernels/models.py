@@ -133,7 +133,7 @@ class SmallLlama:
         """Pack it for the kernels."""
         layers = [pack_layer(kernels, self.architecture, layer) for layer in self.layers]
         head = pack_head(kernels, self.architecture, self.head)
-        return PackedLlama(kernels, self.architecture, layers, self.norm, head, self.tables, terms)
+        return PackedLlama(kernels, self.architecture, self.embedding, layers, self.norm, head, self.tables, terms)
 
     def cache_shape(self, slots: int, dtype: torch.dtype) -> KVCacheShape:
         """Return the KV cache of `slots` sequences of up to POSITIONS tokens, with pages for all."""

@@ -18,7 +18,7 @@ from llama_engine.engine.adapters import lora_limits
 from llama_engine.engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
 from llama_engine.kernels.cache_shape import KVCacheShape
-from llama_engine.model.cpu_runner import CompiledLlama
+from llama_engine.kernels.cpu.forward import PackedLlama
 from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.state import SamplingState
 from llama_engine.settings import Settings
@@ -184,7 +184,7 @@ def _plan(loaded: LoadedModel, settings: Settings, slots: int, tokens: int) -> M
 def _score_reserve(loaded: LoadedModel, settings: Settings) -> int:
     """Return the bytes of a prefill's attention scores in PyTorch: with a soft cap they are stored."""
     architecture, itemsize = loaded.architecture, loaded.info.dtype.itemsize
-    if architecture.attention_softcap is None or isinstance(loaded.model, CompiledLlama):
+    if architecture.attention_softcap is None or isinstance(loaded.model, PackedLlama):
         return 0
     positions = loaded.max_model_len
     return architecture.heads * min(settings.prefill_tokens, positions) * positions * (2 * itemsize + 4)

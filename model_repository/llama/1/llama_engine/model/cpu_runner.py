@@ -7,7 +7,6 @@ depends on its own sequence only: its bits are the same in any batch and for any
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,44 +19,22 @@ from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.bindings import CpuKernels
-from llama_engine.kernels.cpu.forward import ROOM, CpuForward, PackedLlama, scratch_bytes
-from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear, padded_head_dim
+from llama_engine.kernels.cpu.forward import CpuForward, PackedLlama
+from llama_engine.kernels.cpu.packing import pack_head, pack_layer, pack_linear
 from llama_engine.kernels.final_norm import final_norm
 from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 from llama_engine.model.builder import ReadWeights
 from llama_engine.model.model_runner import TokenChunk
 
 
-@dataclass(frozen=True)
-class CompiledLlama:
-    """A model packed for the compiled kernels. embedding: [vocabulary, hidden], in any float dtype."""
-
-    llama: PackedLlama
-    embedding: torch.Tensor
-
-    @property
-    def padded_head_dim(self) -> int:
-        """The head dimension of the KV cache, padded for the kernels."""
-        return padded_head_dim(self.llama.architecture)
-
-    def scratch_bytes(self, shape: KVCacheShape) -> int:
-        """Return the bytes of the kernels' scratch memory and of the page table for a KV cache of this shape."""
-        page_table = 4 * shape.slots * shape.columns
-        return scratch_bytes(self.llama, shape.columns * shape.page_size, ROOM) + page_table
-
-    def describe(self) -> str:
-        """Return a description of the INT8 product, for the log."""
-        return f"exact INT8, {self.llama.terms.describe()}, by compiled {self.llama.kernels.name.upper()} kernels"
-
-
-def build_compiled_llama(
+def build_packed_llama(
     reader: WeightReader,
     architecture: Architecture,
     tables: RopeTables,
     terms: ActivationTerms,
     kernels: CpuKernels,
     read: ReadWeights,
-) -> CompiledLlama:
+) -> PackedLlama:
     """Read an INT8 checkpoint and pack it for the compiled kernels.
 
     terms: which activations have two 8-bit terms.
@@ -66,24 +43,25 @@ def build_compiled_llama(
     layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
     norm = read.tensor(reader.norm())
     head = pack_head(kernels, architecture, read.linear(reader.head()))
-    return CompiledLlama(PackedLlama(kernels, architecture, layers, norm, head, tables, terms), embedding)
+    return PackedLlama(kernels, architecture, embedding, layers, norm, head, tables, terms)
 
 
-def compiled_without_weights(
+def packed_without_weights(
     architecture: Architecture, tables: RopeTables, terms: ActivationTerms, kernels: CpuKernels
-) -> CompiledLlama:
-    """Return a model without layers, for the description and the sizes of what `build_compiled_llama` returns."""
+) -> PackedLlama:
+    """Return a model without layers, for the description and the sizes of what `build_packed_llama` returns."""
     head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
-    return CompiledLlama(PackedLlama(kernels, architecture, [], torch.empty(0), head, tables, terms), torch.empty(0))
+    nothing = torch.empty(0)
+    return PackedLlama(kernels, architecture, nothing, [], nothing, head, tables, terms)
 
 
 class CpuRunner:
     """Runs a model with packed weights (the CPU kernels' layout); owns its KV cache. Not thread-safe."""
 
-    def __init__(self, model: CompiledLlama, shape: KVCacheShape, loras: LoraLimits = NO_LORAS) -> None:
-        self._embedding, self._scale = model.embedding, model.llama.architecture.embedding_scale
-        self._norm, self._epsilon = model.llama.norm, model.llama.architecture.epsilon
-        self._forward = CpuForward(model.llama, shape, loras=loras)
+    def __init__(self, model: PackedLlama, shape: KVCacheShape, loras: LoraLimits = NO_LORAS) -> None:
+        self._embedding, self._scale = model.embedding, model.architecture.embedding_scale
+        self._norm, self._epsilon = model.norm, model.architecture.epsilon
+        self._forward = CpuForward(model, shape, loras=loras)
 
     def run_chunks(self, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
         """Compute chunks of tokens and cache them; see `ModelRunner`."""

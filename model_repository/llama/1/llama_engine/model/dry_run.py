@@ -12,7 +12,7 @@ from llama_engine.checkpoint.headers import CheckpointHeaders
 from llama_engine.checkpoint.tensor_names import HEAD, SavedLinear, layer_linears, layer_norms, layer_prefix
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.model.builder import float_linear
-from llama_engine.model.cpu_runner import compiled_without_weights
+from llama_engine.model.cpu_runner import packed_without_weights
 from llama_engine.model.llama import Llama
 from llama_engine.model.load_plan import LoadPlan, ModelParts, plan_load
 from llama_engine.settings import Settings
@@ -36,7 +36,7 @@ def describe_model(
     architecture, tables = headers.architecture, plan.tables
     compiled = None
     if plan.kernels is not None:
-        compiled = compiled_without_weights(architecture, tables, plan.terms, plan.kernels)
+        compiled = packed_without_weights(architecture, tables, plan.terms, plan.kernels)
     linears, size = _planned_weights(plan, architecture)
     nothing = torch.empty(0)
     model = compiled or Llama(architecture, nothing, [], nothing, float_linear(LinearWeight(nothing)), tables)

@@ -35,6 +35,7 @@ from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.activation_terms import MAX_INPUTS, ONE_TERM, TWO_TERMS, ActivationTerms, activation_terms
 from llama_engine.kernels.cpu.bindings import CpuKernels
+from llama_engine.kernels.cpu.forward import PackedLlama
 from llama_engine.kernels.cpu.instruction_sets import FALLBACK_EFFECT, choose_cpu_kernels
 from llama_engine.kernels.cpu.packing import linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
@@ -46,7 +47,7 @@ from llama_engine.model.builder import (
     build_llama,
     float_linear,
 )
-from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
+from llama_engine.model.cpu_runner import build_packed_llama
 from llama_engine.model.llama import Llama
 from llama_engine.model.precision import (
     choose_cache_dtype,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ModelParts = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
+ModelParts = tuple[Llama | PackedLlama, ModelInfo, VarlenAttention | None]
 """A model, its precision and size, and FlashAttention for a GPU; None uses PyTorch's attention."""
 
 
@@ -121,9 +122,9 @@ class LoadPlan(NamedTuple):
         pack = partial(exact_int8_linear, terms=_gpu_terms(self.terms), elementwise=self.elementwise)
         return LinearLayers(requantized, pack, f"exact INT8, {self.terms.describe()}, bitsandbytes")
 
-    def info(self, linears: Mapping[str, int], weight_bytes: int, model: Llama | CompiledLlama) -> ModelInfo:
+    def info(self, linears: Mapping[str, int], weight_bytes: int, model: Llama | PackedLlama) -> ModelInfo:
         """Return the info of a model with these weights."""
-        if isinstance(model, CompiledLlama):
+        if isinstance(model, PackedLlama):
             product, batch_invariant = model.describe(), True
         else:
             product, batch_invariant = self.linear_layers().product, False
@@ -142,9 +143,9 @@ def load_model(
     if plan.by_transformers:
         return _load_with_transformers(headers, settings, plan)
     architecture, tables, read = headers.architecture, plan.tables, ReadWeights()
-    model: Llama | CompiledLlama
+    model: Llama | PackedLlama
     if plan.kernels is not None:
-        model = build_compiled_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
+        model = build_packed_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
     else:
         linears = plan.linear_layers()
         read = ReadWeights(linears.convert)

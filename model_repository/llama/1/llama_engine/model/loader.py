@@ -23,11 +23,12 @@ from llama_engine.checkpoint.pooling import Pooling, choose_pooling
 from llama_engine.checkpoint.rope import max_positions
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
+from llama_engine.kernels.cpu.forward import PackedLlama
 from llama_engine.kernels.cpu.lora import packed_lora_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 from llama_engine.model.builder import ModelInfo
-from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
+from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
 from llama_engine.model.load_plan import load_model
@@ -59,7 +60,7 @@ class LoadedModel:
     name: str
     config: PreTrainedConfig
     architecture: Architecture
-    model: Llama | CompiledLlama
+    model: Llama | PackedLlama
     tokenizer: Tokenizer
     generation_config: GenerationConfig
     max_model_len: int
@@ -74,8 +75,8 @@ class LoadedModel:
 
         tokens: number of positions, rounded up to whole pages; None is max_model_len for each slot.
         """
-        compiled = isinstance(self.model, CompiledLlama)
-        dim = self.model.padded_head_dim if isinstance(self.model, CompiledLlama) else self.architecture.head_dim
+        compiled = isinstance(self.model, PackedLlama)
+        dim = self.model.padded_head_dim if isinstance(self.model, PackedLlama) else self.architecture.head_dim
         page_size = GPU_PAGE_SIZE if self.info.device.type == "cuda" else CPU_PAGE_SIZE
         pages = slots * -(-self.max_model_len // page_size) if tokens is None else -(-tokens // page_size)
         return KVCacheShape(
@@ -91,7 +92,7 @@ class LoadedModel:
 
     def attention_reserve(self, shape: KVCacheShape) -> int:
         """Return the bytes of temporary memory for a decode step's attention, or of the compiled kernels' scratch."""
-        if isinstance(self.model, CompiledLlama):
+        if isinstance(self.model, PackedLlama):
             return self.model.scratch_bytes(shape)
         if self.attention is not None:
             return 0
@@ -101,7 +102,7 @@ class LoadedModel:
 
     def lora_bytes(self, limits: LoraLimits) -> int:
         """Return the bytes of the runner's adapters, if all are as large as the limits allow."""
-        if isinstance(self.model, CompiledLlama):
+        if isinstance(self.model, PackedLlama):
             return packed_lora_bytes(self.architecture, limits)
         return stacked_lora_bytes(self.architecture, limits)
 
@@ -110,7 +111,7 @@ class LoadedModel:
 
         captured: see TorchRunner. loras: room for adapters.
         """
-        if isinstance(self.model, CompiledLlama):
+        if isinstance(self.model, PackedLlama):
             return CpuRunner(self.model, shape, loras)
         return TorchRunner(self.model, shape, self.attention, captured, loras)
 

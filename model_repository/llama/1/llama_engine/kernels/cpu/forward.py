@@ -39,33 +39,42 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 class PackedLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    norm: [hidden], the final norm's gain. head: includes the logits' scale. tables: RoPE's. terms: which activations
-    have two INT8 terms.
+    embedding: [vocabulary, hidden], in any float dtype. norm: [hidden], the final norm's gain. head: includes the
+    logits' scale. tables: RoPE's. terms: which activations have two INT8 terms.
     """
 
     kernels: CpuKernels
     architecture: Architecture
+    embedding: torch.Tensor
     layers: list[PackedLayer]
     norm: torch.Tensor
     head: PackedLinear
     tables: RopeTables
     terms: ActivationTerms = TWO_TERMS
 
+    @property
+    def padded_head_dim(self) -> int:
+        """The head dimension of packed weights and KV cache."""
+        return padded_head_dim(self.architecture)
 
-def scratch_bytes(llama: PackedLlama, positions: int, room: int) -> int:
-    """Return an upper bound of `CpuForward`'s scratch bytes. positions: per sequence. room: tokens computed at once."""
-    architecture, head_dim = llama.architecture, padded_head_dim(llama.architecture)
-    hidden, intermediate = padded(architecture.hidden), padded(architecture.intermediate)
-    attended = padded(architecture.heads * head_dim)
-    qkv = padded((architecture.heads + 2 * architecture.kv_heads) * head_dim)
-    output = hidden if architecture.norm_after else 0
-    floats = 4 * (qkv + attended + intermediate + output) * room
-    # `QuantizedTokens` have two bytes an input, 8 a quad, 8 a column group, and 16 a token.
-    inputs = hidden + attended + intermediate
-    terms = (2 * inputs + 8 * inputs // QUAD + 8 * inputs // GROUP_UNIT + 3 * 16) * padded(room, TOKEN_MULTIPLE)
-    stride = int(llama.kernels.scratch_stride(positions, head_dim))
-    norm = 4 * hidden
-    return floats + terms + 4 * stride * torch.get_num_threads() + norm
+    def scratch_bytes(self, shape: KVCacheShape) -> int:
+        """Return an upper bound of the bytes of `CpuForward` beside a KV cache of this shape: scratch, page table."""
+        architecture = self.architecture
+        hidden, intermediate = padded(architecture.hidden), padded(architecture.intermediate)
+        attended = padded(architecture.heads * self.padded_head_dim)
+        qkv = padded((architecture.heads + 2 * architecture.kv_heads) * self.padded_head_dim)
+        output = hidden if architecture.norm_after else 0
+        floats = 4 * (qkv + attended + intermediate + output) * ROOM
+        # `QuantizedTokens` have two bytes an input, 8 a quad, 8 a column group, and 16 a token.
+        inputs = hidden + attended + intermediate
+        terms = (2 * inputs + 8 * inputs // QUAD + 8 * inputs // GROUP_UNIT + 3 * 16) * padded(ROOM, TOKEN_MULTIPLE)
+        stride = int(self.kernels.scratch_stride(shape.columns * shape.page_size, self.padded_head_dim))
+        norm, page_table = 4 * hidden, 4 * shape.slots * shape.columns
+        return floats + terms + 4 * stride * torch.get_num_threads() + norm + page_table
+
+    def describe(self) -> str:
+        """Return a description of the INT8 product, for the log."""
+        return f"exact INT8, {self.terms.describe()}, by compiled {self.kernels.name.upper()} kernels"
 
 
 class CpuForward:
@@ -85,7 +94,7 @@ class CpuForward:
         if shortest < cache.max_model_len:
             raise ValueError(f"RoPE's tables have {shortest} positions, and sequences {cache.max_model_len}")
         of_cache = (cache.layers, cache.key_value_heads, cache.head_dim)
-        of_model = (len(llama.layers), llama.architecture.kv_heads, padded_head_dim(llama.architecture))
+        of_model = (len(llama.layers), llama.architecture.kv_heads, llama.padded_head_dim)
         if of_cache != of_model:
             raise ValueError(f"the cache has layers, KV heads and dimensions {of_cache}, and the model {of_model}")
         self.llama = llama

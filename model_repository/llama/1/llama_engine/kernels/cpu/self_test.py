@@ -87,7 +87,7 @@ def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:
     angles = torch.arange(tokens)[:, None] * torch.logspace(0, -3, dim // 2)
     tables = {ROPE: (angles.cos(), angles.sin())}
     packed, head = pack_layer(kernels, architecture, layer), pack_linear(kernels, _zeros(64, 64))
-    llama = PackedLlama(kernels, architecture, [packed], torch.ones(64), head, tables)
+    llama = PackedLlama(kernels, architecture, torch.empty(0), [packed], torch.ones(64), head, tables)
     for dtype in CACHE_TYPES:
         forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 3), tokens)
         forward.cache.set_pages(0, 0, (2, 3, 1))

@@ -29,7 +29,7 @@ def describe_model(
 ) -> ModelParts:
     """Return a model without weights, the info of the loaded one, and its attention on a GPU.
 
-    The kernels are tested as when a model is loaded. Raises CheckpointError as `load_model` does, except for invalid
+    The kernels are tested as when a model is loaded. Raises CheckpointError as loading does, except for invalid
     contents of the weights.
     """
     plan = plan_load(name, headers, settings, device, max_model_len)

@@ -1,4 +1,4 @@
-"""Chooses how a checkpoint's linear layers are computed (`plan_load`), and loads its weights for that (`load_model`).
+"""Chooses how a checkpoint's linear layers are computed; `loader` loads its weights for that.
 
 | weights | product | batch-invariant |
 |---|---|---|
@@ -11,11 +11,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,14 +37,7 @@ from llama_engine.kernels.cpu.instruction_sets import FALLBACK_EFFECT, choose_cp
 from llama_engine.kernels.cpu.packing import linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
-from llama_engine.model.builder import (
-    ModelInfo,
-    PackLinear,
-    ReadWeights,
-    build_llama,
-    float_linear,
-)
-from llama_engine.model.cpu_runner import build_packed_llama
+from llama_engine.model.builder import ModelInfo, PackLinear, float_linear
 from llama_engine.model.llama import Llama
 from llama_engine.model.precision import (
     choose_cache_dtype,
@@ -131,34 +121,13 @@ class LoadPlan(NamedTuple):
         return ModelInfo(dict(linears), weight_bytes, self.dtype, self.device, self.threshold, product, batch_invariant)
 
 
-def load_model(
-    name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
-) -> ModelParts:
-    """Load a checkpoint's weights for the product that the table above lists.
-
-    Raises CheckpointError for incompatible settings, and on a GPU for INT8 weights without an exact product. Exceptions
-    of the libraries are passed on.
-    """
-    plan = plan_load(name, headers, settings, device, max_model_len)
-    if plan.by_transformers:
-        return _load_with_transformers(headers, settings, plan)
-    architecture, tables, read = headers.architecture, plan.tables, ReadWeights()
-    model: Llama | PackedLlama
-    if plan.kernels is not None:
-        model = build_packed_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
-    else:
-        linears = plan.linear_layers()
-        read = ReadWeights(linears.convert)
-        llama = build_llama(plan.reader, architecture, tables, linears.pack, read)
-        model = replace(llama, rotary=plan.elementwise.rotary)
-    _return_freed_memory()
-    return model, plan.info(read.linears, read.bytes, model), plan.attention
-
-
 def plan_load(
     name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
 ) -> LoadPlan:
-    """Choose how to serve a checkpoint, and check its headers. Raises CheckpointError as `load_model` does."""
+    """Choose how to serve a checkpoint, and check its headers.
+
+    Raises CheckpointError for incompatible settings and for headers that don't fit the config.
+    """
     config, architecture, saved, gguf = headers
     dtype = choose_dtype(name, architecture.model_type, settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
@@ -230,20 +199,6 @@ def _saved_format(saved: SavedTensors, config: PreTrainedConfig, int8: bool) -> 
     return linear_format(saved, quantization_config(config)) if int8 else None
 
 
-def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan: LoadPlan) -> ModelParts:
-    """Load the model with transformers' modules."""
-    if isinstance(plan.quantized, BitsandbytesNf4):
-        for linear in all_linears(headers.architecture):
-            if plan.quantized.has(linear):
-                plan.quantized.check_description(linear)
-    # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
-    from llama_engine.model.transformers_reader import llama_around, load_with_transformers, read_model_info
-
-    modules = load_with_transformers(str(headers.folder), headers.config, settings, plan.device, plan.dtype)
-    model = llama_around(modules, headers.architecture, plan.tables)
-    return replace(model, rotary=plan.elementwise.rotary), read_model_info(modules), plan.attention
-
-
 def _gpu_attention(
     architecture: Architecture, settings: Settings, device: torch.device, dtype: torch.dtype
 ) -> VarlenAttention | None:
@@ -269,10 +224,3 @@ def _gpu_elementwise(
     # The fused rotation is compiled for whole heads as the projection returns them.
     whole = architecture.rotary == architecture.head_dim and architecture.query_key_norm == "none"
     return fused if whole else fused._replace(rotary=SEPARATE.rotary)
-
-
-def _return_freed_memory() -> None:
-    """Return memory freed by packing to the system; glibc could otherwise retain as much as the model's size."""
-    with suppress(AttributeError):
-        # Other C libraries don't have malloc_trim and don't need it.
-        ctypes.CDLL(None).malloc_trim(0)

@@ -6,9 +6,10 @@ layers.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,23 @@ from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.checkpoint.architecture import Architecture
+from llama_engine.checkpoint.formats.bitsandbytes_nf4 import BitsandbytesNf4
 from llama_engine.checkpoint.headers import CheckpointHeaders, read_checkpoint_headers
 from llama_engine.checkpoint.hub import parse_gguf_name, resolve_folder
 from llama_engine.checkpoint.pooling import Pooling, choose_pooling
 from llama_engine.checkpoint.rope import max_positions
+from llama_engine.checkpoint.tensor_names import all_linears
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE, KVCacheShape, gathered_bytes
 from llama_engine.kernels.cpu.forward import PackedLlama
 from llama_engine.kernels.cpu.lora import packed_lora_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
-from llama_engine.model.builder import ModelInfo
-from llama_engine.model.cpu_runner import CpuRunner
+from llama_engine.model.builder import ModelInfo, ReadWeights, build_llama
+from llama_engine.model.cpu_runner import CpuRunner, build_packed_llama
 from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
-from llama_engine.model.load_plan import load_model
+from llama_engine.model.load_plan import LoadPlan, ModelParts, plan_load
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
 from llama_engine.model.torch_loras import stacked_lora_bytes
@@ -193,7 +196,7 @@ def _load_files(
         raise CheckpointError(
             f"{name} has no output head (lm_head), and serves embeddings alone: set pooling to last or mean"
         )
-    load = describe_model if dry_run else load_model
+    load = describe_model if dry_run else _load_model
     model, info, attention = load(name, headers, settings, device, max_model_len)
     return LoadedModel(
         name=name,
@@ -211,6 +214,44 @@ def _load_files(
     )
 
 
+def _load_model(
+    name: str, headers: CheckpointHeaders, settings: Settings, device: torch.device, max_model_len: int
+) -> ModelParts:
+    """Load a checkpoint's weights for the product that `plan_load` chooses.
+
+    Raises CheckpointError for incompatible settings, and on a GPU for INT8 weights without an exact product. Exceptions
+    of the libraries are passed on.
+    """
+    plan = plan_load(name, headers, settings, device, max_model_len)
+    if plan.by_transformers:
+        return _load_with_transformers(headers, settings, plan)
+    architecture, tables, read = headers.architecture, plan.tables, ReadWeights()
+    model: Llama | PackedLlama
+    if plan.kernels is not None:
+        model = build_packed_llama(plan.reader, architecture, tables, plan.terms, plan.kernels, read)
+    else:
+        linears = plan.linear_layers()
+        read = ReadWeights(linears.convert)
+        llama = build_llama(plan.reader, architecture, tables, linears.pack, read)
+        model = replace(llama, rotary=plan.elementwise.rotary)
+    _return_freed_memory()
+    return model, plan.info(read.linears, read.bytes, model), plan.attention
+
+
+def _load_with_transformers(headers: CheckpointHeaders, settings: Settings, plan: LoadPlan) -> ModelParts:
+    """Load the model with transformers' modules."""
+    if isinstance(plan.quantized, BitsandbytesNf4):
+        for linear in all_linears(headers.architecture):
+            if plan.quantized.has(linear):
+                plan.quantized.check_description(linear)
+    # Imported here because importing bitsandbytes and transformers' modelling code takes 2 s.
+    from llama_engine.model.transformers_reader import llama_around, load_with_transformers, read_model_info
+
+    modules = load_with_transformers(str(headers.folder), headers.config, settings, plan.device, plan.dtype)
+    model = llama_around(modules, headers.architecture, plan.tables)
+    return replace(model, rotary=plan.elementwise.rotary), read_model_info(modules), plan.attention
+
+
 def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
     """Return the checkpoint's generation config; without one, the defaults that follow from its model config.
 
@@ -222,3 +263,10 @@ def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConf
         except Exception as error:
             raise CheckpointError(f"can't load {folder}: generation_config.json: {one_line(error)}") from error
     return GenerationConfig.from_model_config(config)
+
+
+def _return_freed_memory() -> None:
+    """Return memory freed by packing to the system; glibc could otherwise retain as much as the model's size."""
+    with suppress(AttributeError):
+        # Other C libraries don't have malloc_trim and don't need it.
+        ctypes.CDLL(None).malloc_trim(0)

@@ -31,8 +31,13 @@ class TermCount(NamedTuple):
         return (self.tokens * self.inputs + self.outlier_columns) * self.outputs
 
 
+DECODER_LINEARS = ("query_key_value", "attention_output", "gate_up", "down")
+"""The linear layers of a decoder layer, in the order of the compiled kernels' tables (LinearLayer in forward.cpp)."""
+
+LINEAR_LAYERS = (*DECODER_LINEARS, "head")
+
 TermCounts = Mapping[str, TermCount]
-"""Counts by linear layer: query_key_value, attention_output, gate_up, down, head; of all decoder layers together."""
+"""Counts by name of LINEAR_LAYERS, of all decoder layers together."""
 
 SPLIT = 254
 """Weight of the high term: a quantized activation is q = low + SPLIT · high."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from llama_engine.kernels.activation_terms import LINEAR_LAYERS
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -88,7 +90,6 @@ STEP_PREFILL_TOKENS = Metric(
     "Prompt tokens prefilled in a step, for steps with a prefill.",
     (*_POWERS, 2048.0, 4096.0, 8192.0),
 )
-LINEAR_LAYERS = ("query_key_value", "attention_output", "gate_up", "down", "head")
 INT8_COLUMNS = Metric(
     "llama_int8_columns_total",
     "counter",

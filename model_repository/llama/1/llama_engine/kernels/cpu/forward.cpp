@@ -22,7 +22,7 @@ struct Layer {
 
 enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
 
-// An adapter has weights of those before the head.
+// As LINEAR_LAYERS in activation_terms.py. An adapter has weights of those before the head.
 enum LinearLayer { QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN, HEAD };
 
 // Tokens in a linear layer, and their quads of columns with outliers.

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
-from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms, TermCount, TermCounts
+from llama_engine.kernels.activation_terms import LINEAR_LAYERS, TWO_TERMS, ActivationTerms, TermCount, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.bindings import Cache, CpuKernels, Layer, Model, Scoring
 from llama_engine.kernels.cpu.lora import LoraTable
@@ -113,9 +113,8 @@ class CpuForward:
             (self._gated.shape[1], architecture.intermediate),
         )
         self.quantized = [QuantizedTokens(room, width, inputs, llama.terms) for width, inputs in widths]
-        # The order is that of the kernels' enumeration of linear layers.
         self._shapes = linear_shapes(architecture)
-        self._counts = torch.zeros(len(self._shapes), 2, dtype=torch.int64)
+        self._counts = torch.zeros(len(LINEAR_LAYERS), 2, dtype=torch.int64)
         stride = llama.kernels.scratch_stride(cache.columns * cache.page_size, padded_head_dim(architecture))
         self._scratch = torch.zeros(torch.get_num_threads(), stride)
         self._tables = {
@@ -180,11 +179,10 @@ class CpuForward:
 
     def take_term_counts(self) -> TermCounts:
         """Return the counts since the last call."""
-        counts = zip(self._shapes.items(), self._counts.tolist(), strict=True)
-        result = {
-            name: TermCount(tokens, QUAD * quads, inputs, outputs)
-            for (name, (outputs, inputs)), (tokens, quads) in counts
-        }
+        result = {}
+        for name, (tokens, quads) in zip(LINEAR_LAYERS, self._counts.tolist(), strict=True):
+            outputs, inputs = self._shapes[name]
+            result[name] = TermCount(tokens, QUAD * quads, inputs, outputs)
         self._counts.zero_()
         return result
 

@@ -10,12 +10,10 @@ from torch.nn import functional
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.tensor_names import layer_linears
+from llama_engine.kernels.activation_terms import DECODER_LINEARS
 from llama_engine.kernels.cpu.bindings import Lora
 from llama_engine.kernels.cpu.packing import OUTPUTS, linear_sources, output_scale, padded
 from llama_engine.kernels.lora_layout import LoraLimits, LoraPart, lora_parts
-
-LINEARS = ("query_key_value", "attention_output", "gate_up", "down")
-"""The linear layers of a decoder layer in the order of the kernels' tables."""
 
 RANKS = 16
 """Ranks of a block."""
@@ -75,13 +73,13 @@ class PackedLora:
 class LoraTable:
     """The adapters of a `CpuForward`: their packed weights, and the one of each slot's sequence.
 
-    table: the kernels' structures by adapter, decoder layer and LINEARS; None without room for adapters. adapters:
+    table: the kernels' structures by adapter, decoder layer and linear layer; None without room for adapters. adapters:
     [slots] int32; 0 is none. shrunk: [room][stride], scratch memory.
     """
 
     def __init__(self, architecture: Architecture, slots: int, room: int, limits: LoraLimits) -> None:
         self._architecture, self._limits = architecture, limits
-        self._size = architecture.layers * len(LINEARS)
+        self._size = architecture.layers * len(DECODER_LINEARS)
         self.table = (Lora * ((limits.count + 1) * self._size))() if limits.count else None
         self.adapters = torch.zeros(slots, dtype=torch.int32)
         self.shrunk = torch.zeros(room if limits.count else 0, shrunk_stride(architecture, limits))
@@ -122,13 +120,13 @@ class LoraTable:
 
 
 def pack_adapter(architecture: Architecture, adapter: LoraAdapter) -> list[PackedLora | None]:
-    """Return an adapter's packed linear layers, in order of decoder layer and of LINEARS; None where it has none."""
+    """Return an adapter's packed linear layers by decoder layer and DECODER_LINEARS; None where it has none."""
     sources = linear_sources(architecture)
     scale = {"attention_output": output_scale(architecture), "down": output_scale(architecture)}
     return [
         PackedLora(parts[field], *sources[field], scale.get(field, 1.0)) if parts[field] else None
         for parts in (lora_parts(architecture, layer) for layer in adapter.layers)
-        for field in LINEARS
+        for field in DECODER_LINEARS
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from end_to_end.compose.conftest import NewProject
 from end_to_end.compose.docker_engine import GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from end_to_end.servers import HTTP as CLIENT
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
+from llama_engine.kernels.cpu.build import COMPILER_FLAGS, object_path
 from triton_llama import LlamaClient
 from triton_llama.status import read_model_info
 
@@ -52,7 +52,7 @@ def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
 
 def test_the_container_computes_with_the_compiled_kernels(served: ComposeProject) -> None:
     """The base image of these tests has no compiler: the objects are those that `make` left in the checkout."""
-    expected = {object_path(name).name for name in INSTRUCTION_SETS if object_path(name).exists()}
+    expected = {object_path(name).name for name in COMPILER_FLAGS if object_path(name).exists()}
     if not expected:
         pytest.skip("this checkout has no compiled kernels: no C++ compiler")
     folder = "/srv/triton-llama/model_repository/llama/1/llama_engine/kernels/cpu/build"

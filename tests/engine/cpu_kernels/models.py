@@ -28,7 +28,7 @@ from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.bindings import CpuKernels
 from llama_engine.kernels.cpu.build import (
     COMMON_FLAGS,
-    INSTRUCTION_SETS,
+    COMPILER_FLAGS,
     SOURCES,
     compile_object,
     compile_to,
@@ -44,7 +44,7 @@ from torch.nn import functional
 
 def compiles(compiler: list[str], name: str) -> bool:
     """Return whether the compiler knows the options of an instruction set."""
-    command = [*compiler, *INSTRUCTION_SETS[name], "-fsyntax-only", "-x", "c++", "/dev/null"]
+    command = [*compiler, *COMPILER_FLAGS[name], "-fsyntax-only", "-x", "c++", "/dev/null"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
@@ -102,7 +102,7 @@ def kernels(name: str) -> CpuKernels:
 
 
 def _emulated(name: str, compiler: list[str]) -> CpuKernels:
-    options = [*COMMON_FLAGS, *INSTRUCTION_SETS["avx2"], *EMULATED[name], "-O1", "-Wno-psabi", f"-I{SOURCES}"]
+    options = [*COMMON_FLAGS, *COMPILER_FLAGS["avx2"], *EMULATED[name], "-O1", "-Wno-psabi", f"-I{SOURCES}"]
     source = Path(__file__).with_name("emulated.cpp")
     # Compilation takes ten seconds.
     content = hashlib.sha256(" ".join(options).encode() + source.read_bytes()).hexdigest()

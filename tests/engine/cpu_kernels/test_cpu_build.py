@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from llama_engine.kernels.cpu import build
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, SCRIPT, compile_object, find_compiler, object_path
+from llama_engine.kernels.cpu.build import COMPILER_FLAGS, SCRIPT, compile_object, find_compiler, object_path
 from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets
 
 compiler = find_compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
-EVERY = ", ".join(INSTRUCTION_SETS)
+EVERY = ", ".join(COMPILER_FLAGS)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_new_object_that_fails_the_self_test_is_deleted(sources: Path) -> None
 
 def test_the_objects_name_changes_with_sources_and_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = object_path("avx2")
-    monkeypatch.setitem(build.INSTRUCTION_SETS, "avx2", ("-mavx2",))
+    monkeypatch.setitem(build.COMPILER_FLAGS, "avx2", ("-mavx2",))
     flags = object_path("avx2")
     (sources / "other.h").write_text("")
     assert len({before, flags, object_path("avx2")}) == 3

@@ -9,8 +9,8 @@ from engine.int8_layers import AUTO, threads
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
+from llama_engine.kernels.cpu.instruction_sets import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import pack_layer
 
 each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)

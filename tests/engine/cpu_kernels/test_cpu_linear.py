@@ -12,7 +12,7 @@ from engine.int8_layers import AUTO, random_rows, random_weight, rows_with_outli
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.kernels.activation_terms import MAX_INPUTS, ONE_TERM, TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cpu import cpu_reference
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
+from llama_engine.kernels.cpu.instruction_sets import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import pack_linear
 from llama_engine.kernels.cpu.self_test import run_linear
 from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear

@@ -7,15 +7,13 @@ import pytest
 from engine.cpu_kernels.models import RUNNABLE, compiles, kernels
 from llama_engine.kernels.cpu import instruction_sets
 from llama_engine.kernels.cpu.bindings import Model, openmp_runtimes
-from llama_engine.kernels.cpu.build import (
+from llama_engine.kernels.cpu.build import SCRIPT, compile_object, compile_to, find_compiler, object_path
+from llama_engine.kernels.cpu.instruction_sets import (
+    CPU_FLAGS,
     INSTRUCTION_SETS,
-    SCRIPT,
-    compile_object,
-    compile_to,
-    find_compiler,
-    object_path,
+    allowed_instruction_sets,
+    choose_cpu_kernels,
 )
-from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
 from llama_engine.kernels.cpu.paged_cache import CACHE_TYPES
 from llama_engine.kernels.cpu.self_test import self_test
 
@@ -68,7 +66,7 @@ def test_the_environment_and_the_cpu_limit_the_instruction_sets(
     monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: EVERYTHING - missing)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[len(INSTRUCTION_SETS) - number :]
+    assert allowed_instruction_sets() == list(INSTRUCTION_SETS[len(INSTRUCTION_SETS) - number :])
 
 
 def test_a_cpu_without_avx2_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,7 @@ COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512_VNNI = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 
-INSTRUCTION_SETS = {
+COMPILER_FLAGS = {
     "avx512-amx": (*_AVX512_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
     "avx512-bf16": (*_AVX512_VNNI, "-mavx512bf16"),
     "avx512-vnni": _AVX512_VNNI,
@@ -58,7 +58,7 @@ _COMPILER_TIMEOUT = 300
 
 def object_path(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> Path:
     """Return the path of an instruction set's object, whose name has a hash of the current sources and flags."""
-    digest = hashlib.sha256(" ".join((*COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set])).encode())
+    digest = hashlib.sha256(" ".join((*COMMON_FLAGS, *COMPILER_FLAGS[instruction_set])).encode())
     for source in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return directory / f"{instruction_set}-{digest.hexdigest()[:16]}.so"
@@ -81,7 +81,7 @@ def compile_object(compiler: list[str] | None, instruction_set: str, directory: 
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return f"{directory} can't be written: {error.strerror}"
-    command = [*compiler, *COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set], str(SOURCES / "forward.cpp")]
+    command = [*compiler, *COMMON_FLAGS, *COMPILER_FLAGS[instruction_set], str(SOURCES / "forward.cpp")]
     return compile_to(object_path(instruction_set, directory), command)
 
 
@@ -126,7 +126,7 @@ def is_whole(path: Path) -> bool:
 
 def remove_stale(directory: Path = BUILD_DIRECTORY) -> None:
     """Delete objects that were built from other sources or flags."""
-    current = {object_path(name, directory) for name in INSTRUCTION_SETS}
+    current = {object_path(name, directory) for name in COMPILER_FLAGS}
     for path in directory.glob("[!.]*.so"):
         if path not in current:
             path.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="print nothing if nothing is to be compiled")
     options = parser.parse_args()
     # Objects depend on glibc only, so those built from these sources on another machine can be used, too.
-    existing = [name for name in INSTRUCTION_SETS if is_built(name)]
+    existing = [name for name in COMPILER_FLAGS if is_built(name)]
     compiler = find_compiler()
     if compiler is None and not existing:
         wanted = os.environ.get("CXX") or ", ".join(COMPILERS)
@@ -173,7 +173,7 @@ def main() -> int:
         return 0 if options.optional else 1
     built: list[str] = []
     skipped: dict[str, list[str]] = {}
-    for name in INSTRUCTION_SETS:
+    for name in COMPILER_FLAGS:
         message = None if name in existing else compile_object(compiler, name) or self_test_error(name)
         if message is None:
             built.append(name)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llama_engine.errors import one_line
 from llama_engine.kernels.cpu.bindings import CpuKernels
-from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, INSTRUCTION_SETS, SCRIPT, object_path
+from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, SCRIPT, object_path
 from llama_engine.kernels.cpu.self_test import self_test
 
 _AVX2 = frozenset({"avx2", "fma"})
@@ -25,7 +25,9 @@ CPU_FLAGS = {
     "avx512-vnni": _AVX512_VNNI,
     "avx2": _AVX2,
 }
-"""The flags in /proc/cpuinfo that each instruction set requires."""
+"""The flags in /proc/cpuinfo that each instruction set requires, the fastest first."""
+
+INSTRUCTION_SETS = tuple(CPU_FLAGS)
 
 FALLBACK_EFFECT = "INT8 weights are dequantized: steps are slower and not batch-invariant"
 """Effect of missing compiled kernels, for the log."""
@@ -77,7 +79,7 @@ def allowed_instruction_sets() -> list[str]:
     """Return the instruction sets that the CPU has and the environment allows, the fastest first."""
     flags = cpu_flags()
     capped = min(_onednn_cap(), _aten_cap())
-    return [name for name in list(INSTRUCTION_SETS)[len(INSTRUCTION_SETS) - capped :] if flags >= CPU_FLAGS[name]]
+    return [name for name in INSTRUCTION_SETS[len(INSTRUCTION_SETS) - capped :] if flags >= CPU_FLAGS[name]]
 
 
 def runnable_instruction_sets() -> list[str]:

@@ -17,7 +17,7 @@ def eager_drafter(engine: Engine) -> Drafter:
     """The engine's drafter, changed so that it verifies every guess beside any number of sequences."""
     assert engine._drafter is not None
     engine._drafter.limit = 100
-    engine._drafter._times.best_count = lambda _, probabilities, gain: len(probabilities)  # type: ignore[assignment, method-assign]
+    engine._drafter._budget.best_count = lambda _, probabilities, gain: len(probabilities)  # type: ignore[assignment, method-assign]
     return engine._drafter
 
 

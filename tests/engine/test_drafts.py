@@ -19,10 +19,10 @@ from engine.guesses import eager_drafter, guess_at_random
 from engine.guided_texts import EngineOf, tag
 from engine.prompts import any_requests
 from engine.transcripts import Transcript, cuts, transcripts
+from llama_engine.engine.draft_budget import DraftBudget
 from llama_engine.engine.draft_matches import MAX_FINISHED, MAX_FINISHED_TOKENS, FinishedIndexes, NgramIndex
 from llama_engine.engine.drafts import Acceptance
 from llama_engine.engine.engine import Engine
-from llama_engine.engine.step_times import StepTimes
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.metrics import DRAFT_SOURCES
 from llama_engine.request.generation_request import GenerationRequest
@@ -189,27 +189,27 @@ def test_finished_sequences_are_bounded_for_each_salt_and_in_all() -> None:
 
 
 def test_the_number_of_guesses_maximizes_the_expected_rate() -> None:
-    times = StepTimes(32)
-    assert times.best_count(1, [1.0] * 8, 1.0) == 0, "nothing is measured"
-    with patch("llama_engine.engine.step_times._timed", lambda _, tokens: 4.0 + tokens):
-        times.measure(lambda _: None)
-    assert [times.at(tokens) for tokens in (1, 3, 16, 31)] == [5, 7, 20, 35]
-    assert times.best_count(1, [0.9] * 3 + [0.1] * 3, 1.0) == 3
-    assert times.best_count(1, [0.1] * 8, 1.0) == 0
-    assert times.best_count(1, [0.21], 1.0) == 1
-    assert times.best_count(1, [0.21], 1.03) == 0
-    assert times.best_count(28, [0.9] * 4, 1.0) == 4
-    assert times.best_count(28, [0.8] * 4, 1.0) == 0
+    budget = DraftBudget(32)
+    assert budget.best_count(1, [1.0] * 8, 1.0) == 0, "nothing is measured"
+    with patch("llama_engine.engine.draft_budget._timed", lambda _, tokens: 4.0 + tokens):
+        budget.measure(lambda _: None)
+    assert [budget.step_seconds(tokens) for tokens in (1, 3, 16, 31)] == [5, 7, 20, 35]
+    assert budget.best_count(1, [0.9] * 3 + [0.1] * 3, 1.0) == 3
+    assert budget.best_count(1, [0.1] * 8, 1.0) == 0
+    assert budget.best_count(1, [0.21], 1.0) == 1
+    assert budget.best_count(1, [0.21], 1.03) == 0
+    assert budget.best_count(28, [0.9] * 4, 1.0) == 4
+    assert budget.best_count(28, [0.8] * 4, 1.0) == 0
     for _ in range(200):
-        times.record(1, 10.0, verified=False)
-        times.record(1, math.nan, verified=False)
-    assert 9 < times.at(1) < 11
-    assert times.at(32) < 100
-    assert times.best_count(1, [1.0], 1.0) == 1
+        budget.record(1, 10.0, verified=False)
+        budget.record(1, math.nan, verified=False)
+    assert 9 < budget.step_seconds(1) < 11
+    assert budget.step_seconds(32) < 100
+    assert budget.best_count(1, [1.0], 1.0) == 1
     for _ in range(200):
-        times.record(1, 10.0, verified=False)
-        times.record(2, 25.0, verified=True)
-    assert times.best_count(1, [1.0], 1.0) == 0
+        budget.record(1, 10.0, verified=False)
+        budget.record(2, 25.0, verified=True)
+    assert budget.best_count(1, [1.0], 1.0) == 0
 
 
 def test_a_share_of_right_guesses_is_followed() -> None:

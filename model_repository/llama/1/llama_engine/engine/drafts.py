@@ -5,8 +5,8 @@ the client predicted, in its prompt and output, or in a sequence of the same `ca
 lately. A wrong guess costs time and changes no token: each position gets the token that it would have had without the
 draft.
 
-How many guessed tokens a step takes is what maximizes the expected tokens per second, by the sequences' shares of
-accepted tokens so far and the time of a step by the number of its tokens (`StepTimes`).
+How many guessed tokens a step takes follows from the sequences' shares of accepted tokens so far and from the time of a
+step by the number of its tokens (`DraftBudget`).
 
 Sources: prompt lookup decoding (vLLM's n-gram speculator), SuffixDecoding (arXiv:2411.04975).
 """
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from llama_engine.engine.draft_budget import DraftBudget
 from llama_engine.engine.draft_matches import MAX_MATCH, MIN_MATCH, FinishedIndexes, NgramIndex
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence, Status
-from llama_engine.engine.step_times import StepTimes
 from llama_engine.model.model_runner import ModelRunner, TokenChunk
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ class Drafter:
     def __init__(self, tokenizer: Tokenizer, pages: PageManager, limit: int, shares_prefixes: bool) -> None:
         """limit: maximum tokens of a step. shares_prefixes: whether sequences of one salt see each other's tokens."""
         self.limit = limit
-        self._tokenizer, self._pages, self._times = tokenizer, pages, StepTimes(limit)
+        self._tokenizer, self._pages, self._budget = tokenizer, pages, DraftBudget(limit)
         self._finished = FinishedIndexes() if shares_prefixes else None
         # It counts the drafts of all sequences.
         self._acceptance = Acceptance()
 
     def guess(self, sequences: list[Sequence], room: int) -> dict[Sequence, Draft]:
         """Return the likeliest drafts of decoding sequences, none if no draft would pay. room: for tokens of each."""
-        if room <= 0 or not self._times.best_count(len(sequences), [1.0] * room, GAIN):
+        if room <= 0 or not self._budget.best_count(len(sequences), [1.0] * room, GAIN):
             return {}
         return {sequence: guess for sequence in sequences if (guess := self._guess(sequence, room)) is not None}
 
@@ -152,7 +152,7 @@ class Drafter:
             key=itemgetter(0),
             reverse=True,
         )[:room]
-        count = self._times.best_count(decoding, [probability for probability, _ in likeliest], GAIN)
+        count = self._budget.best_count(decoding, [probability for probability, _ in likeliest], GAIN)
         drafts: dict[Sequence, Draft] = {}
         for sequence, length in Counter(sequence for _, sequence in likeliest[:count]).items():
             guess = guesses[sequence]
@@ -173,7 +173,7 @@ class Drafter:
             model.logits(hidden)[0, 0].item()
 
         with torch.inference_mode():
-            self._times.measure(step)
+            self._budget.measure(step)
         self._pages.release(sequence)
         model.take_term_counts()
 
@@ -182,7 +182,7 @@ class Drafter:
 
         decoding: number of sequences. seconds: the step's time; NaN if it had other work, too.
         """
-        self._times.record(decoding + sum(len(draft.tokens) for draft in drafts.values()), seconds, bool(drafts))
+        self._budget.record(decoding + sum(len(draft.tokens) for draft in drafts.values()), seconds, bool(drafts))
         for sequence, draft in drafts.items():
             draft.logits = torch.empty(0)
             self._pages.trim(sequence)

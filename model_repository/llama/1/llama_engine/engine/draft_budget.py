@@ -1,4 +1,7 @@
-"""The time of a decode step by the number of tokens that it computes: measured at load, then followed while running."""
+"""How many guessed tokens a decode step takes: what maximizes the expected tokens per second.
+
+The time of a step by the number of tokens that it computes is measured at load, then followed while running.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-BUDGET_SECONDS = 0.8
+MEASUREMENT_SECONDS = 0.8
 """Time for the measurement at load. Larger steps that it leaves out are extrapolated."""
 
 _FOLLOWED = 0.1
@@ -18,8 +21,8 @@ _DRIFT = 0.005
 """Share by which all times change: contexts and the machine's load make all steps slower or faster."""
 
 
-class StepTimes:
-    """Seconds of a step at powers of two tokens; linear in between. Not thread-safe."""
+class DraftBudget:
+    """Chooses the number by the seconds of a step at powers of two tokens, linear in between. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         """limit: maximum tokens of a step."""
@@ -29,8 +32,8 @@ class StepTimes:
         self._verifying = 0.0
 
     def measure(self, step: Callable[[int], object]) -> None:
-        """Measure the times of `step`, which takes a number of tokens, within BUDGET_SECONDS."""
-        until = time.monotonic() + BUDGET_SECONDS
+        """Measure the times of `step`, which takes a number of tokens, within MEASUREMENT_SECONDS."""
+        until = time.monotonic() + MEASUREMENT_SECONDS
         self._seconds = []
         for tokens in self._tokens:
             if len(self._seconds) > 1 and time.monotonic() > until:
@@ -39,7 +42,7 @@ class StepTimes:
             else:
                 self._seconds.append(min(_timed(step, tokens) for _ in range(2)))
 
-    def at(self, tokens: int) -> float:
+    def step_seconds(self, tokens: int) -> float:
         """Return the seconds of a step of that many tokens."""
         known, seconds = self._tokens, self._seconds
         place = min(bisect_right(known, tokens), len(known) - 1)
@@ -57,7 +60,8 @@ class StepTimes:
             return 0
         expected = accumulate(probabilities, initial=float(sequences))
         times = (
-            self.at(sequences + count) + (self._verifying if count else 0.0) for count in range(len(probabilities) + 1)
+            self.step_seconds(sequences + count) + (self._verifying if count else 0.0)
+            for count in range(len(probabilities) + 1)
         )
         rates = [tokens / seconds for tokens, seconds in zip(expected, times, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
@@ -70,7 +74,7 @@ class StepTimes:
         """
         if not self._seconds or math.isnan(seconds):
             return
-        expected = self.at(tokens) + (self._verifying if verified else 0.0)
+        expected = self.step_seconds(tokens) + (self._verifying if verified else 0.0)
         seconds = min(max(seconds, expected / 2), 2 * expected)
         deviation = seconds / expected - 1
         self._verifying *= 1 - _DRIFT

@@ -242,8 +242,9 @@ class Settings:
         return cls(**values)  # type: ignore[arg-type]  # BOUNDS parsed each value to its field's type
 
     def describe(self) -> str:
-        """Return every setting, for the log."""
-        return ", ".join(f"{name}={getattr(self, name)}" for name in BOUNDS)
+        """Return every setting, for the log; `default` stands for the words in docs/settings.md."""
+        values = {name: getattr(self, name) for name in BOUNDS}
+        return ", ".join(f"{name}={'default' if value is None else value}" for name, value in values.items())
 
 
 BOUNDS: Mapping[str, Bound[object]] = {setting.name: setting.metadata["bound"] for setting in fields(Settings)}

@@ -81,3 +81,7 @@ def test_the_environment_overrides_parameters_which_override_defaults() -> None:
     assert Settings.parse({"slots": "3"}, {}).slots == 3
     both = Settings.parse({"slots": "3", "dtype": "float16"}, {"LLAMA_SLOTS": "4", "LLAMA_DEVICE": "cpu"})
     assert (both.slots, both.dtype, both.device, both.model) == (4, "float16", "cpu", None)
+
+
+def test_the_log_says_default_for_a_setting_without_a_value() -> None:
+    assert Settings(slots=3).describe().startswith("model=default, revision=default, quantization=int8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import NamedTuple
 
@@ -43,11 +44,14 @@ def read_samples(address: str, model: str, timeout: float = _TIMEOUT_S) -> list[
         # Not urllib, which would use the environment's proxies.
         with closing(HTTPConnection(address, timeout=timeout)) as connection:
             connection.request("GET", "/metrics")
-            page = connection.getresponse().read().decode()
+            response = connection.getresponse()
+            page = response.read().decode()
         series = [(name, dict(_LABEL.findall(labels)), value) for name, labels, value in _SAMPLE.findall(page)]
         samples = [Sample(name, labels, float(value)) for name, labels, value in series if labels.get("model") == model]
     except (OSError, HTTPException, ValueError) as error:
         raise NoMetricsError(f"{address} has no metrics: {error}") from error
+    if response.status != HTTPStatus.OK:
+        raise NoMetricsError(f"{address} answers /metrics with HTTP {response.status}")
     if not any(sample.name == "llama_model_info" for sample in samples):
         raise NoMetricsError(f"{address} has no llama_model_info of the model {model}")
     return samples

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from client.peers import serve_page
+from client.peers import HOST, respond, serve_page, server
 from triton_llama import LlamaClient, ServerError
 from triton_llama.address import Protocol, ServerAddress
 from triton_llama.metrics_page import NoMetricsError, metrics_address
@@ -113,6 +113,15 @@ def test_a_page_without_the_model_is_named() -> None:
     with metrics_page() as address, pytest.raises(NoMetricsError) as error:
         read_model_info(address, "llama")
     assert str(error.value) == f"{address} has no llama_model_info of the model llama"
+
+
+def test_an_error_of_the_metrics_page_is_named() -> None:
+    with (
+        server(respond(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n")) as port,
+        pytest.raises(NoMetricsError) as error,
+    ):
+        read_model_info(f"{HOST}:{port}", "llama")
+    assert str(error.value) == f"{HOST}:{port} answers /metrics with HTTP 503"
 
 
 def test_the_metrics_port_is_beside_the_endpoint() -> None:

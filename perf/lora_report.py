@@ -11,7 +11,7 @@ from perf.table import Column, Table
 
 STATES = {"none": "8 loaded, unused", "one": "one adapter", "eight": "8 adapters"}
 """What is measured with adapters, by the mix of its load."""
-MODEL = Column("model", "model", lambda model: str(model).split(" parameters")[0].removeprefix("Llama of "))
+MODEL_COLUMN = Column("model", "model", lambda model: str(model).split(" parameters")[0].removeprefix("Llama of "))
 SERVERS = {"ours": "triton_llama_int8", "vLLM floats": "vllm"}
 """The servers without adapters. Those with adapters are named after them."""
 
@@ -32,11 +32,15 @@ def lora(rows: Sequence[Row]) -> list[Table]:
     served = [row for row in rows if "step_ms" not in row]
     places = dict.fromkeys((row["model"], row["load"]["concurrency"]) for row in served)
     lines = [{"model": place[0], "users": place[1], **_costs(served, *place)} for place in places]
-    throughput = [MODEL, Column("users", "users", "{:,.0f}".format)]
+    throughput = [MODEL_COLUMN, Column("users", "users", "{:,.0f}".format)]
     for name in SERVERS:
         throughput.append(Column(f"{name}: tokens/s without", f"{name}/tokens_per_second"))
         throughput += [Column(f"{name}: {column.title}", f"{name}/{column.path}", column.shown) for column in costs]
-    latency = [MODEL, Column("sequences", "load/concurrency", "{:,.0f}".format), Column("step without, ms", "step_ms")]
+    latency = [
+        MODEL_COLUMN,
+        Column("sequences", "load/concurrency", "{:,.0f}".format),
+        Column("step without, ms", "step_ms"),
+    ]
     note = "± is one standard error: over rounds in the first table, over turns of a few steps in the second."
     tables = [Table(throughput, lines, note), Table([*latency, *costs], steps)]
     return [table for table in tables if table.rows]

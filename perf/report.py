@@ -11,7 +11,7 @@ from typing import Any
 
 from perf.environment import ROOT
 from perf.load.workload import SLOTS
-from perf.lora_report import MODEL, lora
+from perf.lora_report import MODEL_COLUMN, lora
 from perf.results_file import RESULTS, Row, at, read
 from perf.table import Column, Table, beside, figure, markdown, percent, pivot, several
 
@@ -121,7 +121,7 @@ def prefixes(rows: Sequence[Row]) -> list[Table]:
         "vllm_int8_prefix_cache": "vLLM INT8",
         "vllm_prefix_cache": "vLLM floats",
     }
-    columns = [MODEL, Column("load", "load/mix", str), USERS, *beside(caches, TTFT, TOKENS, HITS)]
+    columns = [MODEL_COLUMN, Column("load", "load/mix", str), USERS, *beside(caches, TTFT, TOKENS, HITS)]
     return [Table(columns, pivot(rows, ["model", "load/mix", "load/concurrency"], "server"))]
 
 

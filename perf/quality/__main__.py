@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 from llama_engine.errors import EngineError
-from llama_engine.model.builder import ModelInfo
 from llama_engine.model.loader import LoadedModel, load_checkpoint
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 

@@ -11,7 +11,7 @@ from frontend.endpoints import Endpoint, Json, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
 from triton_llama.completion import Chunk
-from triton_llama_openai.output.streaming import stop_reason
+from triton_llama_openai.output.answers import stop_reason
 
 STRUCTURAL_TAG = {"type": "structural_tag", "triggers": ["a"]}
 FLAT_SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}

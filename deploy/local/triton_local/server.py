@@ -26,7 +26,7 @@ from types import TracebackType
 
 import psutil
 from triton_supervisor import process
-from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
+from triton_supervisor.settings import CONFIG_IF_UNSET, STOP_MARGIN_S, RefusedError, Settings
 from triton_supervisor.triton import MODEL, Address, RepositoryApi
 from triton_supervisor.tritonserver_options import Options, refuse_reserved, served_models
 
@@ -81,8 +81,8 @@ class LocalTriton:
             raise InvalidSettingError(f"ready timeout {ready_timeout} is out of bounds: more than 0 seconds")
         self._ready_timeout = ready_timeout
         self._repository = find_repository(None if model_repository is None else Path(model_repository))
-        streams = (self._repository / MODEL / "configs" / f"{DEFAULT_CONFIG}.pbtxt").is_file()
-        self.variant = variant or (DEFAULT_CONFIG if streams else "default")
+        streams = (self._repository / MODEL / "configs" / f"{CONFIG_IF_UNSET}.pbtxt").is_file()
+        self.variant = variant or (CONFIG_IF_UNSET if streams else "default")
         """The served config's name."""
         self._environment = {**os.environ, **(environment or {}), "TRITON_MODEL_CONFIG": self.variant}
         if model is not None:

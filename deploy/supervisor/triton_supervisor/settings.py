@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-DEFAULT_CONFIG = "streaming"
+CONFIG_IF_UNSET = "streaming"
 """The config of the image and of `make serve`: it takes every kind of request, with llama_unary beside."""
 
 DEFAULT_GRACE_S = 120
@@ -55,7 +55,7 @@ class Settings:
                 f"TRITON_STUCK_SECONDS is {stuck}; it must be 0 (never) or {_MIN_STUCK_S} ... {MAX_SECONDS}"
             )
         return cls(
-            config=environment.get("TRITON_MODEL_CONFIG") or DEFAULT_CONFIG,
+            config=environment.get("TRITON_MODEL_CONFIG") or CONFIG_IF_UNSET,
             grace=whole_number("TRITON_GRACE_SECONDS", grace, 1, MAX_SECONDS),
             stuck=stuck,
         )

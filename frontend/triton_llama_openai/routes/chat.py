@@ -11,17 +11,10 @@ from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import invalid
+from triton_llama_openai.output.answers import Json, dumps, response_head, stop_reason, until_disconnect
 from triton_llama_openai.output.logprobs import logprobs_content
 from triton_llama_openai.output.output_parser import ContentPart, Reasoning
-from triton_llama_openai.output.streaming import (
-    ChoiceEvents,
-    Json,
-    dumps,
-    response_head,
-    stop_reason,
-    stream_answer,
-    until_disconnect,
-)
+from triton_llama_openai.output.streaming import ChoiceEvents, stream_answer
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.chat import ChatRequest

@@ -13,16 +13,9 @@ from triton_llama.completion import Chunk, TokenLogprobs
 
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.guides.structured_output import guide_of
+from triton_llama_openai.output.answers import Json, dumps, response_head, stop_reason, until_disconnect
 from triton_llama_openai.output.logprobs import CompletionLogprobs
-from triton_llama_openai.output.streaming import (
-    ChoiceEvents,
-    Json,
-    dumps,
-    response_head,
-    stop_reason,
-    stream_answer,
-    until_disconnect,
-)
+from triton_llama_openai.output.streaming import ChoiceEvents, stream_answer
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.prompt.truncation import truncate
 from triton_llama_openai.protocol.completions import CompletionRequest

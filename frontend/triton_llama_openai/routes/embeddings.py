@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triton_llama_openai.errors import invalid
-from triton_llama_openai.output.streaming import Json, dumps, until_disconnect
+from triton_llama_openai.output.answers import Json, dumps, until_disconnect
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.protocol.embeddings import EmbeddingRequest
 from triton_llama_openai.request_body import parse_request

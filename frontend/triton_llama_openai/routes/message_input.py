@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from triton_llama_openai.errors import invalid
-from triton_llama_openai.output.streaming import dumps
+from triton_llama_openai.output.answers import dumps
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.message_blocks import (
     AssistantBlock,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from triton_llama.completion import Chunk
 
+from triton_llama_openai.output.answers import Json, dumps
 from triton_llama_openai.output.output_parser import ContentPart, OutputParser, Reasoning
-from triton_llama_openai.output.streaming import Json, dumps
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.protocol.chat import parse_arguments
 

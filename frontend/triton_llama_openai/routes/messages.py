@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.output.streaming import Events, Json, dumps, stream_answer, until_disconnect
+from triton_llama_openai.output.answers import Json, dumps, until_disconnect
+from triton_llama_openai.output.streaming import Events, stream_answer
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
 from triton_llama_openai.request_body import parse_request

@@ -13,9 +13,9 @@ from typing import Literal
 
 from triton_llama.completion import Chunk
 
+from triton_llama_openai.output.answers import Json, dumps, dumps_with, join_array
 from triton_llama_openai.output.logprobs import logprobs_content
 from triton_llama_openai.output.output_parser import ContentPart, Reasoning
-from triton_llama_openai.output.streaming import Json, dumps, dumps_with, join_array
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.prompt.conversation import PreparedChat
 from triton_llama_openai.protocol.response_items import Status

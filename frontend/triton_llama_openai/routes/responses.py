@@ -11,7 +11,8 @@ from starlette.responses import Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError, shorten
-from triton_llama_openai.output.streaming import Events, Json, dumps_with, join_array, stream_answer, until_disconnect
+from triton_llama_openai.output.answers import Json, dumps_with, join_array, until_disconnect
+from triton_llama_openai.output.streaming import Events, stream_answer
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.request_body import parse_request

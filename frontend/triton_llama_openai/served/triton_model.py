@@ -22,7 +22,7 @@ from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
 from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Adapter
-from triton_llama_openai.triton.metrics_page import MetricsPage
+from triton_llama_openai.triton.engine_load import EngineLoadReader
 from triton_llama_openai.triton.triton_client import TritonClient
 
 LOG = logging.getLogger("triton_llama_openai")
@@ -47,7 +47,7 @@ class TritonModel:
         self._settings = settings
         self._template = template
         self.triton = TritonClient(server, settings.model)
-        self._metrics_pages = [MetricsPage(address, settings.model) for address in metrics]
+        self._load_readers = [EngineLoadReader(address, settings.model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
         self._reason = "its description hasn't come yet"
@@ -100,7 +100,7 @@ class TritonModel:
 
     def loads(self) -> dict[int, EngineLoad]:
         """Return the loads of its Tritons by number, at most 0.5 s old, without those that aren't known."""
-        return {number: load for number, page in enumerate(self._metrics_pages) if (load := page.load()) is not None}
+        return {number: load for number, reader in enumerate(self._load_readers) if (load := reader.load()) is not None}
 
     async def start(self, seconds: float) -> None:
         """Ask for the description from now on; return after the first attempt, or after this time."""
@@ -120,8 +120,8 @@ class TritonModel:
     async def close(self) -> None:
         """Close the connection."""
         # First: Triton may end at the same time, and its missing page is no warning then.
-        for page in self._metrics_pages:
-            page.close()
+        for reader in self._load_readers:
+            reader.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -19,7 +19,7 @@ from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.chunk_streams import ChunkStream, merge, with_api_errors
 from triton_llama_openai.triton.inputs import Prompt, prompt_tensors
 from triton_llama_openai.triton.replica_key import replica_key
-from triton_llama_openai.triton.resumption import EngineRequest, Resumption
+from triton_llama_openai.triton.resumption import Resumption, TritonRequest
 
 if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel
@@ -48,7 +48,7 @@ async def embed(
         tensors = [*prompt_tensors(prompt, model), Tensor("return_embedding", "BOOL", (True,))]
         if request.priority is not None:
             tensors.append(Tensor("priority", "INT32", (request.priority,)))
-        engine_request = EngineRequest(
+        triton_request = TritonRequest(
             f"{record.id}-{number}",
             tensors,
             EMBEDDING_OUTPUT_NAMES,
@@ -58,7 +58,7 @@ async def embed(
             settings.resume_timeout,
             streamed=False,
         )
-        responses = Resumption(engine_request, model.triton, record).chunks()
+        responses = Resumption(triton_request, model.triton, record).chunks()
         return _when_free(free, with_api_errors(responses, _FIELDS, number, len(prompts)))
 
     embeddings: dict[int, NDArray[np.float32]] = {}

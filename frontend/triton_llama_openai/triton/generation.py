@@ -15,10 +15,11 @@ from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
+from triton_llama_openai.triton.cache_salt import cache_salt_of
 from triton_llama_openai.triton.chunk_streams import ChunkStream, merge, with_api_errors
-from triton_llama_openai.triton.inputs import Prompt, cache_salt_of, inputs_of
+from triton_llama_openai.triton.inputs import Prompt, inputs_of
 from triton_llama_openai.triton.replica_key import replica_key
-from triton_llama_openai.triton.resumption import EngineRequest, Resumption
+from triton_llama_openai.triton.resumption import Resumption, TritonRequest
 from triton_llama_openai.triton.triton_client import OUTPUTS, OUTPUTS_OF_ONE
 from triton_llama_openai.triton.usage import Usage
 
@@ -62,7 +63,7 @@ class Generation:
         cache_salt = cache_salt_of(b"" if shared else record.key_digest, request.cache_salt)
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
-            EngineRequest(
+            TritonRequest(
                 record.id if len(prompts) == 1 else f"{record.id}-{number}",
                 inputs_of(request, prompt, guide, model, interval, cache_salt),
                 OUTPUTS if request.choices > 1 else OUTPUTS_OF_ONE,

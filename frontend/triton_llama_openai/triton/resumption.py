@@ -41,7 +41,7 @@ _READY_S = 2.0
 
 
 @dataclass(frozen=True)
-class EngineRequest:
+class TritonRequest:
     """A request of one prompt. outputs: names of those that are read. choices: indices of its completions.
 
     key: by which a proxy picks its replica. timeout: seconds for everything. resume_timeout: seconds until it goes on
@@ -77,7 +77,7 @@ class _Choice:
 class Resumption:
     """Runs any request, and what is missing of it again after each interruption. record: gets the interruptions."""
 
-    def __init__(self, request: EngineRequest, triton: TritonClient, record: RequestRecord) -> None:
+    def __init__(self, request: TritonRequest, triton: TritonClient, record: RequestRecord) -> None:
         self._request = request
         self._triton = triton
         self._record = record

@@ -37,7 +37,7 @@ from triton_llama.errors import (
 from triton_llama.metrics_page import NoMetricsError, metrics_address, read_samples
 from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.triton.description import Description
-from triton_llama_openai.triton.metrics_page import engine_load
+from triton_llama_openai.triton.engine_load import engine_load
 from triton_llama_openai.triton.triton_client import OUTPUTS_OF_ONE, TritonClient
 
 from triton_llama_dynamo.model_files import write_model_files

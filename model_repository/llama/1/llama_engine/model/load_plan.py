@@ -37,8 +37,9 @@ from llama_engine.kernels.cpu.instruction_sets import FALLBACK_EFFECT, choose_cp
 from llama_engine.kernels.cpu.packing import linear_shapes
 from llama_engine.kernels.gpu.elementwise import SEPARATE, Elementwise, choose_elementwise
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
-from llama_engine.model.builder import ModelInfo, PackLinear, float_linear
+from llama_engine.model.builder import PackLinear, float_linear
 from llama_engine.model.llama import Llama
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import (
     choose_cache_dtype,
     choose_dtype,

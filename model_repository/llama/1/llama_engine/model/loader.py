@@ -30,11 +30,12 @@ from llama_engine.kernels.cpu.forward import PackedLlama
 from llama_engine.kernels.cpu.lora import packed_lora_bytes
 from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
-from llama_engine.model.builder import ModelInfo, ReadWeights, build_llama
+from llama_engine.model.builder import ReadWeights, build_llama
 from llama_engine.model.cpu_runner import CpuRunner, build_packed_llama
 from llama_engine.model.dry_run import describe_model
 from llama_engine.model.llama import Llama
 from llama_engine.model.load_plan import LoadPlan, ModelParts, plan_load
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype
 from llama_engine.model.torch_loras import stacked_lora_bytes

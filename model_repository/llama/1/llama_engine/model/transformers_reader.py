@@ -19,8 +19,9 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.errors import CheckpointError
-from llama_engine.model.builder import ModelInfo, assemble_llama
+from llama_engine.model.builder import assemble_llama
 from llama_engine.model.llama import Layer, Linear, Llama
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
 from llama_engine.settings import Settings
 

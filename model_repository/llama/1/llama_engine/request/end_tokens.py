@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from llama_engine.bounds import show
 from llama_engine.errors import CheckpointError
-from llama_engine.text.tokenizer import END_TOKENS, Tokenizer
+from llama_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
+
+END_TOKENS = (
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<end_of_utterance>", "<EOT>", "_<EOT>", "<|eot|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]",
+)  # fmt: skip
+"""Tokens that end a text or a turn, of known families: llama.cpp's, and others."""
 
 
 def find_end_tokens(generation: GenerationConfig, config: PreTrainedConfig, tokenizer: Tokenizer) -> Mapping[int, str]:

@@ -30,12 +30,6 @@ which takes digits one by one.
 REASONING_MARKERS = frozenset({"<think>", "</think>", "<seed:think>", "</seed:think>"})
 """Tokens with a text even if flagged as special: clients separate reasoning from the answer by them."""
 
-END_TOKENS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_utterance>", "<EOT>", "_<EOT>", "<|eot|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]",
-)  # fmt: skip
-"""Tokens that end a text or a turn, of known families: llama.cpp's, and others."""
-
 
 class Vocabulary:
     """The bytes of every token id; empty for special tokens and for ids unknown to the tokenizer."""

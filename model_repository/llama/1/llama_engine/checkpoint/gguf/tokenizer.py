@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from llama_engine.bounds import show
 from llama_engine.checkpoint.gguf.header import GgufFile
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.text.tokenizer import END_TOKENS, Tokenizer, Vocabulary, read_tokenizer
+from llama_engine.request.end_tokens import END_TOKENS
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from frontend.fake_triton import FakeTriton
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE
 from triton_llama.metrics_page import read_samples
 from triton_llama_openai.metrics import EngineLoad
-from triton_llama_openai.triton.metrics_page import PAGE_SIZES, engine_load
+from triton_llama_openai.triton.engine_load import PAGE_SIZES, engine_load
 
 PAGES = 40
 

@@ -24,8 +24,8 @@ PAGE_SIZES = {"cpu": 16, "cuda": 256}
 """Tokens in a page of the engine's KV cache, by device."""
 
 
-class MetricsPage:
-    """Triton's metrics page. address: HOST:PORT. model: its name in Triton."""
+class EngineLoadReader:
+    """Reads the engine's load at one Triton. address: HOST:PORT of its metrics. model: its name there."""
 
     def __init__(self, address: str, model: str) -> None:
         self._address = address

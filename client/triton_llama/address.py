@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 Protocol = Literal["http", "grpc"]
 
-DEFAULT_PORT: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
+DEFAULT_PORTS: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ServerAddress:
             raise ValueError(f"url is {url!r}, must be HOST:PORT with a port from 1 to 65535")
         if parts.query or parts.fragment or parts.username or (protocol == "grpc" and parts.path.strip("/")):
             raise ValueError(f"url is {url!r}, must be no more than {protocol}://HOST:PORT")
-        port = DEFAULT_PORT[protocol] if port is None else port
+        port = DEFAULT_PORTS[protocol] if port is None else port
         return cls(protocol, parts.hostname, port, parts.path.rstrip("/"), parts.scheme.endswith("s"))
 
     @property

@@ -224,6 +224,9 @@ def status(
             "instances_unknown": reason,
             "outlier_shares": info.outlier_shares,
             "kv_cache": None if info.cache is None else info.cache._asdict(),
+            "drafts": {
+                source: {"right": right, "guessed": guessed} for source, (right, guessed) in info.drafts.items()
+            },
         }
         click.echo(json.dumps(shown, ensure_ascii=False))
     else:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import NamedTuple
 
-from triton_llama.address import DEFAULT_PORT, ServerAddress
+from triton_llama.address import DEFAULT_PORTS, ServerAddress
 
 METRICS_PORT = 8002
 _TIMEOUT_S = 2.0
@@ -31,7 +31,7 @@ class NoMetricsError(Exception):
 def metrics_address(server: ServerAddress) -> str:
     """Return Triton's default address for metrics: the same host, as far above the server's port as by default."""
     host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"{host}:{server.port + METRICS_PORT - DEFAULT_PORT[server.protocol]}"
+    return f"{host}:{server.port + METRICS_PORT - DEFAULT_PORTS[server.protocol]}"
 
 
 def read_samples(address: str, model: str, timeout: float = _TIMEOUT_S) -> list[Sample]:

@@ -36,7 +36,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         settings = Settings.parse(sys.argv[1:], os.environ)
-        models = Models.load(settings)
+        models = Models.of_settings(settings)
         listener = _listen(settings.host, settings.port)
         app = create_app(settings, models, partial(_announce, models, listener))
     except InvalidSettingsError as error:

@@ -21,11 +21,11 @@ from triton_llama_openai.routes.adapters import add_adapter_updates
 from triton_llama_openai.routes.chat import add_chat
 from triton_llama_openai.routes.completions import add_completions
 from triton_llama_openai.routes.embeddings import add_embeddings
+from triton_llama_openai.routes.health import health_router
 from triton_llama_openai.routes.messages import add_messages
 from triton_llama_openai.routes.models import add_models
 from triton_llama_openai.routes.page import has_page, page_router
 from triton_llama_openai.routes.responses import add_responses, add_stored_responses
-from triton_llama_openai.routes.state import state_router
 from triton_llama_openai.routes.tokenization import add_tokenization, add_tokenizer_info
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
@@ -41,7 +41,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
         InvalidSettingsError: the file of API keys can't be used, or the packages for traces are missing.
     """
     records: set[RequestRecord] = set()
-    metrics = Metrics(models.loads, lambda: lora_use(models.num_adapters(), records))
+    metrics = Metrics(models.engine_loads, lambda: lora_use(models.num_adapters(), records))
     authorized = []
     if settings.api_keys_file is not None:
         authorized = [Depends(ApiKeys.read(settings.api_keys_file).authorize)]
@@ -73,7 +73,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
     _handle_errors(app)
     app.include_router(_with_bodies(models, settings), dependencies=authorized)
     app.include_router(_without_bodies(models), dependencies=authorized)
-    app.include_router(state_router(models, metrics))
+    app.include_router(health_router(models, metrics))
     if has_page(settings):
         app.include_router(page_router(models, authorized))
     if settings.openapi == "on":

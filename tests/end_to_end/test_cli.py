@@ -61,6 +61,9 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton) -> None:
     state = json.loads(run(triton, "grpc", "status", "--json", metrics).stdout)
     assert state["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
     assert [instance["computation"] for instance in state["instances"]] == [computation]
+    guesses = [f"{source} {counts['right']} of {counts['guessed']}" for source, counts in state["drafts"].items()]
+    shown = re.findall("^drafts      right guesses: (.*)$", plain.stdout, re.MULTILINE)
+    assert shown == [", ".join(guesses)] * bool(guesses)
 
 
 @both_protocols

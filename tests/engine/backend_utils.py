@@ -19,7 +19,7 @@ from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
-from llama_engine.request.adapters import AdapterCommand
+from llama_engine.request.adapter_choice import AdapterCommand
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.config import QueuePolicy
 from numpy.typing import NDArray

@@ -29,7 +29,7 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.sequence_builder import choices_of
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.adapters import Adapter
+from llama_engine.request.adapter_choice import Adapter
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.state import BatchIndices, SamplingFeatures

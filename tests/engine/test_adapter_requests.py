@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, tensor
 from llama_engine.errors import InvalidRequest, OtherAdapter
-from llama_engine.request.adapters import Adapter, AdapterCommand, parse_command
+from llama_engine.request.adapter_choice import Adapter, AdapterCommand, parse_command
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from engine.scheduling import SECONDS
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
-from llama_engine.request.adapters import Adapter
+from llama_engine.request.adapter_choice import Adapter
 from llama_engine.triton.request_decoder import RequestDecoder
 from numpy.typing import NDArray
 from safetensors.torch import save_file

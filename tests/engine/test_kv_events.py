@@ -23,7 +23,7 @@ from llama_engine.engine.kv_events import KvEvents
 from llama_engine.engine.sequence import Sequence
 from llama_engine.errors import InvalidSettings
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.adapters import Adapter
+from llama_engine.request.adapter_choice import Adapter
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.detokenizer import Detokenizer
 

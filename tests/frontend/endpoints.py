@@ -93,7 +93,7 @@ def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
     settings = Settings.model_construct(**values)  # type: ignore[arg-type]  # fractions of seconds
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-        app = create_app(settings, Models.load(settings))
+        app = create_app(settings, Models.of_settings(settings))
         server = create_server(app, settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint")
         thread.start()

@@ -27,7 +27,7 @@ import triton_llama_openai.__main__
 from triton_llama_openai.app import create_app
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
-create_app(Settings(), Models.load(Settings()))
+create_app(Settings(), Models.of_settings(Settings()))
 """
 BODY = {"model": "pydoc-llama", "prompt": "a", "stream": True}
 

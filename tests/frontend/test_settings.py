@@ -49,7 +49,7 @@ def test_a_bad_file_of_models_is_refused_with_its_reason(content: str, message: 
     file = tmp_path / "models.json"
     file.write_text(content)
     with pytest.raises(InvalidSettingsError, match=message):
-        Models.load(Settings(models_file=file))
+        Models.of_settings(Settings(models_file=file))
 
 
 def test_a_model_beside_a_file_of_models_is_refused(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, content: byte
     template = tmp_path / "t.jinja"
     template.write_bytes(content)
     with pytest.raises(InvalidSettingsError, match=f"chat_template .*{message}"):
-        Models.load(Settings(chat_template=template))
+        Models.of_settings(Settings(chat_template=template))

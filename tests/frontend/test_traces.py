@@ -123,4 +123,4 @@ def test_without_its_packages_the_setting_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "triton_llama_openai.traces", None)
     settings = Settings(traces="http://127.0.0.1:4318")
     with pytest.raises(InvalidSettingsError, match=r"^traces needs .* pip install 'triton-llama\[tracing\]'$"):
-        create_app(settings, Models.load(settings))
+        create_app(settings, Models.of_settings(settings))

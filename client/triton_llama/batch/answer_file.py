@@ -35,7 +35,7 @@ class AnswerFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def read_custom_ids(self, expected: Set[str]) -> set[str]:
+    def repair_and_read_ids(self, expected: Set[str]) -> set[str]:
         """Return the custom_ids that have an answer; remove a last line that a kill has cut off.
 
         Raises RejectedInputError for a malformed line, and for a custom_id that isn't an expected one.

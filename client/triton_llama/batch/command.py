@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FAILED_LINES = 5
 """The exit code where the file of errors has lines."""
-DEFAULT_PORT = 9000
+OPENAI_PORT = 9000
 _HINT = "the same command with --resume continues"
 _PATH = click.Path(path_type=Path)
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -38,7 +38,7 @@ def _check_url(_context: click.Context, _parameter: click.Parameter, url: str) -
         raise click.BadParameter(str(error)) from error
     if "://" not in url:
         address = urlsplit(f"http://{url}")
-        port = "" if address.port else f":{DEFAULT_PORT}"
+        port = "" if address.port else f":{OPENAI_PORT}"
         url = f"http://{address.netloc}{port}{address.path}"
     # The base URL of OpenAI's clients has the /v1 that each line has, too.
     return url.rstrip("/").removesuffix("/v1")
@@ -60,10 +60,10 @@ def _check_key(_context: click.Context, _parameter: click.Parameter, key: str | 
 @click.option("--resume", is_flag=True, help="Send the lines that OUT.jsonl and the errors lack.")
 @click.option(
     "--url",
-    default=f"localhost:{DEFAULT_PORT}",
+    default=f"localhost:{OPENAI_PORT}",
     show_default=True,
     callback=_check_url,
-    help=f"The endpoint's: HOST[:PORT] (port {DEFAULT_PORT} by default), or with http:// or https:// (80, 443).",
+    help=f"The endpoint's: HOST[:PORT] (port {OPENAI_PORT} by default), or with http:// or https:// (80, 443).",
 )
 @click.option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, callback=_check_key, help="The endpoint's.")
 @click.option("--concurrency", type=click.IntRange(1, 1024), default=32, show_default=True, help="Lines at a time.")
@@ -95,7 +95,7 @@ def run_batch(
         try:
             custom_ids = read_custom_ids(source)
             answers, errors = (opened.enter_context(AnswerFile(path)) for path in (out, errors_file))
-            answered, failed = answers.read_custom_ids(custom_ids), errors.read_custom_ids(custom_ids)
+            answered, failed = answers.repair_and_read_ids(custom_ids), errors.repair_and_read_ids(custom_ids)
         except RejectedInputError as error:
             raise click.UsageError(str(error)) from error
         except BlockingIOError as error:

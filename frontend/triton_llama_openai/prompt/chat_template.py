@@ -18,6 +18,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.output.tool_calls import CLOSE, OPEN
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.protocol.chat import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
@@ -241,7 +242,7 @@ def _tools_as_text(turns: Sequence[Turn], tools: Sequence[Turn]) -> list[Turn]:
         role, content = turn["role"], str(turn["content"])
         calls = turn.get("tool_calls")
         if isinstance(calls, list):
-            call_texts = [f"<tool_call>\n{_tojson(call['function'])}\n</tool_call>" for call in calls]
+            call_texts = [f"{OPEN}\n{_tojson(call['function'])}\n{CLOSE}" for call in calls]
             content = "\n".join([content, *call_texts] if content else call_texts)
         if role == "tool":
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"

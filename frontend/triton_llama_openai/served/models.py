@@ -38,7 +38,7 @@ class Models:
         self._models = models
 
     @classmethod
-    def load(cls, settings: Settings) -> Models:
+    def of_settings(cls, settings: Settings) -> Models:
         """Read the settings of every model, without a request to Triton.
 
         Raises:
@@ -114,9 +114,9 @@ class Models:
         """Return the number of loaded adapters of all models."""
         return sum(max(len(model.served) - 1, 0) for model in self._models)
 
-    def loads(self) -> dict[str, dict[int, EngineLoad]]:
+    def engine_loads(self) -> dict[str, dict[int, EngineLoad]]:
         """Return the loads of the models' Tritons by the model's name, without those that aren't known now."""
-        return {model.label: loads for model in self._models if (loads := model.loads())}
+        return {model.label: loads for model in self._models if (loads := model.engine_loads())}
 
     async def start(self) -> None:
         """Ask for the models' descriptions."""

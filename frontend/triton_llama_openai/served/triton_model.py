@@ -98,7 +98,7 @@ class TritonModel:
         model = self.described
         return [] if model is None else [model, *map(model.with_adapter, self.adapters.values())]
 
-    def loads(self) -> dict[int, EngineLoad]:
+    def engine_loads(self) -> dict[int, EngineLoad]:
         """Return the loads of its Tritons by number, at most 0.5 s old, without those that aren't known."""
         return {number: load for number, reader in enumerate(self._load_readers) if (load := reader.load()) is not None}
 

@@ -12,7 +12,7 @@ from llama_engine.checkpoint.lora import read_adapter
 from llama_engine.errors import CheckpointError, InvalidRequest, InvalidSettings, Stopping
 from llama_engine.kernels.lora_layout import NO_LORAS, LoraLimits
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.request.adapters import Adapter
+from llama_engine.request.adapter_choice import Adapter
 from llama_engine.settings import Settings
 
 DEFAULT_COUNT = 8

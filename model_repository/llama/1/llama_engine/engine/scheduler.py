@@ -30,7 +30,7 @@ from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Un
 
 if TYPE_CHECKING:
     from llama_engine.observability.stats import Stats
-    from llama_engine.request.adapters import Adapter
+    from llama_engine.request.adapter_choice import Adapter
 
 HANG_SECONDS = 10.0
 """Seconds that `stop` waits for a hanging step after the drain time."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.loader import LoadedModel
-from llama_engine.request.adapters import Adapter, adapters_json
+from llama_engine.request.adapter_choice import Adapter, adapters_json
 from llama_engine.request.defaults import GenerationDefaults
 
 FORMAT = 1

@@ -142,9 +142,9 @@ def describe_checkpoint(name: str, headers: CheckpointHeaders, settings: Setting
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Convert exceptions of the libraries to CheckpointError, and silence their messages and progress bars.
+    """Convert exceptions of the libraries in the block to CheckpointError.
 
-    name: the checkpoint's, for error messages.
+    From now on their messages and progress bars are silenced in the whole process. name: the checkpoint's, for errors.
     """
     # transformers' warning about missing weights advises training the model; here, missing weights are refused.
     set_verbosity_error()

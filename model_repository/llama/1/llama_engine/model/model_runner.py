@@ -66,7 +66,7 @@ class ModelRunner(Protocol):
         """Return hidden states [n, hidden] after the final norm, in float32; each has the same bits for any n."""
 
     def take_term_counts(self) -> TermCounts:
-        """Return how many tokens the linear layers had since the last call; empty if they aren't counted."""
+        """Return each linear layer's tokens and two-term columns since the last call; empty if they aren't counted."""
 
     def warm_up(self) -> None:
         """Run every kernel that a decode step may need, so that requests don't wait for compilation or loading."""

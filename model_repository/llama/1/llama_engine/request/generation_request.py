@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 
-from llama_engine.request.adapters import Adapter
+from llama_engine.request.adapter_choice import Adapter
 from llama_engine.request.parameters import RequestParameters
 
 

@@ -16,7 +16,7 @@ from itertools import islice
 
 from llama_engine.bounds import BoundError
 from llama_engine.errors import ContextExceeded, InvalidRequest, OtherModel
-from llama_engine.request.adapters import Adapter, requested_adapter
+from llama_engine.request.adapter_choice import Adapter, requested_adapter
 from llama_engine.request.collection_bounds import read_object
 from llama_engine.request.defaults import GenerationDefaults
 from llama_engine.request.generation_request import GenerationRequest

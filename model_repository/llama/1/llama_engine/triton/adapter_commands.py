@@ -13,7 +13,7 @@ from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.errors import CheckpointError, GenerationError, InvalidRequest, QueueFull, RequestError, Stopping
 from llama_engine.observability.stats import Stats
-from llama_engine.request.adapters import Adapter, AdapterCommand, adapters_json
+from llama_engine.request.adapter_choice import Adapter, AdapterCommand, adapters_json
 from llama_engine.request.parameters import LORA_PATH
 from llama_engine.triton.responder import Responder
 

@@ -17,7 +17,7 @@ from llama_engine.engine.events import RequestContext
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
-from llama_engine.request.adapters import AdapterCommand, parse_command
+from llama_engine.request.adapter_choice import AdapterCommand, parse_command
 from llama_engine.request.parameters import DESCRIPTION, LORA_PATH, PROMPTS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.config import QueuePolicy

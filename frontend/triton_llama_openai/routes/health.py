@@ -10,7 +10,7 @@ from triton_llama_openai.served.models import Models
 from triton_llama_openai.served.served_model import package_version
 
 
-def state_router(models: Models, metrics: Metrics) -> APIRouter:
+def health_router(models: Models, metrics: Metrics) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 

@@ -157,9 +157,9 @@ class Sampler:
                     None if log_min_p is None else log_min_p[drawing],
                 )
             return tokens
-        warmth = torch.where(sampled, temperature, 1.0)
-        warm = filtered(logits, warmth, top_k, top_p, log_min_p, features.truncation)
-        return torch.where(sampled, draw(warm, keys), tokens)
+        temperature = torch.where(sampled, temperature, 1.0)
+        logits = filtered(logits, temperature, top_k, top_p, log_min_p, features.truncation)
+        return torch.where(sampled, draw(logits, keys), tokens)
 
     def _fill_guides(self, indices: BatchIndices, processors: _Processors) -> torch.Tensor | None:
         """Return the guides' bit masks on the device, [batch, ceil(vocabulary / 32)]; None if there is no guide.

@@ -7,9 +7,9 @@
 - On CPUs with AVX512-BF16 bitsandbytes warns at its import that the optional package `kernels` (a faster 4-bit product)
   is missing; the warning is dropped.
 
-Import this module before any other that imports torch. bitsandbytes and transformers' modelling code, which bring in
-TorchDynamo (2 s), are imported by `model.transformers_reader` alone, and bitsandbytes by `kernels.gpu.exact_int8`, too:
-on a CPU, float and INT8 checkpoints need neither.
+Import this module before any other that imports torch. bitsandbytes and transformers' modelling code bring in
+TorchDynamo (2 s). `model.transformers_reader` imports both, `kernels.gpu.exact_int8` imports bitsandbytes, and nothing
+else does: on a CPU, float and INT8 checkpoints need neither.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class Settings:
         return cls(**values)  # type: ignore[arg-type]  # BOUNDS parsed each value to its field's type
 
     def describe(self) -> str:
-        """Return every setting, for the log; `default` stands for the words in docs/settings.md."""
+        """Return every setting, for the log; `default` is no value, and docs/settings.md says what applies then."""
         values = {name: getattr(self, name) for name in BOUNDS}
         return ", ".join(f"{name}={'default' if value is None else value}" for name, value in values.items())
 

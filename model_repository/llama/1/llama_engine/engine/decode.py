@@ -55,7 +55,7 @@ class DecodeBatch:
         return len(self.sequences)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences whose tokens are computed at the next indices: PREFILL → DECODE.
+        """Add sequences with computed tokens at the next indices: PREFILL → DECODE.
 
         Errors of the device are passed on; the batch is then unchanged.
         """

@@ -1,4 +1,4 @@
-"""How many guessed tokens a decode step takes: what maximizes the expected tokens per second.
+"""The number of guessed tokens of a decode step: the one that maximizes the expected tokens per second.
 
 The time of a step by the number of tokens that it computes is measured at load, then followed while running.
 """
@@ -22,7 +22,7 @@ _DRIFT = 0.005
 
 
 class DraftBudget:
-    """Chooses the number by the seconds of a step at powers of two tokens, linear in between. Not thread-safe."""
+    """Chooses the number of guesses by a step's seconds at powers of two tokens, linear between. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         """limit: maximum tokens of a step."""

@@ -45,8 +45,10 @@ def finish_reason(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of a stream: text of a sequence, and the number of tokens since the previous chunk. `TokenChunk` is one
-    of a prefill's tokens. choice: see `Completion`."""
+    """A chunk of a stream: text of a sequence, and the number of tokens since the previous chunk.
+
+    choice: see `Completion`. A chunk of a prefill's tokens is a `TokenChunk`.
+    """
 
     text: str
     num_tokens: int

@@ -3,7 +3,8 @@
 A token is here its activations, the input of one linear layer: a scale times integers q = low + 254 · high, with both
 terms from -127 to 127. Only the token's outliers have a high term. They are the values above a multiple of its other
 values' mean magnitude, and the scale is that of the largest of these others. So outliers have 15 bits, and the others
-have 8 bits that outliers don't coarsen. `largest_inlier` (cpu/quantize.h) finds them; a GPU has as many terms for all.
+have 8 bits that outliers don't coarsen. `largest_inlier` (cpu/quantize.h) finds them. On a GPU all activations
+have the same number of terms.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class SamplingState:
         return self.parameters[indices, _PARAMETERS.index(name)]
 
     def count(self, indices: BatchIndices, tokens: torch.Tensor) -> None:
-        """Count a token, [batch], at each of these batch indices in its completion."""
+        """Count a new token of each of these sequences, [batch], in its completion."""
         if isinstance(indices, slice):
             ones = torch.ones_like(tokens[:, None], dtype=torch.int32)
             self.counts[indices].scatter_add_(1, tokens[:, None], ones)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields
 
 import pytest
@@ -61,9 +62,20 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton) -> None:
     state = json.loads(run(triton, "grpc", "status", "--json", metrics).stdout)
     assert state["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
     assert [instance["computation"] for instance in state["instances"]] == [computation]
-    guesses = [f"{source} {counts['right']} of {counts['guessed']}" for source, counts in state["drafts"].items()]
-    shown = re.findall("^drafts      right guesses: (.*)$", plain.stdout, re.MULTILINE)
-    assert shown == [", ".join(guesses)] * bool(guesses)
+
+
+def test_status_counts_right_guesses_as_text_and_as_json(triton: LocalTriton) -> None:
+    for _ in range(2):
+        run(triton, "http", "generate", "A list", "--max-tokens", "16", "--temperature", "0")
+    status = ("status", f"--metrics-url={triton.metrics_url}")
+    ends_at = time.monotonic() + 10
+    guesses, shown = "", ["not read"]
+    # Metrics follow the answers.
+    while not guesses or shown != [guesses]:
+        assert time.monotonic() < ends_at, (guesses, shown)
+        shown = re.findall("^drafts      right guesses: (.*)$", run(triton, "http", *status).stdout, re.MULTILINE)
+        drafts = json.loads(run(triton, "http", *status, "--json").stdout)["drafts"]
+        guesses = ", ".join(f"{source} {counts['right']} of {counts['guessed']}" for source, counts in drafts.items())
 
 
 @both_protocols

@@ -203,7 +203,7 @@ def _status_requests(model: str) -> dict[str, object]:
 def _read_status(
     server: ServerAddress, model: str, responses: Sequence[Any], config: messages.ModelConfigResponse | None
 ) -> ServerStatus:
-    live, ready, server, _ = responses
-    metadata = MessageToDict(server, preserving_proto_field_name=True)
+    live, ready, answer, _ = responses
+    metadata = MessageToDict(answer, preserving_proto_field_name=True)
     fields = None if config is None else MessageToDict(config.config, preserving_proto_field_name=True)
     return read_status(server, model, live.live, ready.ready, metadata, fields)

@@ -79,6 +79,12 @@ def test_status_counts_right_guesses_as_text_and_as_json(triton: LocalTriton) ->
 
 
 @both_protocols
+def test_status_names_the_servers_address(triton: LocalTriton, protocol: str) -> None:
+    state = json.loads(run(triton, protocol, "status", "--json").stdout)
+    assert state["url"] == url(triton, protocol)
+
+
+@both_protocols
 def test_a_missing_model_is_one_line_with_exit_code_7(triton: LocalTriton, protocol: str) -> None:
     shown = run(triton, protocol, "status", "--model", "no-such-model")
     assert shown.exit_code == 7

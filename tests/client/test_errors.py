@@ -25,7 +25,7 @@ from triton_llama.errors import (
     is_interruption,
 )
 
-ENDPOINT = ServerAddress.parse("127.0.0.1:8001", "grpc")
+SERVER = ServerAddress.parse("127.0.0.1:8001", "grpc")
 UNLOADED = "Request for unknown model: 'x' has no available versions"
 
 
@@ -89,7 +89,7 @@ NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:1
 def test_a_grpc_status_becomes_its_exception(
     status: str, message: str, kind: type[TritonLlamaError], outcome: str
 ) -> None:
-    error = from_grpc_status(status, message, ENDPOINT, 5.0)
+    error = from_grpc_status(status, message, SERVER, 5.0)
     assert type(error) is kind
     assert is_interruption(error) == (outcome == "interrupted")
     assert (error.code == QUEUE_FULL) == (outcome == "full")

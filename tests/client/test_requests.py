@@ -124,7 +124,7 @@ def test_an_error_of_the_metrics_page_is_named() -> None:
     assert str(error.value) == f"{HOST}:{port} answers /metrics with HTTP 503"
 
 
-def test_the_metrics_port_is_beside_the_endpoint() -> None:
+def test_the_metrics_port_is_beside_the_servers() -> None:
     assert metrics_address(ServerAddress.parse("[::1]:9000", "http")) == "[::1]:9002"
     assert metrics_address(ServerAddress.parse("a", "grpc")) == "a:8002"
 

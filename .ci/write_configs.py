@@ -79,15 +79,8 @@ def table() -> list[str]:
     rows = []
     for name, parameter in PARAMETERS.items():
         kind = f"{parameter.type} list" if parameter.is_list else parameter.type
-        rows.append(
-            (
-                _code(name, *parameter.aliases),
-                kind,
-                parameter.bound.description,
-                _default(name, parameter),
-                parameter.meaning,
-            )
-        )
+        names, default = _code(name, *parameter.aliases), _default(name, parameter)
+        rows.append((names, kind, parameter.bound.description, default, parameter.meaning))
     return _markdown(("input", "type", "bound", "default", "meaning"), rows)
 
 

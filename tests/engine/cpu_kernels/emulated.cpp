@@ -22,6 +22,7 @@
 #undef _mm512_slli_epi32
 #undef _mm512_srli_epi16
 #undef _mm512_srli_epi32
+#undef _tile_dpbf16ps
 #undef _tile_dpbsud
 #undef _tile_loadconfig
 #undef _tile_loadd
@@ -229,18 +230,35 @@ inline void _tile_stored(int tile, void* to, int64_t stride) {
     for (int r = 0; r < tiles.rows[tile]; r++)
         std::memcpy(static_cast<char*>(to) + r * stride, tiles.content[tile][r], tiles.bytes[tile]);
 }
-// c += a · b: signed bytes of a, unsigned bytes of b.
-inline void _tile_dpbsud(int c, int a, int b) {
+// c[m][n] = sum(c[m][n], m, n, number of a's columns of four bytes).
+template <class Element, class Sum>
+inline void add_tile_products(int c, int a, int b, const Sum& sum) {
     assert(tiles.rows[c] == tiles.rows[a] && tiles.bytes[c] == tiles.bytes[b]);
     assert(tiles.rows[c] > 0 && tiles.bytes[a] / 4 == tiles.rows[b]);
     for (int m = 0; m < tiles.rows[c]; m++)
-        for (int k = 0; k < tiles.bytes[a] / 4; k++)
-            for (int n = 0; n < tiles.bytes[c] / 4; n++) {
-                uint32_t sum = at<uint32_t>(tiles.content[c][m], n);
-                for (int j = 0; j < 4; j++)
-                    sum += at<int8_t>(tiles.content[a][m], 4 * k + j) * tiles.content[b][k][4 * n + j];
-                std::memcpy(tiles.content[c][m] + 4 * n, &sum, 4);
-            }
+        for (int n = 0; n < tiles.bytes[c] / 4; n++) {
+            const Element result = sum(at<Element>(tiles.content[c][m], n), m, n, tiles.bytes[a] / 4);
+            std::memcpy(tiles.content[c][m] + 4 * n, &result, 4);
+        }
+}
+// c += a · b: signed bytes of a, unsigned bytes of b.
+inline void _tile_dpbsud(int c, int a, int b) {
+    add_tile_products<uint32_t>(c, a, b, [&](uint32_t sum, int m, int n, int count) {
+        for (int k = 0; k < count; k++)
+            for (int j = 0; j < 4; j++) sum += at<int8_t>(tiles.content[a][m], 4 * k + j) * tiles.content[b][k][4 * n + j];
+        return sum;
+    });
+}
+// c += a · b: bfloat16, the products of even columns and those of odd ones summed apart. Denormals, which are 0 there, are kept.
+inline void _tile_dpbf16ps(int c, int a, int b) {
+    add_tile_products<float>(c, a, b, [&](float sum, int m, int n, int count) {
+        float sums[2] = {};
+        for (int k = 0; k < count; k++)
+            for (int j = 0; j < 2; j++)
+                sums[j] += widened(at<uint16_t>(tiles.content[a][m], 2 * k + j)) *
+                           widened(at<uint16_t>(tiles.content[b][k], 2 * n + j));
+        return sum + (sums[0] + sums[1]);
+    });
 }
 
 #define __AVX512F__ 1
@@ -249,6 +267,7 @@ inline void _tile_dpbsud(int c, int a, int b) {
 #define __AVX512BF16__ 1
 #endif
 #ifdef TILES
+#define __AMX_BF16__ 1
 #define __AMX_INT8__ 1
 #endif
 #include "forward.cpp"

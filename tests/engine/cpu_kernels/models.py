@@ -88,17 +88,25 @@ POSITIONS = 64
 def kernels(name: str) -> CpuKernels:
     """Return an instruction set's kernels, compiled if they aren't; skip without a compiler.
 
-    Their instructions are emulated where this machine doesn't have them.
+    Their instructions are emulated where this machine doesn't have them, or if "emulated " precedes the name.
     """
     compiler = find_compiler()
     if compiler is None:
         pytest.skip("no C++ compiler")
     if name not in RUNNABLE:
-        return _emulated(name, compiler)
+        return _emulated(name.removeprefix("emulated "), compiler)
     if not compiles(compiler, name):
         pytest.skip(f"no C++ compiler that knows {name}")
     assert compile_object(compiler, name) is None
     return CpuKernels(name, object_path(name))
+
+
+def peer(name: str, cache: torch.dtype = torch.bfloat16) -> str:
+    """Return the kernels that must give the same bits as an instruction set's.
+
+    With a bfloat16 cache AMX adds in an order of its own.
+    """
+    return "emulated avx512-amx" if (name, cache) == ("avx512-amx", torch.bfloat16) else "avx2"
 
 
 def _emulated(name: str, compiler: list[str]) -> CpuKernels:

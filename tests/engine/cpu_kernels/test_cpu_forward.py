@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, SmallLlama, kernels, llama_of, random_tokens, runner, small_llama
+from engine.cpu_kernels.models import (
+    PLAIN,
+    POSITIONS,
+    RUNNABLE,
+    SmallLlama,
+    kernels,
+    llama_of,
+    peer,
+    random_tokens,
+    runner,
+    small_llama,
+)
 from engine.int8_layers import AUTO, threads
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.kernels.activation_terms import ONE_TERM, TWO_TERMS, ActivationTerms
@@ -87,6 +98,7 @@ PRECISIONS = [
         *[(name, model, True, False, EXACT) for name in INSTRUCTION_SETS for model in (*EVERYWHERE, *SHAPES.values())],
         *[(name, PLAIN, True, True, EXACT) for name in INSTRUCTION_SETS],
         *[(name, DEEP, False, False, precision) for name in INSTRUCTION_SETS for precision in PRECISIONS],
+        *[("avx512-amx", model, False, False, PRECISIONS[0]) for model in SHAPES.values()],
     ],
 )
 def test_logits_are_near_the_reference(
@@ -108,7 +120,7 @@ def test_any_cut_and_number_of_threads_gives_the_same_bits(
     name: str, cache: torch.dtype, terms: ActivationTerms, llama: SmallLlama
 ) -> None:
     tokens = random_tokens(50, 0, llama.architecture.vocabulary)
-    expected = runner("avx2", llama, cache, terms).logits(tokens, 0, 0)
+    expected = runner(peer(name, cache), llama, cache, terms).logits(tokens, 0, 0)
     # 7 tokens fit into a call of the kernels.
     for room in (64, 7):
         assert torch.equal(runner(name, llama, cache, terms, room).logits(tokens, 0, 0), expected)
@@ -129,7 +141,7 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
 ) -> None:
     lengths = (1, 15, 16, 33, 50)
     sequences = [random_tokens(length + 1, length, llama.architecture.vocabulary) for length in lengths]
-    alone = [runner("avx2", llama, cache, terms).logits(tokens, 0, 0) for tokens in sequences]
+    alone = [runner(peer(name, cache), llama, cache, terms).logits(tokens, 0, 0) for tokens in sequences]
     run = runner(name, llama, cache, terms)
     for slot, tokens in enumerate(sequences):
         run.logits(tokens[:-1], slot, 0)
@@ -140,11 +152,14 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
 
 
 def _attend(name: str, model: Architecture, qkv: torch.Tensor, nan_before: int = 0) -> torch.Tensor:
-    """Return the attention of a sequence's last token after the others'. nan_before: values before it are NaN then."""
+    """Return the attention of a sequence's last token after the others'.
+
+    nan_before: values at positions before it, and those after the last one, are NaN then.
+    """
     forward, last = runner(name, small_llama(model)).forward, len(qkv) - 1
     forward.attention(qkv[:last], torch.zeros(last, dtype=torch.int64), torch.arange(last))
     values = forward.cache.layers[0][1].view(model.kv_heads, -1, CPU_PAGE_SIZE // 2, model.head_dim, 2)
-    for position in range(nan_before):
+    for position in (*range(nan_before), *range(len(qkv), POSITIONS)) if nan_before else ():
         page, within = divmod(position, CPU_PAGE_SIZE)
         values[:, 1 + page, within // 2, :, within % 2] = torch.nan
     return forward.attention(qkv[last:], torch.zeros(1, dtype=torch.int64), torch.tensor([last]))
@@ -160,7 +175,7 @@ def _random_qkv(tokens: int, model: Architecture) -> torch.Tensor:
 def test_a_window_that_starts_between_two_values_of_a_pair_reads_one(name: str, window: int) -> None:
     model = llama_of(128, 8, 2, 32, 192, 256, 0.2, windows=(window, window))
     qkv = _random_qkv(37, model)
-    assert torch.equal(_attend(name, model, qkv, nan_before=37 - window), _attend("avx2", model, qkv))
+    assert torch.equal(_attend(name, model, qkv, nan_before=37 - window), _attend(peer(name), model, qkv))
 
 
 WITHOUT_ROPE = llama_of(128, 4, 2, 32, 192, 256, 0.25, ropes=(None, None), attention_softcap=0.7)
@@ -174,7 +189,7 @@ def test_queries_halfway_between_two_bfloat16_become_the_even_one(name: str) -> 
     qkv[:, :4] = queries.view(torch.float32)
     rounded = qkv.clone()
     rounded[:, :4] = upper.view(torch.float32)
-    assert torch.equal(_attend(name, WITHOUT_ROPE, qkv), _attend("avx2", WITHOUT_ROPE, rounded))
+    assert torch.equal(_attend(name, WITHOUT_ROPE, qkv), _attend(peer(name), WITHOUT_ROPE, rounded))
 
 
 @each_instruction_set

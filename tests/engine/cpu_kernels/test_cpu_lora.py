@@ -5,7 +5,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, random_adapter, random_tokens, runner, small_llama
+from engine.cpu_kernels.models import PLAIN, peer, random_adapter, random_tokens, runner, small_llama
 from engine.cpu_kernels.test_cpu_forward import ALL_OPTIONS, MODELS, SHAPES, each_instruction_set
 from engine.int8_layers import threads
 from llama_engine.kernels.activation_terms import TWO_TERMS
@@ -40,7 +40,7 @@ def test_adapters_of_neighbours_change_no_bit(name: str, model: str) -> None:
     of_slot = (1, 0, 2, 1, 1)
 
     def alone(slot: int) -> torch.Tensor:
-        run = runner("avx2", llama, adapters=adapters)
+        run = runner(peer(name), llama, adapters=adapters)
         run.forward.loras.set(0, of_slot[slot])
         return run.logits(sequences[slot], 0, 0)
 

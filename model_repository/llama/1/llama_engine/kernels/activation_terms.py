@@ -33,7 +33,7 @@ class TermCount(NamedTuple):
 
 
 DECODER_LINEARS = ("query_key_value", "attention_output", "gate_up", "down")
-"""The linear layers of a decoder layer, in the order of the compiled kernels' tables (LinearLayer in forward.cpp)."""
+"""The linear layers of a decoder layer, in the order of the compiled kernels' tables (LinearLayer in cpu/model.h)."""
 
 LINEAR_LAYERS = (*DECODER_LINEARS, "head")
 

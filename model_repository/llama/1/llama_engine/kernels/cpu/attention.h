@@ -4,8 +4,11 @@
 // a decode step, it is the same bits.
 #pragma once
 #include "activation_functions.h"
-#include "paged_cache.h"
 #include "prefetch.h"
+#include "queries.h"
+#ifdef __AMX_BF16__
+#include "tile_attention.h"
+#endif
 
 // Rotate the first 2 · half dimensions of a head by its position (RoPE). cosine, sine: [half].
 inline void rotate(float* __restrict head, const float* __restrict cosine, const float* __restrict sine, int half) {
@@ -17,26 +20,11 @@ inline void rotate(float* __restrict head, const float* __restrict cosine, const
 }
 
 #ifdef __AVX512F__
-constexpr int MAX_QUERIES = 8;  // queries of one call of `attend`; bounded by the registers
+constexpr int MAX_QUERIES = 8;  // of an `Attention`; bounded by the registers
 constexpr int MAX_PARTS = 4;    // lanes of a value at a time
 #else
 constexpr int MAX_QUERIES = 2, MAX_PARTS = 2;
 #endif
-
-// A query head of a token: attends positions start … length - 1.
-struct Query {
-    const float* query;  // [dim]
-    float* result;       // [dim]
-    int64_t start, length;
-};
-
-// Scores are products times `scaling`. softcap: their bound; 0 is none.
-struct Scoring {
-    float scaling, softcap;
-};
-
-// Floats of scratch that `attend` needs: the queries' factors, interleaved, and the scores of whole pages.
-inline int64_t scratch_floats(int64_t positions, int dim) { return MAX_QUERIES * (positions + dim); }
 
 // OPTIONS: a soft cap, and queries that start after position 0. Without, the code has neither.
 template <class Element, int QUERIES, bool OPTIONS>
@@ -112,7 +100,7 @@ private:
                 Lanes s = sums[q][0] + sums[q][1];
                 if constexpr (KVHead<Element>::SCALED) s = s * load(head.key_scales(at));
                 if (OPTIONS && softcap > 0) s = soft_cap(s, softcap);
-                store(scores + at * QUERIES + q * PAGE, attended(queries[q], at, s, -INFINITY));
+                store(scores + at * QUERIES + q * PAGE, attended<OPTIONS>(queries[q], at, s, -INFINITY));
             }
         }
     }
@@ -127,7 +115,7 @@ private:
         const Lanes highest = set(largest_lane(top));
         for (int64_t at = begin; at < length; at += PAGE) {
             Factor* factors = reinterpret_cast<Factor*>(scores + at * QUERIES);
-            Lanes weights = attended(query, at, exp(load(scores + at * QUERIES) - highest), 0.0f);
+            Lanes weights = attended<OPTIONS>(query, at, exp(load(scores + at * QUERIES) - highest), 0.0f);
             if constexpr (!KVHead<Element>::SCALED) weights = Products::convert(weights, factors);
             total = total + weights;
             if (at >= begin + WITH_KEYS) prefetch<2>(head.values(at) + q * share, share);
@@ -189,22 +177,29 @@ private:
         for (int q = 0; q < QUERIES; q++)
             for (int j = 0; j < COUNT; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
     }
-
-    // For the 16 positions from `at` on: `values` where a query attends to the position, else `other`.
-    static Lanes attended(const Query& query, int64_t at, Lanes values, float other) {
-        values = first(count_below(query.length, at), values, set(other));
-        return OPTIONS ? first(count_below(query.start, at), set(other), values) : values;
-    }
-
-    // The number of the 16 positions from `at` on that lie below `length`.
-    static int count_below(int64_t length, int64_t at) {
-        return static_cast<int>(std::clamp<int64_t>(length - at, 0, PAGE));
-    }
 };
 
+// Attention of `count` queries, at most `max_queries`.
 template <class Element, bool OPTIONS>
 inline void attend(const KVHead<Element>& head, const Query* queries, int count, const Scoring& scoring,
                    float* scratch) {
+#ifdef __AMX_BF16__
+    if constexpr (std::is_same_v<Element, BFloat16>) return TileAttention(head, queries, count, scoring, scratch).attend();
+#endif
     with_count<MAX_QUERIES>(
         count, [&](auto n) { Attention<Element, n, OPTIONS>::attend(head, queries, scoring, scratch); });
 }
+
+#ifdef __AMX_BF16__
+template <class Element>
+constexpr int max_queries = std::is_same_v<Element, BFloat16> ? TileAttention::MAX_QUERIES : MAX_QUERIES;
+// Called by each thread before the attention of a phase.
+inline void begin_attention() { TileRegisters::begin(); }
+inline int64_t scratch_floats(int64_t positions, int dim) { return TileAttention::scratch_floats(positions, dim); }
+#else
+template <class Element>
+constexpr int max_queries = MAX_QUERIES;
+inline void begin_attention() {}
+// Floats of scratch that `attend` needs: the queries' factors, interleaved, and the scores of whole pages.
+inline int64_t scratch_floats(int64_t positions, int dim) { return MAX_QUERIES * (positions + dim); }
+#endif

@@ -43,7 +43,7 @@ _AVX2 = ("-mavx2", "-mfma")
 _AVX512_VNNI = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 
 COMPILER_FLAGS = {
-    "avx512-amx": (*_AVX512_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
+    "avx512-amx": (*_AVX512_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     "avx512-bf16": (*_AVX512_VNNI, "-mavx512bf16"),
     "avx512-vnni": _AVX512_VNNI,
     "avx2": _AVX2,

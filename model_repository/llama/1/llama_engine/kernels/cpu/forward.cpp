@@ -1,76 +1,13 @@
-// A Llama's decoder layers for tokens at any positions of any sequences: hidden states in, hidden states out.
+// The kernels that Python calls. `forward` is a Llama's decoder layers for tokens at any positions of any sequences: hidden states
+// in, hidden states out.
 //
 // All widths of the buffers are padded to multiples of 64; the padding is 0.
-#include "activation_functions.h"
-#include "attention.h"
+#include "layer_attention.h"
 #include "linear.h"
-#include "lora.h"
+#include "model.h"
+#include "norm.h"
 #include "quantize.h"
 #include "work.h"
-
-// A null pointer is no norm, or no RoPE.
-struct Layer {
-    const float *attention_norm, *attention_output_norm;  // [width]: gains of the norms before and after
-    const float *query_norm, *key_norm;                   // gains of each head, or of all heads together
-    Matrix query_key_value, attention_output;
-    const float *mlp_norm, *mlp_output_norm;
-    Matrix gate_up, down;  // gate and up in alternate blocks of 16 outputs
-    Cache cache;
-    const float *cosine, *sine;  // [positions][rotary / 2]
-    int64_t window;              // positions that a token attends to, its own included; 0 is all
-};
-
-enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
-
-// As LINEAR_LAYERS in activation_terms.py. An adapter has weights of those before the head.
-enum LinearLayer { QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN, HEAD };
-
-// Tokens in a linear layer, and their quads of columns with outliers.
-struct OutlierCounts {
-    int64_t tokens;
-    std::atomic<int64_t> quads;
-};
-
-struct Model {
-    int32_t layers, hidden, heads, kv_heads;
-    int32_t head_dim, unpadded_head_dim;  // head_dim: padded to a multiple of 16
-    int32_t rotary;                       // dimensions of a head that RoPE rotates
-    int32_t norm_of_all_heads;            // whether query_norm and key_norm are of all heads together
-    Activation activation;
-    CacheType cache_type;
-    float epsilon;
-    Scoring scoring;
-    float logits_softcap;        // 0 is none
-    const int32_t* page_table;   // [slots][columns]: the page of each 16 positions of a sequence; 0 is no page
-    int64_t slots, columns;
-    int64_t pages;               // pages in the pool, the null page included
-    int64_t positions;           // maximum positions of a sequence
-    const float* norm;
-    Matrix head;
-    const Layer* layer;
-    float *qkv, *attended, *gated;  // [room][width of each]
-    float* output;                  // [room][width], of a linear layer before a norm; null if there is none
-    Quantized hidden_terms, attended_terms, gated_terms;
-    OutlierCounts* counts;  // [linear layers], of all decoder layers; only ever increased here
-    const int32_t* adapters;  // [slots]: the adapter of each slot's sequence; 0 is none
-    const Lora* loras;        // [adapters + 1][layers][HEAD]
-    float* lora_shrunk;       // [room][lora_stride]
-    int64_t lora_stride;
-    float* scratch;  // [threads][scratch_stride]
-    int64_t scratch_stride;
-};
-
-struct Tokens {
-    const int64_t *slots, *positions;
-    int64_t count;
-};
-
-// The KV head that a token reads and writes.
-template <class Element>
-static KVHead<Element> head_of(const Model& model, const Layer& layer, const Tokens& tokens, int64_t token,
-                               int64_t head) {
-    return {layer.cache, model.page_table + tokens.slots[token] * model.columns, head * model.pages, model.head_dim};
-}
 
 // Quantize factor(x) · x · gain of each token x, for a product with `matrix`; gain may be null. Adapters' first products
 // take the same activations.
@@ -107,13 +44,6 @@ static void quantize(Worker& worker, const float* x, const float* gain, const Fa
 static void quantize(Worker& worker, const float* x, const Matrix& matrix, const Quantized& to, int64_t count,
                      OutlierCounts* counts, const LoraProduct* lora) {
     quantize(worker, x, nullptr, [](const float*) { return 1.0f; }, matrix, to, count, counts, lora);
-}
-
-// What an RMSNorm multiplies a token by, before its gain. count: number of elements without padding.
-static float norm_factor(const float* values, int64_t width, int64_t count, float epsilon) {
-    Lanes squares = set(0.0f);
-    for (int64_t i = 0; i < width; i += LANES) squares = fma(load(values + i), load(values + i), squares);
-    return 1.0f / std::sqrt(sum(squares) / static_cast<float>(count) + epsilon);
 }
 
 // gain: null quantizes x itself.
@@ -198,100 +128,6 @@ static void multiply_and_add(Worker& worker, const Model& model, const Matrix& m
                 store(target + i, load(target + i) + load(values + i) * factor * load(gain + i));
         }
     });
-}
-
-// RMSNorm of each query and key head, or of all of them together.
-static void normalize_heads(Worker& worker, const Model& model, const Layer& layer, int64_t count) {
-    if (!layer.query_norm) return;
-    auto normalize = [&](float* x, int64_t heads, const float* gain) {
-        const int64_t together = model.norm_of_all_heads ? heads : 1, width = together * model.head_dim;
-        for (int64_t h = 0; h < heads; h += together, x += width) {
-            const Lanes factor = set(norm_factor(x, width, together * model.unpadded_head_dim, model.epsilon));
-            for (int64_t i = 0; i < width; i += LANES) store(x + i, load(x + i) * factor * load(gain + i));
-        }
-    };
-    worker.each(count, 4, [&](int64_t from, int64_t to) {
-        for (int64_t t = from; t < to; t++) {
-            float* qkv = model.qkv + t * layer.query_key_value.outputs;
-            normalize(qkv, model.heads, layer.query_norm);
-            normalize(qkv + model.heads * model.head_dim, model.kv_heads, layer.key_norm);
-        }
-    });
-}
-
-template <class Element>
-static void write_cache(Worker& worker, const Model& model, const Layer& layer, const Tokens& tokens) {
-    const int64_t dim = model.head_dim, heads_per_kv = model.heads / model.kv_heads, half = model.rotary / 2;
-    worker.each(tokens.count * model.kv_heads, 16, [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; i++) {
-            const int64_t token = i / model.kv_heads, head = i % model.kv_heads, position = tokens.positions[token];
-            float* qkv = model.qkv + token * layer.query_key_value.outputs;
-            float* key = qkv + (model.heads + head) * dim;
-            if (layer.cosine) {
-                const float *cosine = layer.cosine + position * half, *sine = layer.sine + position * half;
-                for (int64_t h = 0; h < heads_per_kv; h++)
-                    rotate(qkv + (head * heads_per_kv + h) * dim, cosine, sine, static_cast<int>(half));
-                rotate(key, cosine, sine, static_cast<int>(half));
-            }
-            head_of<Element>(model, layer, tokens, token, head).write(position, key, key + model.kv_heads * dim);
-        }
-    });
-}
-
-// The number of tokens from `token` on, at most `limit`, at successive positions of one slot:
-// they read the same keys and values.
-static int64_t run_length(const Tokens& tokens, int64_t token, int64_t limit) {
-    int64_t n = 1;
-    while (n < limit && token + n < tokens.count && tokens.slots[token + n] == tokens.slots[token] &&
-           tokens.positions[token + n] == tokens.positions[token] + n)
-        n++;
-    return n;
-}
-
-template <class Element, bool OPTIONS>
-static void attend_all(Worker& worker, const Model& model, const Layer& layer, const Tokens& tokens) {
-    constexpr int64_t STRIPE = 16, DECODE_STRIPE = 4;  // tokens of an item, of which runs share their reads
-    const int64_t dim = model.head_dim, heads_per_kv = model.heads / model.kv_heads;
-    const int64_t stripe = tokens.count > 64 ? STRIPE : DECODE_STRIPE, stripes = (tokens.count + stripe - 1) / stripe;
-    float* scratch = model.scratch + worker.thread * model.scratch_stride;
-    worker.each(stripes * model.kv_heads, 1, [&](int64_t item, int64_t) {
-        const int64_t kv_head = item % model.kv_heads;
-        const int64_t begin = item / model.kv_heads * stripe, end = std::min(begin + stripe, tokens.count);
-        for (int64_t first = begin; first < end;) {
-            const int64_t run = run_length(tokens, first, end - first);
-            const KVHead<Element> head = head_of<Element>(model, layer, tokens, first, kv_head);
-            Query queries[MAX_QUERIES];
-            int count = 0;
-            for (int64_t i = 0; i < run * heads_per_kv; i++) {
-                const int64_t token = first + i / heads_per_kv, at = (kv_head * heads_per_kv + i % heads_per_kv) * dim;
-                const int64_t length = tokens.positions[token] + 1;
-                queries[count++] = {model.qkv + token * layer.query_key_value.outputs + at,
-                                    model.attended + token * layer.attention_output.inputs + at,
-                                    layer.window > 0 ? std::max<int64_t>(length - layer.window, 0) : 0, length};
-                if (count < MAX_QUERIES && i + 1 < run * heads_per_kv) continue;
-                attend<Element, OPTIONS>(head, queries, count, model.scoring, scratch);
-                count = 0;
-            }
-            first += run;
-        }
-    });
-}
-
-static void attend_from_cache(Worker& worker, const Model& model, const Layer& layer, const Tokens& tokens) {
-    auto attend = [&](auto element) {
-        using Element = decltype(element);
-        write_cache<Element>(worker, model, layer, tokens);
-        if (layer.window > 0 || model.scoring.softcap > 0)
-            attend_all<Element, true>(worker, model, layer, tokens);
-        else
-            attend_all<Element, false>(worker, model, layer, tokens);
-    };
-    normalize_heads(worker, model, layer, tokens.count);
-    switch (model.cache_type) {
-        case FLOAT32: return attend(float());
-        case BFLOAT16: return attend(BFloat16(0.0f));
-        case INT8: return attend(int8_t());
-    }
 }
 
 // The first token that is outside the page table or has no page, or -1. Other functions don't check.

@@ -20,7 +20,7 @@ _AVX2 = frozenset({"avx2", "fma"})
 _AVX512_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 
 CPU_FLAGS = {
-    "avx512-amx": _AVX512_VNNI | {"avx512_bf16", "amx_tile", "amx_int8"},
+    "avx512-amx": _AVX512_VNNI | {"avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
     "avx512-bf16": _AVX512_VNNI | {"avx512_bf16"},
     "avx512-vnni": _AVX512_VNNI,
     "avx2": _AVX2,

@@ -31,6 +31,7 @@ inline void with_count(int count, const Body& body) {
 }
 
 struct BFloat16 {
+    BFloat16() = default;
     explicit BFloat16(float value) {
         uint32_t word;
         std::memcpy(&word, &value, 4);

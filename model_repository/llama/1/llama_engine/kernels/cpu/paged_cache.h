@@ -55,9 +55,11 @@ public:
             });
             value_scales(position)[within] = quantize(value, [&](int i, Lanes q) { store(to_value + i, q); });
         } else {
-            for (int i = 0; i < dim; i++) {
-                to_key[i / STEP * STEP * PAGE + i % STEP] = Element(key[i]);
-                to_value[i * STEP] = Element(value[i]);
+            for (int i = 0; i < dim; i += LANES) {
+                Element keys[LANES], values[LANES];
+                for (int j = 0; j < LANES; j++) keys[j] = Element(key[i + j]), values[j] = Element(value[i + j]);
+                for (int j = 0; j < LANES; j += STEP) std::memcpy(to_key + (i + j) * PAGE, keys + j, STEP * sizeof(Element));
+                for (int j = 0; j < LANES; j++) to_value[(i + j) * STEP] = values[j];
             }
         }
     }

@@ -42,15 +42,15 @@ class AnalyzerError(Exception):
     """A run of perf_analyzer is no measurement; `str()` is the message for the user."""
 
 
-def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> tuple[Run, str]:
-    """Send these requests over gRPC to `url` (host:port), `concurrency` at a time.
+def measure(server: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> tuple[Run, str]:
+    """Send these requests over gRPC to `server` (host:port), `concurrency` at a time.
 
     Returns the run, in the order of sending and with times in seconds since 1970, and the command, without its folder.
     warmup: at least `concurrency`, so that the measured ones meet a full server; or 0. timeout: seconds for all of
     them. Raises AnalyzerError, or a LauncherError without the wheel.
     """
     arguments = [
-        *("-m", "llama", "-i", "grpc", "-u", url, "--input-data", "requests.json"),
+        *("-m", "llama", "-i", "grpc", "-u", server, "--input-data", "requests.json"),
         *("--async", "--max-threads", "1", "--concurrency-range", str(concurrency)),
         *("--request-count", str(len(requests))),
         *("--profile-export-file", "profile.json"),

@@ -58,7 +58,7 @@ def main() -> int:
         LocalTriton(model=str(options.model), environment=QUIET, ready_timeout=_READY_S) as triton,
         OpenAIEndpoint("127.0.0.1", 0, GRACE_S) as endpoint,
     ):
-        endpoint.start(triton.grpc_url)
+        endpoint.start(triton.grpc_address)
         until = time.monotonic() + 60 * options.minutes
         while time.monotonic() < until or len(samples) < MIN_ROUNDS:
             faults += one_round(triton, endpoint, plain, chats)
@@ -81,7 +81,7 @@ def main() -> int:
 
 def one_round(triton: LocalTriton, endpoint: OpenAIEndpoint, plain: Sequence[Request], chats: Requests) -> list[str]:
     """Put a load on every protocol at the same time; return what went wrong."""
-    target = Target("http", "triton_stream", f"http://{triton.http_url}", "llama")
+    target = Target("http", "triton_stream", f"http://{triton.http_address}", "llama")
     with ThreadPoolExecutor() as threads:
         streams = threads.submit(generate, target, plain, USERS, ROUND_S)
         answers = load(f"http://{endpoint.address}", endpoint.served_name, chats, lambda: False)

@@ -86,9 +86,9 @@ class Bench:
         command, batches = running.command, dict[str, object]()
         if load.perf_analyzer:
             assert running.triton is not None, "perf_analyzer speaks to Triton alone"
-            before = _counters(running.triton.metrics_url)
-            run, command = perf_analyzer.measure(running.triton.grpc_url, requests, load.users, warmup, timeout)
-            grown = _counters(running.triton.metrics_url) - before
+            before = _counters(running.triton.metrics_address)
+            run, command = perf_analyzer.measure(running.triton.grpc_address, requests, load.users, warmup, timeout)
+            grown = _counters(running.triton.metrics_address) - before
             batches = {
                 "mean_sequences": round(grown["llama_step_sequences_sum"] / grown["llama_step_sequences_count"], 3),
                 "mean_batch": round(grown["nv_inference_count"] / grown["nv_inference_exec_count"], 3),
@@ -146,10 +146,10 @@ class Bench:
         self.budget.say(f"{key}: {line}")
 
 
-def _counters(metrics_url: str) -> Counter[str]:
+def _counters(metrics_address: str) -> Counter[str]:
     """Return the counters of sequences, steps, requests and batches, summed over their labels."""
     counters = Counter[str]()
-    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=30) as response:
         for name, value in _COUNTER.findall(response.read().decode()):
             counters[name] += int(float(value))
     return counters

@@ -77,7 +77,7 @@ class RestartedTriton:
         deadline = time.monotonic() + _READY_S
         while self.local.exit_code is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.local.grpc_url} has not ended after {_READY_S:g} s")
+                raise TimeoutError(f"{self.local.grpc_address} has not ended after {_READY_S:g} s")
             time.sleep(_POLL_S)
         ended, code = time.monotonic(), self.local.wait()
         # Removes its folder.
@@ -85,7 +85,7 @@ class RestartedTriton:
         self.local = self._new()
         self.local.start()
         self.pauses.append(time.monotonic() - ended)
-        print(f"{self.local.grpc_url} ended with code {code}; ready after {self.pauses[-1]:.1f} s", flush=True)
+        print(f"{self.local.grpc_address} ended with code {code}; ready after {self.pauses[-1]:.1f} s", flush=True)
 
     def _new(self) -> LocalTriton:
         return LocalTriton(
@@ -119,7 +119,7 @@ def running_tritons(count: int, checkpoint: Path) -> Iterator[list[RestartedTrit
 def in_front_of(servers: Sequence[RestartedTriton], endpoint: OpenAIEndpoint) -> Iterator[str]:
     """Start an endpoint in front of servers, with an Envoy if they are several; yield the URL for clients."""
     if len(servers) == 1:
-        endpoint.start(servers[0].local.grpc_url)
+        endpoint.start(servers[0].local.grpc_address)
         yield f"http://{endpoint.address}"
     else:
         with LocalEnvoy() as envoy:

@@ -74,9 +74,9 @@ def our_server(
         ):
             loaded, steps, weights_mib = read_back(triton.log_text(), None if stored else weights)
             protocol: Protocol = "triton_stream" if variant == "streaming" else "triton_generate"
-            target = Target(key, protocol, f"http://{triton.http_url}", MODEL)
+            target = Target(key, protocol, f"http://{triton.http_address}", MODEL)
             if chats:
-                endpoint.start(triton.grpc_url)
+                endpoint.start(triton.grpc_address)
                 target = Target(key, "openai_chat", f"http://{endpoint.address}", endpoint.served_name)
             facts = {"variant": variant, "environment": environment, "loaded": loaded, "decode_steps": steps}
             values = (f"{name}={value}" for name, value in environment.items())

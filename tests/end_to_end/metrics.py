@@ -108,7 +108,7 @@ def level(server: LocalTriton, name: str) -> float:
 
 def series(server: LocalTriton) -> dict[Series, float]:
     """Return every series of the metrics endpoint."""
-    page = HTTP.get(f"http://{server.metrics_url}/metrics").raise_for_status().text
+    page = HTTP.get(f"http://{server.metrics_address}/metrics").raise_for_status().text
     return {(name, frozenset(_LABEL.findall(labels))): float(value) for name, labels, value in _LINE.findall(page)}
 
 

@@ -12,6 +12,6 @@ from triton_local.server import LocalTriton
 @contextmanager
 def in_front_of(server: LocalTriton, **changes: object) -> Iterator[Endpoint]:
     """Serve; `changes`: settings other than the defaults."""
-    metrics = {"triton_metrics": server.metrics_url}
-    with endpoint(int(server.grpc_url.rpartition(":")[2]), **metrics | changes) as served:
+    metrics = {"triton_metrics": server.metrics_address}
+    with endpoint(int(server.grpc_address.rpartition(":")[2]), **metrics | changes) as served:
         yield served

@@ -73,12 +73,12 @@ def new_server(
 
 def ports_of(server: LocalTriton) -> dict[Service, int]:
     """Return the ports of a server, for another one in its place."""
-    return {service: int(url.rpartition(":")[2]) for service, url in server.urls.items()}
+    return {service: int(address.rpartition(":")[2]) for service, address in server.addresses.items()}
 
 
 def get_json(server: LocalTriton, path: str) -> dict[str, Any]:
     """GET a path such as /v2/models/llama/config."""
-    answer: dict[str, Any] = HTTP.get(f"http://{server.http_url}{path}").raise_for_status().json()
+    answer: dict[str, Any] = HTTP.get(f"http://{server.http_address}{path}").raise_for_status().json()
     return answer
 
 

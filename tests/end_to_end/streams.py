@@ -78,7 +78,7 @@ class _GrpcConnection:
     def __init__(self, server: LocalTriton) -> None:
         # Otherwise gRPC gives all channels of a process to one address the same connection.
         alone = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url, channel_args=alone)
+        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_address, channel_args=alone)
         self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
 
     def __enter__(self) -> Self:

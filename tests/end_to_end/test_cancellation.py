@@ -88,12 +88,12 @@ def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton)
     neighbours = [NEIGHBOUR | {"seed": seed} for seed in range(4)]
     alone = [ask(streaming, generate, **neighbour) for neighbour in neighbours]
     metrics = Metrics(streaming)
-    host, port = streaming.http_url.split(":")
+    host, port = streaming.http_address.split(":")
     body = json.dumps(UNREAD).encode()
     head = b"POST /v2/models/llama/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     read_on = threading.Event()
     with ExitStack() as unread:
-        client = unread.enter_context(tritonclient.grpc.InferenceServerClient(streaming.grpc_url))
+        client = unread.enter_context(tritonclient.grpc.InferenceServerClient(streaming.grpc_address))
         unread.callback(read_on.set)
         client.start_stream(lambda result, error: read_on.wait())
         for _ in range(2):

@@ -26,7 +26,7 @@ both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 def url(server: LocalTriton, protocol: str) -> str:
-    return f"{protocol}://{server.http_url if protocol == 'http' else server.grpc_url}"
+    return f"{protocol}://{server.http_address if protocol == 'http' else server.grpc_address}"
 
 
 def run(server: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> Result:
@@ -52,7 +52,7 @@ def test_json_has_every_field_and_its_seed_repeats_the_text(triton: LocalTriton)
 
 def test_status_shows_how_the_server_computes(triton: LocalTriton) -> None:
     """The server's log names the same computation."""
-    metrics = f"--metrics-url={triton.metrics_url}"
+    metrics = f"--metrics-url={triton.metrics_address}"
     plain = run(triton, "http", "status", metrics)
     assert plain.exit_code == 0
     for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 1 ms", "quantization = int8"):
@@ -67,7 +67,7 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton) -> None:
 def test_status_counts_right_guesses_as_text_and_as_json(triton: LocalTriton) -> None:
     for _ in range(2):
         run(triton, "http", "generate", "A list", "--max-tokens", "16", "--temperature", "0")
-    status = ("status", f"--metrics-url={triton.metrics_url}")
+    status = ("status", f"--metrics-url={triton.metrics_address}")
     ends_at = time.monotonic() + 10
     guesses, shown = "", ["not read"]
     # Metrics follow the answers.

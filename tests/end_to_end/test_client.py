@@ -23,7 +23,7 @@ both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 def address(triton: LocalTriton, protocol: Protocol) -> str:
-    return triton.http_url if protocol == "http" else triton.grpc_url
+    return triton.http_address if protocol == "http" else triton.grpc_address
 
 
 @both_protocols

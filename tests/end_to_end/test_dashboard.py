@@ -39,7 +39,7 @@ def prometheus(triton: LocalTriton, served: Endpoint, tmp_path_factory: pytest.T
     program, folder = prometheus_or_skip(), tmp_path_factory.mktemp("prometheus")
     address = f"127.0.0.1:{choose_ports('127.0.0.1', {'http': 0})['http']}"
     config = folder / "prometheus.yml"
-    config.write_text(yaml.safe_dump(_config(triton.metrics_url, f"127.0.0.1:{served.port}")))
+    config.write_text(yaml.safe_dump(_config(triton.metrics_address, f"127.0.0.1:{served.port}")))
     options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}")
     # Two cores, and the server under test needs one.
     environment = {**os.environ, "GOMAXPROCS": "1"}

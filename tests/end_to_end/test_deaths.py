@@ -61,8 +61,8 @@ def _clients(server: LocalTriton, endpoint: Endpoint) -> list[Callable[[], None]
     """Return requests over every way to the model; each checks how it fails."""
 
     def direct(protocol: Protocol, streams: bool) -> None:
-        url = server.http_url if protocol == "http" else server.grpc_url
-        with LlamaClient(url, protocol) as client, pytest.raises((LlamaConnectionError, ServerError)) as failed:
+        address = server.http_address if protocol == "http" else server.grpc_address
+        with LlamaClient(address, protocol) as client, pytest.raises((LlamaConnectionError, ServerError)) as failed:
             list(client.stream("def", LONG)) if streams else client.generate("def", LONG)
         assert isinstance(failed.value, LlamaConnectionError) or NOT_HEALTHY in str(failed.value)
 

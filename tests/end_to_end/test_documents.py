@@ -39,7 +39,7 @@ async def test_a_code_block_runs_unmodified(streaming: LocalTriton, named_as_def
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     # As if the virtual environment were activated.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    ports = {8000: streaming.http_url, 8001: streaming.grpc_url, 8002: streaming.metrics_url}
+    ports = {8000: streaming.http_address, 8001: streaming.grpc_address, 8002: streaming.metrics_address}
     async with _forwarded({**ports, 9000: f"127.0.0.1:{named_as_default.port}"}):
         run = await asyncio.create_subprocess_exec(
             *(*command, block.text),

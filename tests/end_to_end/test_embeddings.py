@@ -30,9 +30,9 @@ def expected() -> NDArray[np.float32]:
 async def test_embed_returns_the_same_bits_for_a_text_anywhere(
     triton: LocalTriton, streaming: LocalTriton, expected: NDArray[np.float32]
 ) -> None:
-    with LlamaClient(triton.http_url, "http") as client:
+    with LlamaClient(triton.http_address, "http") as client:
         assert np.array_equal(client.embed(TEXTS), expected)
-    async with AsyncLlamaClient(streaming.grpc_url, "grpc") as twin:
+    async with AsyncLlamaClient(streaming.grpc_address, "grpc") as twin:
         assert np.array_equal(await twin.embed(TEXTS), expected)
 
 

@@ -47,7 +47,7 @@ def replicas(streaming: LocalTriton, ending: ExitStack, tmp_path_factory: pytest
     mortal = ending.enter_context(planned("streaming", folder))
     with LocalEnvoy() as envoy:
         port = int(envoy.address("tritons").split(":")[1])
-        with endpoint(port, triton_metrics=streaming.metrics_url) as both:
+        with endpoint(port, triton_metrics=streaming.metrics_address) as both:
             envoy.start([streaming, mortal], [f"127.0.0.1:{both.port}"], folder)
             until(lambda: is_healthy(f"http://{envoy.address('clients')}/health"), lambda: "it is healthy")
             yield Replicas([streaming, mortal], envoy)

@@ -25,6 +25,6 @@ def test_an_idle_model_without_a_head_lives_past_its_stuck_time(tmp_path: Path) 
 
         # The supervisor asks for one only once the last step is a quarter of that time ago.
         until(lambda: embeddings() > 5, lambda: "the supervisor's probes")
-        verdict = healthy(Address.parse(server.http_url), None, Limits(timeout=60.0))
+        verdict = healthy(Address.parse(server.http_address), None, Limits(timeout=60.0))
     assert verdict.ok, verdict
     assert verdict.reason.startswith("one embedding in ")

@@ -24,7 +24,7 @@ def _request(limit: int) -> dict[str, object]:
 @pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
 def test_every_metric_is_on_the_page_as_declared(narrow: LocalTriton, metrics: Metrics) -> None:
     ask(narrow, generate, **_request(2))
-    page, series = HTTP.get(f"http://{narrow.metrics_url}/metrics").text, metrics.read()
+    page, series = HTTP.get(f"http://{narrow.metrics_address}/metrics").text, metrics.read()
     for metric in METRICS:
         assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n" in page
         parts = [f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]

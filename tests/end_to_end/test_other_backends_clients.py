@@ -101,7 +101,7 @@ KSERVE = {"temperature": 0.0, "top_p": 0.9, "max_tokens": TOKENS, "stop": ["snow
 
 
 def test_kserves_parameters_are_inputs(narrow_streaming: LocalTriton) -> None:
-    url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
+    url = f"http://{narrow_streaming.http_address}/v2/models/llama/generate"
     answered = HTTP.post(url, json={"text_input": PROMPT, "parameters": KSERVE})
     expected = ask(narrow_streaming, generate, text_input=PROMPT, **KSERVE)
     assert answered.json()["text_output"] == expected.text
@@ -146,7 +146,7 @@ def test_vllm_backends_outputs_come_where_they_are_asked_for(narrow_streaming: L
 def test_an_error_of_vllm_model_keeps_its_message(narrow_streaming: LocalTriton) -> None:
     with pytest.raises(InferenceServerException, match=r"^INVALID_ARG: temperature is '9'; it must be a finite number"):
         responses(narrow_streaming, "vllm_model", vllm(True, sampling_parameters=sampling(temperature="9")))
-    url = f"http://{narrow_streaming.http_url}/v2/models/vllm_model/generate"
+    url = f"http://{narrow_streaming.http_address}/v2/models/vllm_model/generate"
     refused = HTTP.post(url, json={"text_input": PROMPT, "sampling_parameters": '{"best_of": 2}'})
     assert refused.status_code == 400
     assert "best_of" in refused.json()["error"]

@@ -26,7 +26,7 @@ OPTIONAL = {"output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", 
 
 def _outputs(server: LocalTriton, **inputs: object) -> dict[str, NDArray[Any]]:
     """Ask over gRPC; return every output by name."""
-    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+    with tritonclient.grpc.InferenceServerClient(server.grpc_address) as client:
         result = client.infer("llama", tensors(tritonclient.grpc.InferInput, inputs), client_timeout=120)
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 

@@ -48,7 +48,7 @@ def key(triton: LocalTriton) -> str:
 
 def _http(server: LocalTriton, what: str, **headers: str) -> httpx.Response:
     method, path = what.split()
-    return HTTP.request(method, f"http://{server.http_url}{path}", content=CONTROL[what] or None, headers=headers)
+    return HTTP.request(method, f"http://{server.http_address}{path}", content=CONTROL[what] or None, headers=headers)
 
 
 @pytest.mark.parametrize("what", CONTROL)
@@ -61,7 +61,7 @@ def test_control_endpoints_over_http_need_the_key(triton: LocalTriton, key: str,
 
 @pytest.mark.parametrize("what", CALLS)
 def test_control_calls_over_grpc_need_the_key(triton: LocalTriton, key: str, what: str) -> None:
-    with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_address) as client:
         for headers in ({}, {GRPC_HEADER: key[:-1]}, {CONTROL_HEADER: key}):
             with pytest.raises(InferenceServerException) as refused:
                 CALLS[what](client, headers=headers)
@@ -73,7 +73,7 @@ def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
     """After all the refusals above: the model is loaded and unchanged."""
     models = _http(triton, "POST /v2/repository/index", **{CONTROL_HEADER: key}).raise_for_status().json()
     assert [model["name"] for model in models if model.get("state") == "READY"] == ["llama"]
-    with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_address) as client:
         models = client.get_model_repository_index(headers={GRPC_HEADER: key}).models
         assert [model.name for model in models if model.state == "READY"] == ["llama"]
     assert ask(triton, text_input="Return a list of", max_tokens=2, min_tokens=2).num_output_tokens == 2

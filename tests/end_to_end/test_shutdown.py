@@ -36,7 +36,7 @@ LONG = SamplingParams(max_tokens=600, min_tokens=600, temperature=2.0)
 
 
 def _client(server: LocalTriton, protocol: Protocol) -> LlamaClient:
-    return LlamaClient(server.http_url if protocol == "http" else server.grpc_url, protocol)
+    return LlamaClient(server.http_address if protocol == "http" else server.grpc_address, protocol)
 
 
 def _send_until_refused(server: LocalTriton, protocol: Protocol, streams: bool) -> tuple[int, str]:

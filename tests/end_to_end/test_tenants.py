@@ -53,8 +53,8 @@ def test_tenants_see_nothing_of_each_other(
             case for number in (0, 1) for case in (*_to_triton(streaming, number), *_to_endpoint(endpoint, number))
         ]
         responses = at_once([case.send for case in cases])
-        pages = [f"http://{streaming.http_url}{page}" for page in PAGES]
-        pages += [f"http://{streaming.metrics_url}/metrics", f"http://127.0.0.1:{endpoint.port}/metrics"]
+        pages = [f"http://{streaming.http_address}{page}" for page in PAGES]
+        pages += [f"http://{streaming.metrics_address}/metrics", f"http://127.0.0.1:{endpoint.port}/metrics"]
         public = [HTTP.get(page).raise_for_status().text for page in pages]
     for case, response in zip(cases, responses, strict=True):
         assert case.output in str(response)

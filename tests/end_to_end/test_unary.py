@@ -41,7 +41,7 @@ def test_a_request_for_a_stream_is_refused_by_name(streaming: LocalTriton) -> No
 def test_request_parameters_reach_the_model(streaming: LocalTriton) -> None:
     tensor = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
     body = {"inputs": [tensor], "parameters": {"temprature": 1}}
-    refused = HTTP.post(f"http://{streaming.http_url}/v2/models/{UNARY}/infer", json=body)
+    refused = HTTP.post(f"http://{streaming.http_address}/v2/models/{UNARY}/infer", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"].startswith("INVALID_ARG: 'temprature' is no input of this model")
 

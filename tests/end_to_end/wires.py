@@ -62,7 +62,7 @@ Wire = Callable[[LocalTriton, Inputs], list[Answer] | Refusal]
 
 def model_url(server: LocalTriton, endpoint: str) -> str:
     """Return the address of an endpoint of the model."""
-    return f"http://{server.http_url}/v2/models/llama/{endpoint}"
+    return f"http://{server.http_address}/v2/models/llama/{endpoint}"
 
 
 def post(server: LocalTriton, endpoint: str, body: object) -> httpx.Response:
@@ -81,7 +81,7 @@ def infer(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str 
     """Ask /infer with tritonclient; its tensors are bytes behind the JSON."""
     request = tensors(tritonclient.http.InferInput, inputs)
     outputs = [tritonclient.http.InferRequestedOutput(name) for name in OUTPUTS]
-    with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
+    with tritonclient.http.InferenceServerClient(server.http_address, network_timeout=TIMEOUT_S) as client:
         try:
             return answers(client.infer(model, request, request_id=request_id, outputs=outputs))
         except tritonclient.utils.InferenceServerException as error:
@@ -90,7 +90,7 @@ def infer(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str 
 
 def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str = MODEL) -> list[Answer] | Refusal:
     """Ask over gRPC with tritonclient."""
-    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+    with tritonclient.grpc.InferenceServerClient(server.grpc_address) as client:
         request = tensors(tritonclient.grpc.InferInput, inputs)
         try:
             return answers(client.infer(model, request, request_id=request_id, client_timeout=TIMEOUT_S))

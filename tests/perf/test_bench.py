@@ -65,7 +65,7 @@ def server_of(target: Target, triton: LocalTriton | None = None) -> Server:
 
 
 def test_each_load_of_a_server_is_measured(triton: LocalTriton, tmp_path: Path) -> None:
-    target = Target("ours", "triton_generate", f"http://{triton.http_url}", "llama")
+    target = Target("ours", "triton_generate", f"http://{triton.http_address}", "llama")
     entries = measured(tmp_path, server_of(target, triton))
     assert list(entries) == ["ours/ours", "article/ours"]
     for measurement in entries.values():

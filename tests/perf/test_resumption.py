@@ -26,7 +26,7 @@ def _wait_until_it_decodes(server: RestartedTriton) -> None:
     def decodes() -> bool:
         return level(server.local, "llama_slots_in_use") >= RUNNING
 
-    until(decodes, lambda: f"{server.local.grpc_url} runs {RUNNING} sequences")
+    until(decodes, lambda: f"{server.local.grpc_address} runs {RUNNING} sequences")
 
 
 def _kill(server: RestartedTriton, name: str) -> None:

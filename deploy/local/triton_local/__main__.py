@@ -102,18 +102,18 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
     try:
         with server, endpoint or contextlib.nullcontext():
             if endpoint is not None:
-                endpoint.start(server.grpc_url, server.metrics_url)
+                endpoint.start(server.grpc_address, server.metrics_address)
             stopper.server_is_ready()
-            urls = {str(service): url for service, url in server.urls.items()}
+            addresses = {str(service): address for service, address in server.addresses.items()}
             if endpoint is not None:
-                urls["openai"] = endpoint.address
+                addresses["openai"] = endpoint.address
             _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
-            for service, url in server.urls.items():
-                _say(f"  {service:<7} {url}")
+            for service, address in server.addresses.items():
+                _say(f"  {service:<7} {address}")
             if endpoint is not None:
                 _say(f"  openai  {endpoint.url}")
                 _say(f"try: {example_command(endpoint.address, endpoint.served_name)}")
-            _write_ready_file(ready_file, {**urls, "pid": server.pid, "variant": server.variant})
+            _write_ready_file(ready_file, {**addresses, "pid": server.pid, "variant": server.variant})
             while server.exit_code is None and not stopper.told_to_end:
                 if endpoint is not None and endpoint.exit_code is not None:
                     raise EndpointEndedError(f"the OpenAI endpoint has ended with code {endpoint.exit_code}")

@@ -89,7 +89,7 @@ def main() -> int:
     try:
         with LocalTriton(model=model, ready_timeout=600) as server:
             with OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint:
-                endpoint.start(server.grpc_url)
+                endpoint.start(server.grpc_address)
                 failures = asyncio.run(_show(server, endpoint))
             # Every answer has been read; a drain would take five seconds.
             server.kill()
@@ -104,13 +104,13 @@ def main() -> int:
 
 async def _show(server: LocalTriton, endpoint: OpenAIEndpoint) -> list[str]:
     """Send the requests, print what comes back, and return what is wrong with it."""
-    batches_before = _batches(server.http_url)
+    batches_before = _batches(server.http_address)
     async with httpx.AsyncClient(base_url=endpoint.url, timeout=300, trust_env=False) as client:
         started = time.perf_counter()
         chats = await asyncio.gather(*(_ask(client, endpoint.served_name, question) for question in QUESTIONS))
         seconds = time.perf_counter() - started
-        steps, sequences = _steps(server.metrics_url)
-        grown = {size: count - batches_before.get(size, 0) for size, count in _batches(server.http_url).items()}
+        steps, sequences = _steps(server.metrics_address)
+        grown = {size: count - batches_before.get(size, 0) for size, count in _batches(server.http_address).items()}
         table = await _ask(client, endpoint.served_name, TABLE_REQUEST, max_tokens=200, response_format=_TABLE_FORMAT)
         call = await _ask(client, endpoint.served_name, TOOL_REQUEST, tools=[_TOOL], tool_choice=_TOOL_CHOICE)
     loaded = _loaded(server.log_text())
@@ -153,18 +153,18 @@ async def _ask(client: httpx.AsyncClient, model: str, question: str, **fields: o
     return Answer(" ".join(text.split()) + cut, answer["usage"]["completion_tokens"])
 
 
-def _batches(http_url: str) -> dict[int, int]:
+def _batches(http_address: str) -> dict[int, int]:
     """Return how often Triton has executed a batch of each size."""
-    with tritonclient.http.InferenceServerClient(http_url) as client:
+    with tritonclient.http.InferenceServerClient(http_address) as client:
         statistics = client.get_inference_statistics("llama")["model_stats"][0]["batch_stats"]
     return {int(entry["batch_size"]): int(entry["compute_infer"]["count"]) for entry in statistics}
 
 
-def _steps(metrics_url: str) -> tuple[int, int]:
+def _steps(metrics_address: str) -> tuple[int, int]:
     """Return the number of decode steps and the sum of their sequences, once the metrics count every chat."""
     deadline = time.monotonic() + 10
     while True:
-        with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=10) as response:
             metrics = response.read().decode()
         answered = re.findall(r"^llama_requests_total\{.*\} (\d+)", metrics, re.MULTILINE)
         if sum(map(int, answered)) >= len(QUESTIONS) or time.monotonic() > deadline:

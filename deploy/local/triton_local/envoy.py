@@ -113,5 +113,5 @@ def _address(text: str) -> dict[str, Any]:
 
 
 def _triton(triton: LocalTriton) -> dict[str, Any]:
-    port = int(triton.http_url.rpartition(":")[2])
-    return {"address": _address(triton.grpc_url), "health_check_config": {"port_value": port}}
+    port = int(triton.http_address.rpartition(":")[2])
+    return {"address": _address(triton.grpc_address), "health_check_config": {"port_value": port}}

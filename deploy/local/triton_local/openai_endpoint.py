@@ -61,16 +61,17 @@ class OpenAIEndpoint:
         """The process's, -N for signal N; None while it runs, or before its start."""
         return None if self._process is None else self._process.poll()
 
-    def start(self, grpc_url: str, metrics_url: str | None = None) -> None:
-        """Start the process with the server at `grpc_url` as its backend; wait until it listens. Sets `served_name`.
+    def start(self, grpc_address: str, metrics_address: str | None = None) -> None:
+        """Start the process with the server at `grpc_address` as backend; wait until it listens. Sets `served_name`.
 
-        metrics_url: address of the server's metrics; None is the next port.
+        metrics_address: address of the server's metrics; None is the next port.
 
         Call it in the main thread: the kernel kills the process when the thread that started it ends. Raises
         StartFailedError if the process exits before it listens; stderr has the reason.
         """
         options = ["--host", self._host, "--port", str(self._port), "--grace", str(self._grace)]
-        options += ["--triton", grpc_url, *([] if metrics_url is None else ["--triton-metrics", metrics_url])]
+        options += ["--triton", grpc_address]
+        options += [] if metrics_address is None else ["--triton-metrics", metrics_address]
         self._process = subprocess.Popen(
             # The kernel kills the endpoint when the launcher is gone, even by SIGKILL.
             ["setpriv", "--pdeathsig=KILL", sys.executable, "-m", "triton_llama_openai", *options],

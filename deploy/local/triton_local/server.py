@@ -1,7 +1,7 @@
 """`LocalTriton`: a tritonserver on this machine for as long as a `with` block lasts.
 
     with LocalTriton(variant="default") as server:
-        print(server.http_url)  # 127.0.0.1:34567, and the model is ready
+        print(server.http_address)  # 127.0.0.1:34567, and the model is ready
 
 The command line (__main__.py) is a thin layer over it.
 """
@@ -119,24 +119,24 @@ class LocalTriton:
         self.stop()
 
     @property
-    def http_url(self) -> str:
+    def http_address(self) -> str:
         """host:port of the HTTP service, as a client on this machine reaches it."""
-        return self._url("http")
+        return self._service_address("http")
 
     @property
-    def grpc_url(self) -> str:
+    def grpc_address(self) -> str:
         """host:port of the gRPC service, as a client on this machine reaches it."""
-        return self._url("grpc")
+        return self._service_address("grpc")
 
     @property
-    def metrics_url(self) -> str:
+    def metrics_address(self) -> str:
         """host:port of the metrics service, as a client on this machine reaches it."""
-        return self._url("metrics")
+        return self._service_address("metrics")
 
     @property
-    def urls(self) -> dict[Service, str]:
+    def addresses(self) -> dict[Service, str]:
         """host:port of each service; without the metrics' where `extra_args` turn them off."""
-        return {service: self._url(service) for service in self._services}
+        return {service: self._service_address(service) for service in self._services}
 
     @property
     def exit_code(self) -> int | None:
@@ -252,7 +252,7 @@ class LocalTriton:
                 self.pid = int(child.pid)
 
     def _is_ready(self) -> bool:
-        api = RepositoryApi(Address.parse(self.http_url), {})
+        api = RepositoryApi(Address.parse(self.http_address), {})
         listens = all(self._listens(service) for service in self._services)
         return listens and all(api.is_ready(model) for model in self._models)
 
@@ -265,7 +265,7 @@ class LocalTriton:
             raise RuntimeError("the server hasn't been started: use LocalTriton as a context manager")
         return self._process
 
-    def _url(self, service: Service) -> str:
+    def _service_address(self, service: Service) -> str:
         self._running()
         return f"{reachable_host(self._address)}:{self._ports[service]}"
 

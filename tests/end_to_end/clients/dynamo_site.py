@@ -55,14 +55,14 @@ class Site:
 
     def start_worker(self, replica: Replica) -> None:
         """Start a worker of a replica, the last of `workers`."""
-        options = ["--triton", replica.triton.grpc_url, "--triton-metrics", replica.triton.metrics_url]
+        options = ["--triton", replica.triton.grpc_address, "--triton-metrics", replica.triton.metrics_address]
         kv_events = f"tcp://{HOST}:{replica.kv_events_port}"
         self.workers.append(self._start("triton_llama_dynamo", *options, "--kv-events", kv_events))
 
     def requests(self) -> list[int]:
         """Return how many requests each Triton has answered."""
         pattern = r'^nv_inference_request_success\{model="llama",version="1"\} (\d+)'
-        pages = [httpx.get(f"http://{triton.metrics_url}/metrics").text for triton, _ in self.replicas]
+        pages = [httpx.get(f"http://{triton.metrics_address}/metrics").text for triton, _ in self.replicas]
         return [int(count) for page in pages for count in re.findall(pattern, page, re.MULTILINE)]
 
     def await_workers(self, number: int) -> None:

@@ -119,8 +119,8 @@ def test_the_worker_passes_the_checks_of_dynamos_contract(site: Site) -> None:
     options = ["-c", os.devnull, f"--rootdir={FOLDER}", "--noconftest", "-p", "no:cacheprovider", "--verbose"]
     python, checks = installed("dynamo") / "bin" / "python", FOLDER / "dynamo_checks.py"
     command: list[str | Path] = [python, "-m", "pytest", *options, checks]
-    urls = {"TRITON": site.replicas[0].triton.grpc_url, "TRITON_METRICS": site.replicas[0].triton.metrics_url}
-    ended = subprocess.run(command, env={**site.environment, **urls}, capture_output=True, text=True, timeout=200)
+    env = {"TRITON": site.replicas[0].triton.grpc_address, "TRITON_METRICS": site.replicas[0].triton.metrics_address}
+    ended = subprocess.run(command, env={**site.environment, **env}, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -4,8 +4,8 @@ Differences from llama: tensors have no row dimension; `sampling_parameters` rep
 being merged with them; without `stream` the text includes the prompt; outputs other than the text are returned only if
 a `return_*` input enables them; token counts are UINT32.
 
-Requests are forwarded to llama through Triton as in llama_unary, whose model.py explains the parameter FORWARDED and
-the error codes.
+Requests are forwarded to llama through Triton as in llama_unary, whose model.py explains FORWARDED_PARAMETERS and the
+error codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 MODEL = "llama"
-FORWARDED = "llama_unary"
+FORWARDED_PARAMETERS = "llama_unary"
 # Triton's error codes of those of llama's codes that Triton doesn't have.
 _TRITON_CODES = {
     "CONTEXT_LENGTH": "INVALID_ARG",
@@ -96,7 +96,7 @@ class Passed:
             request_id=_id(request),
             inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
             requested_output_names=list(OUTPUTS),
-            parameters={FORWARDED: json.dumps([{}, True])},
+            parameters={FORWARDED_PARAMETERS: json.dumps([{}, True])},
             timeout=request.timeout(),
         )
 

@@ -1,8 +1,8 @@
 """Serves /infer and unary gRPC when llama is decoupled, because Triton takes requests for it over streams only.
 
 Each request is forwarded to llama through Triton and gets one response. Triton 2.51 drops fractional parameters and
-error codes of forwarded requests. So the parameters are forwarded as one JSON string (FORWARDED), and the codes are
-those that llama's messages begin with.
+error codes of forwarded requests. So the parameters are forwarded as one JSON string (FORWARDED_PARAMETERS), and the
+codes are those that llama's messages begin with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import triton_python_backend_utils as pb_utils
 
-FORWARDED = "llama_unary"  # a request parameter: JSON of [the client's parameters, whether a stream may answer]
+FORWARDED_PARAMETERS = "llama_unary"  # a request parameter: JSON of [the client's ones, whether a stream may answer]
 MAX_CONCURRENT_REQUESTS = 32  # as many as Triton's pool for this instance has threads
 # Triton's error codes of those of llama's codes that Triton doesn't have.
 _TRITON_CODES = {
@@ -63,7 +63,7 @@ def _forward(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         request_id=request.request_id(),
         inputs=request.inputs(),
         requested_output_names=list(request.requested_output_names()),
-        parameters={FORWARDED: json.dumps([json.loads(request.parameters() or "{}"), False])},
+        parameters={FORWARDED_PARAMETERS: json.dumps([json.loads(request.parameters() or "{}"), False])},
         timeout=request.timeout(),
     )
     try:

@@ -32,7 +32,7 @@ TRACEPARENT = "traceparent"
 IGNORED_PARAMETERS = frozenset({"id", TRACEPARENT})
 """Request parameters that are not inputs: Triton passes the id of a request to /generate as a parameter."""
 
-FORWARDED = "llama_unary"
+FORWARDED_PARAMETERS = "llama_unary"
 """Request parameter that marks a request forwarded by another model (llama_unary, vllm_model). Its value is JSON:
 [the client's request parameters, whether a stream is allowed]. A client gains no privileges by sending it."""
 
@@ -122,12 +122,12 @@ def _parameters(request: pb_utils.InferenceRequest) -> dict[str, object]:
 
 
 def _forwarded(parameters: dict[str, object]) -> tuple[dict[str, object], bool] | None:
-    """Return the value of FORWARDED: the client's parameters and whether a stream is allowed; None if not forwarded.
+    """Return the client's parameters and whether a stream is allowed, from FORWARDED_PARAMETERS; None if not forwarded.
 
     A malformed value also returns None, and the parser then refuses the unknown parameter.
     """
     try:
-        values, streams = json.loads(str(parameters[FORWARDED]))
+        values, streams = json.loads(str(parameters[FORWARDED_PARAMETERS]))
     except (KeyError, ValueError, TypeError, RecursionError):
         return None
     return (values, streams) if isinstance(values, dict) and isinstance(streams, bool) else None

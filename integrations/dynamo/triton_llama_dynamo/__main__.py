@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 
-LOST = 911 & 0xFF
-"""Exit code of a worker whose Triton was lost. Dynamo exits with 911, of which the system keeps a byte, when requests
-don't end within its DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT."""
+from triton_llama_dynamo import LOST
 
 
 def main() -> None:

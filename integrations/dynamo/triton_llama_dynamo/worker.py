@@ -8,7 +8,7 @@ import sys
 
 from dynamo.common.backend.run import run
 
-from triton_llama_dynamo.__main__ import LOST
+from triton_llama_dynamo import LOST
 from triton_llama_dynamo.engine import TritonEngine
 
 _PR_SET_PDEATHSIG = 1

@@ -14,8 +14,8 @@ from perf.checkpoint import TINY_LLAMA, default_checkpoint, random_checkpoint
 from perf.load.protocols import Request
 from perf.load.workload import MEAN_OUTPUT, Load, passages
 
-Mix = Literal["none", "one", "eight"]
-MIXES: Mapping[Mix, Sequence[str]] = {"none": [""], "one": NAMES[:1], "eight": NAMES}
+AdapterMix = Literal["none", "one", "eight"]
+MIXES: Mapping[AdapterMix, Sequence[str]] = {"none": [""], "one": NAMES[:1], "eight": NAMES}
 """The adapters that a load's requests name in turn."""
 MODELS: Mapping[str, tuple[Callable[[], Path], int]] = {
     "small": (default_checkpoint, MEAN_OUTPUT),
@@ -27,7 +27,7 @@ USERS = (1, 8, 32)
 SECONDS = 10.0
 
 
-def load(model: str, mix: Mix, users: int, number: int, mean: int) -> Load:
+def load(model: str, mix: AdapterMix, users: int, number: int, mean: int) -> Load:
     """Return a load of the other tables' requests. number: of the round. mean: output tokens of a request."""
     key = f"lora/{model}/{mix}/{users}/{number}"
 

@@ -18,7 +18,7 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
 from perf.adapters import lora_adapters, with_adapters
-from perf.bench.lora import MIXES, MODELS, Mix
+from perf.bench.lora import MIXES, MODELS, AdapterMix
 from perf.checkpoint import described
 from perf.environment import StealTime, device
 from perf.load.workload import PROMPT_TOKENS, engine_requests
@@ -65,7 +65,7 @@ def measure(results: Results, users: Sequence[int], turns: int = TURNS) -> None:
             del without, engines
 
 
-def _decoding(loaded: LoadedModel, settings: Settings, count: int, mix: Mix) -> Engine:
+def _decoding(loaded: LoadedModel, settings: Settings, count: int, mix: AdapterMix) -> Engine:
     """Return an engine whose sequences, of the mix's adapters in turn, have their prompts in the cache."""
     engine = Engine(loaded, settings, count)
     adapters = {"": None, **{adapter.name: adapter for adapter in engine.adapters.loaded()}}

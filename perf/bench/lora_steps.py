@@ -69,7 +69,7 @@ def _decoding(loaded: LoadedModel, settings: Settings, count: int, mix: AdapterM
     """Return an engine whose sequences, of the mix's adapters in turn, have their prompts in the cache."""
     engine = Engine(loaded, settings, count)
     adapters = {"": None, **{adapter.name: adapter for adapter in engine.adapters.loaded()}}
-    for request, name in zip(engine_requests(loaded, [TOKENS] * count), cycle(MIXES[mix]), strict=False):
+    for request, name in zip(engine_requests(loaded, [TOKENS] * count), cycle(MIXES[mix][1]), strict=False):
         engine.add(engine.builder.build(replace(request, adapter=adapters[name])))
     while engine.step().prefill_tokens:
         pass

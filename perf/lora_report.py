@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from perf.bench.lora import MIXES
 from perf.results_file import Row
-from perf.table import Column, Table
+from perf.table import MODEL_COLUMN, Column, Table
 
-MODEL_COLUMN = Column("model", "model", lambda model: str(model).split(" parameters")[0].removeprefix("Llama of "))
 SERVERS = {"ours": "triton_llama_int8", "vLLM floats": "vllm"}
 """The servers without adapters. Those with adapters are named after them."""
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from perf.environment import ROOT
 from perf.load.workload import SLOTS
-from perf.lora_report import MODEL_COLUMN, lora
+from perf.lora_report import lora
 from perf.results_file import RESULTS, Row, at, read
-from perf.table import Column, Table, beside, figure, markdown, percent, pivot, several
+from perf.table import MODEL_COLUMN, Column, Table, beside, figure, markdown, percent, pivot, several
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md", ROOT / "README.md")
 

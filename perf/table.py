@@ -44,6 +44,9 @@ class Column(NamedTuple):
         return None if value is None else self.shown(value)
 
 
+MODEL_COLUMN = Column("model", "model", lambda model: str(model).split(" parameters")[0].removeprefix("Llama of "))
+
+
 def beside(names: Mapping[str, str], *columns: Column) -> list[Column]:
     """Return each column once for each name, with the values under the name's key in a row of `pivot`."""
     return [

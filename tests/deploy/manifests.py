@@ -18,6 +18,8 @@ KSERVE_NAMES = {"kserve-container": "server", "transformer-container": "openai"}
 
 Manifest = dict[str, Any]
 NAME = "app.kubernetes.io/name"
+PROBE_MARGIN_S = 5
+"""A probe takes at most its own --timeout and 2 s; the rest is for starting Python on a busy node."""
 
 
 @dataclass(frozen=True)

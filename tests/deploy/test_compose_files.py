@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from deploy.code_blocks import ROOT
+from deploy.manifests import PROBE_MARGIN_S
 from llama_engine.bounds import Integer
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
@@ -85,7 +86,7 @@ def test_compose_passes_every_setting() -> None:
 def test_a_health_check_times_out_before_docker_does() -> None:
     for health in (SERVER["healthcheck"], OPENAI["healthcheck"]):
         assert health["test"][-2] == "--timeout"
-        assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
+        assert float(health["test"][-1]) + PROBE_MARGIN_S <= _seconds(health["timeout"]) <= _seconds(health["interval"])
 
 
 def test_the_endpoint_ends_before_the_server() -> None:

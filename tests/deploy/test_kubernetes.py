@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from deploy.code_blocks import ROOT
-from deploy.manifests import FOLDERS, KUBERNETES, NAME, Manifest, Overlay, build, environment, mappings
+from deploy.manifests import FOLDERS, KUBERNETES, NAME, PROBE_MARGIN_S, Manifest, Overlay, build, environment, mappings
 from engine.configs import read_config
 from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
@@ -36,8 +36,6 @@ DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 MODULES = {"/srv/triton-llama/bin/health": "triton_supervisor.health"}
 OTHER_VARIABLES = {"TRITON_GRACE_SECONDS", "CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-PROBE_MARGIN_S = 5
-"""A probe takes at most its own --timeout and 2 s; the rest is for starting Python on a busy node."""
 
 
 @pytest.fixture(params=FOLDERS)

@@ -137,12 +137,6 @@ inline __m512i _mm512_and_si512(__m512i x, __m512i y) {
 inline __m512i _mm512_set1_epi32(int32_t x) {
     return integers([&](int) { return x; });
 }
-inline __m512i _mm512_add_epi32(__m512i x, __m512i y) {  // wraps around
-    return integers([&](int i) { return at<uint32_t>(x, i) + at<uint32_t>(y, i); });
-}
-inline __m512i _mm512_sub_epi32(__m512i x, __m512i y) {  // wraps around
-    return integers([&](int i) { return at<uint32_t>(x, i) - at<uint32_t>(y, i); });
-}
 inline __m512i _mm512_loadu_si512(const void* p) {
     __m512i x;
     std::memcpy(&x, p, sizeof(x));

@@ -71,7 +71,7 @@ static void product_of(Worker& worker, const Matrix& matrix, const Quantized& q,
             const int64_t first = i / pairs * stripe;
             // The next blocks are this thread's if the others keep pace.
             const int64_t next = (i + (i + 1 < to ? 1 : worker.threads)) % pairs;
-            tile<Product>(matrix, i % pairs * 2, next * 2, q, first, std::min(first + stripe, count), lora, finish);
+            multiply_pair<Product>(matrix, i % pairs * 2, next * 2, q, first, std::min(first + stripe, count), lora, finish);
         }
     });
 }

@@ -57,8 +57,8 @@ using GroupProduct = ColumnGroups<GroupIsa, GroupTerms>;
 // The scaled products of the tokens from `first` to `end` with two blocks, and what `lora` adds unless it is null;
 // finish(token, block, Lanes[2]). `next`: this thread's next two blocks.
 template <class Product, class Finish>
-inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t first, int64_t end,
-                 const LoraProduct* lora, const Finish& finish) {
+inline void multiply_pair(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t first, int64_t end,
+                          const LoraProduct* lora, const Finish& finish) {
     constexpr int64_t SIZE = Product::TOKEN_BLOCK;
     const int64_t calls = (end - first + SIZE - 1) / SIZE, pair = Product::pair_bytes(m), steps = Product::steps(m);
     // A single call waits for its own weights: prefetching others would delay them.

@@ -10,7 +10,12 @@ import pytest
 from end_to_end.clients.environments import FOLDER, installed, run
 
 
-@pytest.mark.parametrize("client", ["langchain", "litellm", "llama_index", "openai_agents", "pydantic_ai"])
+# test_dynamo.py runs Dynamo's.
+PYTHON_CLIENTS = sorted({path.name.removesuffix("_checks.py") for path in FOLDER.glob("*_checks.py")} - {"dynamo"})
+JAVASCRIPT_LIBRARIES = sorted(path.name.removesuffix("_checks.mjs") for path in FOLDER.glob("node/*_checks.mjs"))
+
+
+@pytest.mark.parametrize("client", PYTHON_CLIENTS)
 def test_a_library_in_python_passes_its_checks(client: str, base_url: str, tmp_path: Path) -> None:
     # The checks are tests for the pytest of that environment, which has none of this project's packages.
     checks = FOLDER / f"{client}_checks.py"
@@ -20,7 +25,7 @@ def test_a_library_in_python_passes_its_checks(client: str, base_url: str, tmp_p
     assert " skipped" not in ended.stdout
 
 
-@pytest.mark.parametrize("library", ["openai", "anthropic", "vercel"])
+@pytest.mark.parametrize("library", JAVASCRIPT_LIBRARIES)
 def test_a_library_in_javascript_passes_its_checks(library: str, base_url: str, tmp_path: Path) -> None:
     # Node looks for packages in the folders above a script alone.
     (tmp_path / "node_modules").symlink_to(installed("node") / "node_modules")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from engine.engines import engine_of
 from llama_engine.engine.engine import Engine
-from llama_engine.grammar.guides import Guides
-from llama_engine.grammar.matcher import GuideState
+from llama_engine.guides.compiler import Guides
+from llama_engine.guides.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
 from llama_engine.sampling.bias_and_masks import forbidden
 from llama_engine.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from llama_engine.grammar.matcher import GuideState
+from llama_engine.guides.matcher import GuideState
 from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor, forbidden
 from llama_engine.text.tokenizer import Vocabulary
 from numpy.typing import NDArray

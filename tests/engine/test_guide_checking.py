@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from engine.guided_texts import END, ENDLESS, FUNCTION_CALL, tag
 from llama_engine.errors import GenerationError, InvalidRequest
-from llama_engine.grammar import checker as guide_checker
-from llama_engine.grammar import guides
-from llama_engine.grammar.checker import GuideChecker
-from llama_engine.grammar.guides import Guides
+from llama_engine.guides import checker as guide_checker
+from llama_engine.guides import compiler as guide_compiler
+from llama_engine.guides.checker import GuideChecker
+from llama_engine.guides.compiler import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
 _numbers = count(1)
@@ -104,7 +104,7 @@ def test_without_llguidance_the_message_says_what_to_install(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("matcher", "translation"):
-        monkeypatch.delitem(sys.modules, f"llama_engine.grammar.{module}", raising=False)
+        monkeypatch.delitem(sys.modules, f"llama_engine.guides.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match=r"guided_decoding_guide needs the package llguidance.*: pip install"):
         Guides(tokenizer, [END]).start("regex", "a").result()
@@ -126,7 +126,7 @@ def test_a_killed_process_is_replaced(own_guides: Guides) -> None:
 
 STARTER = """
 import sys
-from llama_engine.grammar.checker import GuideChecker
+from llama_engine.guides.checker import GuideChecker
 checker = GuideChecker([b"a", b"b", b"</s>"], [2], [2])
 checker.check("regex", "a")
 print("started", flush=True)
@@ -135,7 +135,7 @@ sys.stdin.read()
 
 
 def test_the_checking_process_ends_with_a_killed_model() -> None:
-    folder = str(Path(guides.__file__).parents[2])
+    folder = str(Path(guide_compiler.__file__).parents[2])
     command = [sys.executable, "-c", STARTER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": folder}
@@ -156,7 +156,7 @@ def test_a_guide_is_checked_once(own_guides: Guides, monkeypatch: pytest.MonkeyP
         return check(checker, kind, text)
 
     monkeypatch.setattr(GuideChecker, "check", recorded)
-    monkeypatch.setattr(guides, "MAX_CACHED_GUIDES", 2)
+    monkeypatch.setattr(guide_compiler, "MAX_CACHED_GUIDES", 2)
     # The second is refused.
     for text in ("a", "a", "(", "a", "(", "c", "c", "a"):
         own_guides.start("regex", text).exception()

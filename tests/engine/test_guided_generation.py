@@ -15,8 +15,8 @@ from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.grammar import matcher as guide_matcher
-from llama_engine.grammar.matcher import GuideState
+from llama_engine.guides import matcher as guide_matcher
+from llama_engine.guides.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from llama_engine.engine.events import Completion, RequestContext
 from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
-from llama_engine.grammar.matcher import GuideState
+from llama_engine.guides.matcher import GuideState
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 

@@ -10,7 +10,7 @@ import pytest
 from frontend.endpoints import QUESTION, Endpoint, Json, Serve, endpoint, events_of
 from frontend.fake_triton import FakeTriton
 from frontend.model_messages import ModelRequest
-from llama_engine.grammar.matcher import GuideMatchers
+from llama_engine.guides.matcher import GuideMatchers
 from triton_llama.completion import Chunk
 from triton_llama_openai.output.output_parser import (
     ContentPart,

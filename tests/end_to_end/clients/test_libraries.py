@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from end_to_end.clients.environments import FOLDER, installed, run
 
-
 # test_dynamo.py runs Dynamo's.
 PYTHON_CLIENTS = sorted({path.name.removesuffix("_checks.py") for path in FOLDER.glob("*_checks.py")} - {"dynamo"})
 JAVASCRIPT_LIBRARIES = sorted(path.name.removesuffix("_checks.mjs") for path in FOLDER.glob("node/*_checks.mjs"))

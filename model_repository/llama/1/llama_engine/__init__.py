@@ -5,7 +5,7 @@ Independent of Triton except for `triton/`; `model.py` beside this package is th
 triton/            adapters to Triton: config, requests and responses, metrics
 observability/     metrics, stats, log, readiness
 engine/            the loop: scheduler, step, prefill, decode, sequences, pages
-grammar/           guides: checker, translation, matcher
+guides/            checker, compiler, translation to grammars, matcher
 sampling/          sampler, filters, draw, bias and bad words, log probabilities
 model/             how a checkpoint is served, the forward passes, the KV cache
 kernels/           8-bit products, attention and fused elementwise operations, with their references

@@ -30,7 +30,7 @@ from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.engine.sequence_builder import SequenceBuilder
 from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import GenerationError
-from llama_engine.grammar.guides import Guides
+from llama_engine.guides.compiler import Guides
 from llama_engine.model.description import ModelDescription
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.defaults import GenerationDefaults

@@ -16,8 +16,8 @@ from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from llama_engine.grammar.guides import Guides
-    from llama_engine.grammar.matcher import GuideState
+    from llama_engine.guides.compiler import Guides
+    from llama_engine.guides.matcher import GuideState
 
 GUIDE_SECONDS = 0.05
 """Maximum seconds that `wait` waits for guides to compile; nearly all compile faster."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from llama_engine.engine.drafts import Drafting
     from llama_engine.engine.sequence_builder import PromptShare
-    from llama_engine.grammar.matcher import GuideState
+    from llama_engine.guides.matcher import GuideState
 
 
 class Status(Enum):

@@ -24,7 +24,7 @@ from llama_engine.text.detokenizer import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
-    from llama_engine.grammar.matcher import GuideState
+    from llama_engine.guides.matcher import GuideState
 
 
 class BadWords:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from llama_engine.errors import GenerationError, InvalidRequest
 
 if TYPE_CHECKING:
-    from llama_engine.grammar.matcher import GuideMatchers
+    from llama_engine.guides.matcher import GuideMatchers
 
 COMPILE_SECONDS = 2.0
 """Maximum CPU time for compiling a guide; ordinary guides take milliseconds."""
@@ -90,7 +90,7 @@ def _initialize(tokens: Sequence[bytes], special_tokens: Sequence[int], end_toke
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Give the model's threads priority.
     os.nice(5)
-    from llama_engine.grammar.matcher import GuideMatchers
+    from llama_engine.guides.matcher import GuideMatchers
 
     _matchers = GuideMatchers(tokens, special_tokens, end_tokens)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from llama_engine.errors import InvalidRequest
-from llama_engine.grammar.translation import GuideError, to_lark
+from llama_engine.guides.translation import GuideError, to_lark
 
 if TYPE_CHECKING:
     # The process that checks guides imports this module, and needs no NumPy.

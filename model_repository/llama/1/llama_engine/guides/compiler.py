@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from llama_engine.errors import InvalidRequest
-from llama_engine.grammar.checker import GuideChecker
+from llama_engine.guides.checker import GuideChecker
 
 if TYPE_CHECKING:
-    from llama_engine.grammar.matcher import GuideMatchers, GuideState
+    from llama_engine.guides.matcher import GuideMatchers, GuideState
     from llama_engine.text.tokenizer import Tokenizer
 
 MAX_CACHED_GUIDES = 256
@@ -74,7 +74,7 @@ class Guides:
         if self._matchers is not None and self._checker is not None:
             return self._matchers, self._checker
         try:
-            from llama_engine.grammar.matcher import GuideMatchers
+            from llama_engine.guides.matcher import GuideMatchers
         except ImportError as error:
             _log.error("a request asks for guided decoding, which needs llguidance: %s", error)
             raise InvalidRequest(

@@ -157,6 +157,11 @@ def openmp_runtimes() -> list[Path]:
     return sorted(runtimes, key=lambda path: not path.is_relative_to(site))
 
 
+def address_of(tensor: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's data; None, the kernels' null pointer, without one."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def use_huge_pages(tensor: torch.Tensor) -> None:
     """Request 2 MiB pages for a tensor that has not been written yet. Does nothing if Linux doesn't support them."""
     first = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
@@ -233,7 +238,7 @@ class CpuKernels:
         packed = torch.empty(4 * floats + matrix.outputs * weight.shape[1] * matrix.bits // 8, dtype=torch.uint8)
         use_huge_pages(packed)
         self._pack_groups(
-            matrix, weight.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr(),
+            matrix, weight.data_ptr(), scales.data_ptr(), address_of(offsets),
             source.data_ptr(), packed.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return packed

@@ -11,7 +11,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.kernels.activation_terms import LINEAR_LAYERS, TWO_TERMS, ActivationTerms, TermCount, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
-from llama_engine.kernels.cpu.bindings import Cache, CpuKernels, Layer, Model, Scoring
+from llama_engine.kernels.cpu.bindings import Cache, CpuKernels, Layer, Model, Scoring, address_of
 from llama_engine.kernels.cpu.lora import LoraTable
 from llama_engine.kernels.cpu.packing import (
     GROUP_UNIT,
@@ -203,19 +203,19 @@ class CpuForward:
         kind = architecture.ropes[index]
         cosine, sine = (None, None) if kind is None else self._tables[kind]
         return Layer(
-            _pointer(layer.attention_norm),
-            _pointer(layer.attention_output_norm),
-            _pointer(layer.query_norm),
-            _pointer(layer.key_norm),
+            address_of(layer.attention_norm),
+            address_of(layer.attention_output_norm),
+            address_of(layer.query_norm),
+            address_of(layer.key_norm),
             layer.query_key_value.matrix,
             layer.attention_output.matrix,
-            _pointer(layer.mlp_norm),
-            _pointer(layer.mlp_output_norm),
+            address_of(layer.mlp_norm),
+            address_of(layer.mlp_output_norm),
             layer.gate_up.matrix,
             layer.down.matrix,
             Cache(*(tensor.data_ptr() for tensor in self.cache.layers[index])),
-            _pointer(cosine),
-            _pointer(sine),
+            address_of(cosine),
+            address_of(sine),
             architecture.windows[index] or 0,
         )
 
@@ -247,7 +247,7 @@ class CpuForward:
             qkv=self._qkv.data_ptr(),
             attended=self._attended.data_ptr(),
             gated=self._gated.data_ptr(),
-            output=_pointer(self._output),
+            output=address_of(self._output),
             hidden_terms=self.quantized[0].structure,
             attended_terms=self.quantized[1].structure,
             gated_terms=self.quantized[2].structure,
@@ -259,7 +259,3 @@ class CpuForward:
             scratch=self._scratch.data_ptr(),
             scratch_stride=self._scratch.shape[1],
         )
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

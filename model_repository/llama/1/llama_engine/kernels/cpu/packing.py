@@ -14,7 +14,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.weights import DecoderLayer, LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import MAX_INPUTS, ActivationTerms
-from llama_engine.kernels.cpu.bindings import CpuKernels, Matrix, Quantized
+from llama_engine.kernels.cpu.bindings import CpuKernels, Matrix, Quantized, address_of
 
 UNIT = 64
 """Padded widths are multiples of this."""
@@ -148,7 +148,7 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
         return torch.where(source < 0, 0.0, values.detach().float()[source.clamp(min=0)]).contiguous()
 
     bias = None if linear.bias is None else arrange(linear.bias)
-    matrix = Matrix(bias=_address(bias), outputs=len(source), inputs=padded(columns))
+    matrix = Matrix(bias=address_of(bias), outputs=len(source), inputs=padded(columns))
     if linear.group_size is not None:
         return _pack_groups(kernels, linear, source, matrix, bias)
     packed, scale = kernels.pack(weight.detach().contiguous(), source, padded(columns)), arrange(scales)
@@ -172,12 +172,8 @@ def _pack_groups(
     order = None if linear.order is None else linear.order.to(torch.int32).contiguous()
     matrix.groups, matrix.group_size, matrix.bits, matrix.has_offsets = groups, size, linear.bits, offsets is not None
     packed = kernels.pack_groups(matrix, linear.weight.detach().contiguous(), scales, offsets, source)
-    matrix.weight, matrix.order = packed.data_ptr(), _address(order)
+    matrix.weight, matrix.order = packed.data_ptr(), address_of(order)
     return PackedLinear(matrix, packed, None, bias, order)
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def pack_layer(kernels: CpuKernels, architecture: Architecture, layer: LayerWeights) -> PackedLayer:

@@ -84,6 +84,11 @@ def environment(container: Manifest) -> dict[str, str | None]:
     return {variable["name"]: variable.get("value") for variable in container.get("env", [])}
 
 
+def seconds(duration: str) -> int:
+    """Convert a duration in seconds, as compose and Envoy write it: 90s."""
+    return int(duration.removesuffix("s"))
+
+
 def mappings(value: object) -> Iterator[Manifest]:
     """Yield every mapping in `value`, at any depth."""
     if isinstance(value, dict):

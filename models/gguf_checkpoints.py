@@ -36,6 +36,7 @@ TYPES: Mapping[str, tuple[Kind, LlamaFileType]] = {
     "q4_k_m": (Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
 }
 _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
+# Not imported from the engine, whose reader is tested with these files: both would have the same fault.
 _INTERLEAVED = ("llama", "granite", "smollm3")
 _NUMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size",

@@ -1,1 +1,1 @@
-"""One module a path of the API, with the inputs and outputs of its protocol."""
+"""A module for each path of the API or a few; `*_input`, `*_output` and `chat_messages` convert for two of them."""

@@ -1,4 +1,4 @@
-"""One request in the engine: the chunks of its prompts, which run in parallel, and its token counts."""
+"""A client's request: a Triton request for each prompt, all at the same time, their chunks and token counts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Generation:
         self._parsers = {index: new_parser() for index in range(self.request.choices)}
 
     def stream(self) -> ChunkStream:
-        """Return the chunks of all prompts; `count` them. One prompt's error ends all. Raises ApiError."""
+        """Return the chunks of all prompts, for the caller to `count`. One prompt's error ends all. Raises ApiError."""
         responses = merge([self._chunks(number) for number in range(len(self._requests))])
         if self._parsers:
             responses = until_ended(responses, self._parsers)

@@ -140,6 +140,8 @@ class Drafter:
     def choose(self, guesses: Mapping[Sequence, Draft], decoding: int, room: int) -> dict[Sequence, Draft]:
         """Return the beginnings of drafts that pay together, with pages for their tokens.
 
+        Shortens the guesses themselves, and gives sequences the pages; `record` takes back those of wrong ones.
+
         decoding: number of sequences of the step. room: for tokens of all drafts.
         """
         # The probabilities of a draft's tokens fall, so that the best ones of all drafts are the beginnings of drafts.

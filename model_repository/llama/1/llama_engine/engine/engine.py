@@ -127,7 +127,7 @@ class Engine:
         self._prefill.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence without setting its result; `DecodeBatch.remove` frees its slot.
+        """Remove a sequence without setting its result, and free its KV slot and pages.
 
         No effect on a sequence that is not in the engine. If this raises, all sequences fail and are removed.
         """

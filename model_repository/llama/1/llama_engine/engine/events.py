@@ -1,4 +1,4 @@
-"""A sequence's chunks and result, and the sinks that receive them."""
+"""A sequence's chunks and result, the sinks that receive them, and what a request's sequences share."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ class PageManager:
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Return the pages that have a sequence's longest cached prefix. The last token always remains to be computed.
 
-        A prompt whose log probabilities or embedding are requested is computed as a whole.
+        Holds none of them: `allocate` does. A prompt whose log probabilities or embedding are requested is computed as
+        a whole.
         """
         matching: list[int] = []
         for digest in self._digests(sequence, self._num_shareable_pages(sequence)):

@@ -38,7 +38,8 @@ class Status(Enum):
     WAITING = "waiting"
     """The sequence has no slot yet."""
     PREFILL = "prefill"
-    """The sequence has a slot; its prompt, or after a preemption all of its tokens, are not yet in the KV cache."""
+    """The sequence occupies one of the engine's slots; it gets a KV slot and pages when its prefill begins.
+    Its prompt, or after a preemption all of its tokens, are not yet in the KV cache."""
     DECODE = "decode"
     """The sequence is in the batch and gets a token in each step, with drafts several."""
     FINISHED = "finished"
@@ -70,7 +71,7 @@ class Sequence:
     result: Result | None = None
     """The completion or the error; None until the sequence has finished."""
     kv_slot: int | None = None
-    """Index into the page table, from prefill until the sequence is removed or preempted; else None."""
+    """Index into the page table, from its first prefill pass until the sequence is removed or preempted; else None."""
     pages: list[int] = field(default_factory=list, repr=False)
     """Pages of the KV cache, in order of position; those of a prefix can be shared with other sequences."""
     page_digests: list[bytes] = field(default_factory=list, repr=False)
@@ -80,7 +81,7 @@ class Sequence:
     num_computed: int = 0
     """Number of positions in the KV cache."""
     num_cached_prompt_tokens: int = 0
-    """Number of prompt tokens that were in the KV cache when the sequence was admitted."""
+    """Number of prompt tokens that were in the KV cache when the sequence last got pages before its first token."""
     num_steps: int = 0
     """Number of decode steps that ran for the sequence."""
     num_accepted_draft_tokens: int = 0

@@ -114,7 +114,10 @@ class LoadPlan(NamedTuple):
         return LinearLayers(requantized, pack, f"exact INT8, {self.terms.describe()}, bitsandbytes")
 
     def info(self, linears: Mapping[str, int], weight_bytes: int, model: Llama | PackedLlama) -> ModelInfo:
-        """Return the info of a model with these weights."""
+        """Return the info of a model with these weights. linears: number of linear layers by weight dtype.
+
+        Only a model packed for the compiled kernels is batch-invariant.
+        """
         if isinstance(model, PackedLlama):
             product, batch_invariant = model.describe(), True
         else:

@@ -48,7 +48,7 @@ class BadWords:
         return other
 
     def append(self, token_bytes: bytes) -> None:
-        """Append the bytes of the sampled token to the text."""
+        """Append the bytes of a token, sampled or resumed, to the text."""
         for word in self._words:
             word.append(token_bytes)
 

@@ -83,7 +83,10 @@ def allowed_instruction_sets() -> list[str]:
 
 
 def runnable_instruction_sets() -> list[str]:
-    """Return the allowed instruction sets, without AMX where Linux refuses its registers."""
+    """Return the allowed instruction sets, without AMX where Linux refuses its registers.
+
+    Requests the registers from Linux; the process keeps the permission.
+    """
     names = allowed_instruction_sets()
     if "avx512-amx" in names:
         try:

@@ -1,6 +1,6 @@
 """What responses need of Triton's Python backend, which exists only inside Triton: tensors, responses and a sender.
 
-And the decoder of requests over these, which imports them.
+And the reader of requests over these, which imports them.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def install() -> None:
 install()
 
 from llama_engine.triton.outputs import release_tensors  # noqa: E402 - as above
-from llama_engine.triton.request_decoder import RequestDecoder  # noqa: E402 - imports what is installed above
+from llama_engine.triton.request_reader import RequestReader  # noqa: E402 - imports what is installed above
 
 
 def _no_command(command: AdapterCommand, response: object) -> None:
@@ -139,13 +139,13 @@ def _no_command(command: AdapterCommand, response: object) -> None:
 
 
 @contextmanager
-def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestDecoder]:
-    """A decoder of an engine's requests whose responses are sent at the latest at the end."""
+def reading(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestReader]:
+    """A reader of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher = ResponseDispatcher()
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
     log = RequestLog(log_level)
     try:
-        yield RequestDecoder(engine, parser, QueuePolicy(), True, True, log, stats, dispatcher, _no_command)
+        yield RequestReader(engine, parser, QueuePolicy(), True, True, log, stats, dispatcher, _no_command)
     finally:
         assert dispatcher.close(SECONDS)
         stats.close(SECONDS)

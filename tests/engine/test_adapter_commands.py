@@ -25,22 +25,22 @@ from llama_engine.observability.metrics import LOADED_ADAPTERS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.adapter_commands import MAX_RUNNING, AdapterCommands
 from llama_engine.triton.config import QueuePolicy
-from llama_engine.triton.request_decoder import RequestDecoder
+from llama_engine.triton.request_reader import RequestReader
 
 
 @dataclass
 class Served:
-    """A scheduler with a decoder of requests, as model.py has them."""
+    """A scheduler with a reader of requests, as model.py has them."""
 
     running: Running
-    decoder: RequestDecoder
+    reader: RequestReader
     commands: AdapterCommands
     checkpoint: LoadedModel
 
     def ask(self, **inputs: str) -> Request:
         """Decode a request and start its command."""
         request = Request("", **{name: text(value) for name, value in inputs.items()})
-        responder = self.decoder.decode(cast(Any, request))
+        responder = self.reader.read(cast(Any, request))
         self.running.scheduler.add(responder.sequences)
         self.commands.start()
         return request
@@ -77,10 +77,8 @@ def _serving(parts: Running, folder: Path, checkpoint: LoadedModel) -> Iterator[
     commands = AdapterCommands(engine.adapters, str(folder), parts.scheduler, parts.dispatcher, parts.stats)
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len, adapters=engine.adapters.loaded)
     log = RequestLog("none")
-    decoder = RequestDecoder(
-        engine, parser, QueuePolicy(), True, True, log, parts.stats, parts.dispatcher, commands.add
-    )
-    yield Served(parts, decoder, commands, checkpoint)
+    reader = RequestReader(engine, parser, QueuePolicy(), True, True, log, parts.stats, parts.dispatcher, commands.add)
+    yield Served(parts, reader, commands, checkpoint)
     # Otherwise `stop` would wait for a held step.
     parts.pace.run_free()
     parts.scheduler.stop(0)
@@ -164,15 +162,15 @@ def test_a_command_without_a_thread_fails_alone(served: Served, monkeypatch: pyt
 def test_commands_are_refused_where_the_setting_is_off(served: Served) -> None:
     parts = served.running
     commands = AdapterCommands(parts.engine.adapters, "", parts.scheduler, parts.dispatcher, parts.stats)
-    off = replace(served.decoder, add_command=commands.add)
+    off = replace(served.reader, add_command=commands.add)
     request = Request("", lora_name=text("a"), lora_path=text("a"))
-    off.decode(cast(Any, request))
+    off.read(cast(Any, request))
     assert "lora_path is given; it must be missing: the setting lora_folder is off" in served.answer(request)
 
 
 def test_commands_are_refused_under_scheduling_batch(served: Served) -> None:
-    batch = replace(served.decoder, inflight=False)
-    responder = batch.decode(cast(Any, Request("", lora_name=text("a"), lora_path=text("a"))))
+    batch = replace(served.reader, inflight=False)
+    responder = batch.read(cast(Any, Request("", lora_name=text("a"), lora_path=text("a"))))
     assert "lora_path is given; it must be missing under scheduling 'batch'" in str(responder.error)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from engine.backend_utils import Request, Response, decoding, text
+from engine.backend_utils import Request, Response, reading, text
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
 from engine.scheduling import SECONDS
@@ -20,15 +20,15 @@ from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.request.adapter_choice import Adapter
-from llama_engine.triton.request_decoder import RequestDecoder
+from llama_engine.triton.request_reader import RequestReader
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 
 @pytest.fixture
-def decoder(fp32: LoadedModel) -> Iterator[RequestDecoder]:
-    with decoding(engine_of(fp32, 2), Stats(RecordingRegistry(), 2), "summary") as decoder:
-        yield decoder
+def reader(fp32: LoadedModel) -> Iterator[RequestReader]:
+    with reading(engine_of(fp32, 2), Stats(RecordingRegistry(), 2), "summary") as reader:
+        yield reader
 
 
 def test_the_description_has_what_the_engine_serves(fp32: LoadedModel) -> None:
@@ -65,40 +65,40 @@ def test_one_changed_weight_changes_the_digest(tmp_path: Path) -> None:
     assert digests[0] == digests[2] != digests[1]
 
 
-def _response(decoder: RequestDecoder, request: Request) -> Response:
+def _response(reader: RequestReader, request: Request) -> Response:
     """Return the only response, for which the engine makes no step."""
-    decoder.decode(cast(Any, request))
-    assert decoder.dispatcher.close(SECONDS)
+    reader.read(cast(Any, request))
+    assert reader.dispatcher.close(SECONDS)
     ((response, final),) = request.sent
     assert final
     return response
 
 
-def _reply(decoder: RequestDecoder, request: Request) -> str:
+def _reply(reader: RequestReader, request: Request) -> str:
     """Return the text of the only response."""
-    response = _response(decoder, request)
+    response = _response(reader, request)
     assert response.error is None
     outputs = response.values()
     assert outputs.keys() == {"text_output"}
     return str(outputs["text_output"][0])
 
 
-def test_an_empty_digest_is_answered_with_the_document(decoder: RequestDecoder) -> None:
-    description = decoder.engine.description
-    assert _reply(decoder, Request(description_digest=text(""))) == description.reply("", ())
+def test_an_empty_digest_is_answered_with_the_document(reader: RequestReader) -> None:
+    description = reader.engine.description
+    assert _reply(reader, Request(description_digest=text(""))) == description.reply("", ())
     assert json.loads(description.reply("", ())) == {**json.loads(description.document), "adapters": []}
 
 
-def test_the_current_digest_is_answered_with_itself_alone(decoder: RequestDecoder) -> None:
-    digest = decoder.engine.description.digest
-    reply = json.loads(_reply(decoder, Request(description_digest=text(digest))))
+def test_the_current_digest_is_answered_with_itself_alone(reader: RequestReader) -> None:
+    digest = reader.engine.description.digest
+    reply = json.loads(_reply(reader, Request(description_digest=text(digest))))
     assert reply == {"digest": digest, "adapters": []}
 
 
-def test_the_description_is_built_under_scheduling_batch(decoder: RequestDecoder) -> None:
-    batch = replace(decoder, inflight=False)
-    response: Any = batch.decode(cast(Any, Request(description_digest=text("")))).build()
-    assert response.values() == {"text_output": [decoder.engine.description.reply("", ())]}
+def test_the_description_is_built_under_scheduling_batch(reader: RequestReader) -> None:
+    batch = replace(reader, inflight=False)
+    response: Any = batch.read(cast(Any, Request(description_digest=text("")))).build()
+    assert response.values() == {"text_output": [reader.engine.description.reply("", ())]}
 
 
 def test_a_description_lists_the_loaded_adapters(fp32: LoadedModel) -> None:
@@ -106,9 +106,9 @@ def test_a_description_lists_the_loaded_adapters(fp32: LoadedModel) -> None:
     assert json.loads(reply)["adapters"] == [{"name": "sql", "number": 7, "digest": "d1", "rank": 16}]
 
 
-def test_a_request_for_the_description_is_not_logged(decoder: RequestDecoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_for_the_description_is_not_logged(reader: RequestReader, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        _reply(decoder, Request(description_digest=text("")))
+        _reply(reader, Request(description_digest=text("")))
     assert not caplog.records
 
 
@@ -121,19 +121,19 @@ def test_a_request_for_the_description_is_not_logged(decoder: RequestDecoder, ca
     ],
 )
 def test_a_request_for_the_description_has_nothing_else(
-    decoder: RequestDecoder, parameters: str, inputs: dict[str, NDArray[Any]], message: str
+    reader: RequestReader, parameters: str, inputs: dict[str, NDArray[Any]], message: str
 ) -> None:
     request = Request(parameters, **{"description_digest": text(""), **inputs})
-    assert message in str(_response(decoder, request).error)
+    assert message in str(_response(reader, request).error)
 
 
-def test_a_request_prepared_for_another_model_is_refused_before_its_values(decoder: RequestDecoder) -> None:
+def test_a_request_prepared_for_another_model_is_refused_before_its_values(reader: RequestReader) -> None:
     request = Request('{"max_tokens": 1000000}', text_input=text("x"), description_digest=text("other"))
-    assert str(_response(decoder, request).error).startswith("OTHER_MODEL: another model is served")
+    assert str(_response(reader, request).error).startswith("OTHER_MODEL: another model is served")
 
 
-def test_a_request_prepared_for_this_model_is_computed(decoder: RequestDecoder) -> None:
-    digest = decoder.engine.description.digest
-    parser = replace(decoder.parser, digest=digest)
+def test_a_request_prepared_for_this_model_is_computed(reader: RequestReader) -> None:
+    digest = reader.engine.description.digest
+    parser = replace(reader.parser, digest=digest)
     (request,) = parser.parse({"text_input": text("x"), "description_digest": text(digest)})
     assert request.prompt == "x"

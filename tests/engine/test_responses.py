@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from engine.backend_utils import Request, TritonError, decoding, text
+from engine.backend_utils import Request, TritonError, reading, text
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
@@ -20,7 +20,7 @@ from llama_engine.errors import Cancelled
 from llama_engine.model.loader import LoadedModel
 from llama_engine.observability.stats import Stats
 from llama_engine.sampling.draw import choice_seed
-from llama_engine.triton.request_decoder import RequestDecoder
+from llama_engine.triton.request_reader import RequestReader
 from llama_engine.triton.responder import Responder
 from numpy.typing import NDArray
 
@@ -31,9 +31,9 @@ ALWAYS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens
 
 
 @pytest.fixture
-def decoder(int8: LoadedModel) -> Iterator[RequestDecoder]:
-    with decoding(engine_of(int8, 4), Stats(RecordingRegistry(), 4), "none") as decoder:
-        yield decoder
+def reader(int8: LoadedModel) -> Iterator[RequestReader]:
+    with reading(engine_of(int8, 4), Stats(RecordingRegistry(), 4), "none") as reader:
+        yield reader
 
 
 def _int32(*rows: int) -> NDArray[np.int32]:
@@ -67,25 +67,25 @@ def _run(engine: Engine, responder: Responder, every: int = 1) -> None:
             events = []
 
 
-def _decode(decoder: RequestDecoder, request: Request) -> Responder:
-    return decoder.decode(cast(Any, request))
+def _read(reader: RequestReader, request: Request) -> Responder:
+    return reader.read(cast(Any, request))
 
 
-def _answer(decoder: RequestDecoder, request: Request) -> dict[str, list[Any]]:
+def _answer(reader: RequestReader, request: Request) -> dict[str, list[Any]]:
     """Return the outputs of the only response to a request."""
-    _run(decoder.engine, _decode(decoder, request))
+    _run(reader.engine, _read(reader, request))
     ((response, final),) = request.sent
     assert final
     assert response.error is None
     return response.values()
 
 
-def test_a_response_has_the_choices_of_each_row_in_order(decoder: RequestDecoder) -> None:
+def test_a_response_has_the_choices_of_each_row_in_order(reader: RequestReader) -> None:
     limits = _int32(3, 5)
     greedy = np.zeros((2, 1), dtype=np.float32)
     inputs = {"max_tokens": limits, "min_tokens": limits, "n": _int32(1, 3), "temperature": greedy}
     request = Request('{"return_output_ids": true}', text_input=text(PROMPT, "class"), **inputs)
-    outputs = _answer(decoder, request)
+    outputs = _answer(reader, request)
     assert set(outputs) == ALWAYS | {"output_ids", "seed"}
     # A choice is resumed alone, with its own seed.
     assert outputs["seed"][1:] == [choice_seed(outputs["seed"][1], choice) for choice in range(3)]
@@ -99,11 +99,11 @@ def test_a_response_has_the_choices_of_each_row_in_order(decoder: RequestDecoder
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_choice_reports_the_prompt_tokens_that_another_has_computed(decoder: RequestDecoder, stream: bool) -> None:
+def test_a_choice_reports_the_prompt_tokens_that_another_has_computed(reader: RequestReader, stream: bool) -> None:
     salt = text(f"of its own, stream {stream}")
     request = Request(text_input=text(PROMPT), n=_int32(2), max_tokens=_int32(3), cache_salt=salt, stream=_flag(stream))
     request.requested = ["num_cached_tokens", "sequence_index"]
-    _run(decoder.engine, _decode(decoder, request))
+    _run(reader.engine, _read(reader, request))
     counts = [count for response, _ in request.sent for count in response.values().get("num_cached_tokens", [])]
     assert len(counts) == 2
     assert min(counts) == 0 < max(counts)
@@ -129,14 +129,14 @@ def _joined(chunks: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(decoder: RequestDecoder, every: int) -> None:
+def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(reader: RequestReader, every: int) -> None:
     needs_compiled_kernels()
     parameters = {**ALL, "max_tokens": 20, "temperature": 1.2, "stop_words": ["le stream", "the"], "min_tokens": 9}
     sampling = json.dumps({"sampling_parameters": json.dumps(parameters)})
 
     def stream(**inputs: NDArray[Any]) -> list[dict[str, list[Any]]]:
         request = Request(sampling, text_input=text(PROMPT), stream=_flag(True), **inputs)
-        _run(decoder.engine, _decode(decoder, request), every)
+        _run(reader.engine, _read(reader, request), every)
         return [response.values() for response, _ in request.sent]
 
     whole = stream()
@@ -158,7 +158,7 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(decod
         ]
         assert not any("prompt_logprobs" in chunk for chunk in resumed)
         # One response has everything.
-        answer = _answer(decoder, Request(sampling, text_input=text(PROMPT), **inputs))
+        answer = _answer(reader, Request(sampling, text_input=text(PROMPT), **inputs))
         parts = _joined(whole)
         assert json.loads(answer.pop("logprobs")[0]) == parts.pop("logprobs")
         assert answer["prompt_logprobs"] == whole[0]["prompt_logprobs"]
@@ -168,33 +168,33 @@ def test_a_client_resumes_a_stream_with_the_ids_and_the_seed_of_its_chunks(decod
 
 @pytest.mark.parametrize(("name", "output"), [("prompt_logprobs", "prompt_logprobs"), ("num_logprobs", "logprobs")])
 def test_many_log_probabilities_are_written_between_other_responses(
-    decoder: RequestDecoder, monkeypatch: pytest.MonkeyPatch, name: str, output: str
+    reader: RequestReader, monkeypatch: pytest.MonkeyPatch, name: str, output: str
 ) -> None:
     limit = _int32(30)
     inputs = {"text_input": text(PROMPT * 20), name: _int32(2), "n": _int32(2), "max_tokens": limit}
     inputs |= {"min_tokens": limit, "seed": np.array([[5]], dtype=np.uint64)}
-    expected = _answer(decoder, Request("", **inputs))[output]
+    expected = _answer(reader, Request("", **inputs))[output]
     monkeypatch.setattr("llama_engine.triton.responder.MAX_TOKENS_AT_ONCE", 4)
     request = Request("", **inputs)
-    responder, results, before = _decode(decoder, request), list[Event](), list[int]()
+    responder, results, before = _read(reader, request), list[Event](), list[int]()
     other = Mock(ResponseSink, send=lambda _: before.append(len(request.sent)))
     with monkeypatch.context() as patched:
         patched.setattr(responder, "send", results.extend)
-        _run(decoder.engine, responder)
-    decoder.dispatcher.post([*((responder, result) for result in results), (other, Chunk("", 1))])
-    assert decoder.dispatcher.close(60)
+        _run(reader.engine, responder)
+    reader.dispatcher.post([*((responder, result) for result in results), (other, Chunk("", 1))])
+    assert reader.dispatcher.close(60)
     ((answered, final),) = request.sent
     assert final
     assert answered.values()[output] == expected
     assert before == [0]
 
 
-def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDecoder) -> None:
+def test_a_choice_that_fails_ends_the_stream_with_its_error(reader: RequestReader) -> None:
     request = Request('{"max_tokens": 9}', text_input=text(PROMPT), n=_int32(2), stream=_flag(True))
-    responder = _decode(decoder, request)
+    responder = _read(reader, request)
     for sequence in responder.sequences:
-        decoder.engine.add(sequence)
-    decoder.engine.step()
+        reader.engine.add(sequence)
+    reader.engine.step()
     chunks = [chunk for sequence in responder.sequences if (chunk := sequence.chunk_cutter.next()) is not None]
     responder.send([*chunks, Cancelled("gone")])
     responder.send([Cancelled("gone, too")])

@@ -36,7 +36,7 @@ from llama_engine.triton.config import (
 )
 from llama_engine.triton.metrics import TritonMetrics
 from llama_engine.triton.outputs import release_tensors
-from llama_engine.triton.request_decoder import RequestDecoder
+from llama_engine.triton.request_reader import RequestReader
 
 if TYPE_CHECKING:
     from llama_engine.observability.traces import Traces
@@ -67,16 +67,16 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"llama: {error}") from error
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
-        """Decode Triton's batch and schedule its sequences; block as long as `Scheduler.wait_until_admitted` does.
+        """Read Triton's batch and schedule its sequences; block as long as `Scheduler.wait_until_admitted` does.
 
         Under `scheduling: inflight` responses go out through response senders and None is returned. Under
         `scheduling: batch` the responses are returned together, when the last sequence has finished.
         """
-        responders = [self._decoder.decode(request) for request in requests]
+        responders = [self._reader.read(request) for request in requests]
         sequences = [sequence for responder in responders for sequence in responder.sequences]
         self._scheduler.add(sequences)
         self._commands.start()
-        if self._decoder.inflight:
+        if self._reader.inflight:
             self._scheduler.wait_until_admitted(sequences)
             return None
         self._scheduler.wait_until_finished(sequences)
@@ -124,7 +124,7 @@ class TritonPythonModel:
         self._commands = AdapterCommands(
             engine.adapters, settings.lora_folder, self._scheduler, self._dispatcher, self._stats
         )
-        self._decoder = RequestDecoder(
+        self._reader = RequestReader(
             engine,
             RequestParser(
                 engine.tokenizer,

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterCommands:
-    """The commands of one engine, for the thread that decodes its requests."""
+    """The commands of one engine, for the thread that reads its requests."""
 
     def __init__(
         self, adapters: Adapters, folder: str | None, scheduler: Scheduler, dispatcher: ResponseDispatcher, stats: Stats
@@ -68,7 +68,7 @@ class AdapterCommands:
             scheduled.set_exception(error)
 
     def start(self) -> None:
-        """Start the added commands. The sequences of all requests decoded before must have been scheduled."""
+        """Start the added commands. The sequences of all requests read before must have been scheduled."""
         added, self._added = self._added, []
         for scheduled, removed in added:
             scheduled.set_result(removed)

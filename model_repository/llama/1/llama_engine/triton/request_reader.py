@@ -1,4 +1,4 @@
-"""Decodes Triton's requests into sequences, or refuses them with an error response."""
+"""Reads Triton's requests into sequences, or refuses them with an error response."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RequestDecoder:
-    """Decodes the requests of one instance.
+class RequestReader:
+    """Reads the requests of one instance.
 
     inflight: whether responses are sent by response senders. add_command: see `AdapterCommands.add`.
     """
@@ -57,12 +57,12 @@ class RequestDecoder:
     add_command: Callable[[AdapterCommand, Responder], None]
     traces: Traces | None = None
 
-    def decode(self, request: pb_utils.InferenceRequest) -> Responder:
+    def read(self, request: pb_utils.InferenceRequest) -> Responder:
         """Return the request's responder: with its sequences, a text, its command's answer to come, or an error."""
         name, dispatcher = self.log.name(_request_id(request)), self.dispatcher if self.inflight else None
         responder = Responder(request, self.log, name, self.engine.tokenizer, dispatcher)
         try:
-            self._read(request, responder)
+            self._fill(request, responder)
         except RequestError as error:
             self._refuse(responder, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch and send the clients a traceback
@@ -70,7 +70,7 @@ class RequestDecoder:
             self._refuse(responder, GenerationError("the request could not be read; the server's log has the reason"))
         return responder
 
-    def _read(self, request: pb_utils.InferenceRequest, responder: Responder) -> None:
+    def _fill(self, request: pb_utils.InferenceRequest, responder: Responder) -> None:
         """Add the request's sequences to the responder, or the description that it asks for; or add its command."""
         # The parser refuses unknown parameters: a misspelled input of /generate arrives as one.
         parameters = _parameters(request)

@@ -145,7 +145,17 @@ def reading(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestRea
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
     log = RequestLog(log_level)
     try:
-        yield RequestReader(engine, parser, QueuePolicy(), True, True, log, stats, dispatcher, _no_command)
+        yield RequestReader(
+            engine=engine,
+            parser=parser,
+            queue_policy=QueuePolicy(),
+            decoupled=True,
+            inflight=True,
+            log=log,
+            stats=stats,
+            dispatcher=dispatcher,
+            add_command=_no_command,
+        )
     finally:
         assert dispatcher.close(SECONDS)
         stats.close(SECONDS)

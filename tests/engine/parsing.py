@@ -44,7 +44,7 @@ def parse_rows(
     /,
     **inputs: list[Any],
 ) -> list[GenerationRequest]:
-    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN, truncates)
+    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN, truncate_max_tokens=truncates)
     return parser.parse({name: tensor(name, rows) for name, rows in inputs.items()}, parameters)
 
 

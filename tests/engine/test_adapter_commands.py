@@ -77,7 +77,17 @@ def _serving(parts: Running, folder: Path, checkpoint: LoadedModel) -> Iterator[
     commands = AdapterCommands(engine.adapters, str(folder), parts.scheduler, parts.dispatcher, parts.stats)
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len, adapters=engine.adapters.loaded)
     log = RequestLog("none")
-    reader = RequestReader(engine, parser, QueuePolicy(), True, True, log, parts.stats, parts.dispatcher, commands.add)
+    reader = RequestReader(
+        engine=engine,
+        parser=parser,
+        queue_policy=QueuePolicy(),
+        decoupled=True,
+        inflight=True,
+        log=log,
+        stats=parts.stats,
+        dispatcher=parts.dispatcher,
+        add_command=commands.add,
+    )
     yield Served(parts, reader, commands, checkpoint)
     # Otherwise `stop` would wait for a held step.
     parts.pace.run_free()

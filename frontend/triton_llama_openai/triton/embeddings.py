@@ -49,13 +49,13 @@ async def embed(
         if request.priority is not None:
             tensors.append(Tensor("priority", "INT32", (request.priority,)))
         triton_request = TritonRequest(
-            f"{record.id}-{number}",
-            tensors,
-            EMBEDDING_OUTPUT_NAMES,
-            range(number, number + 1),
-            replica_key(record.session, None, prompt, record.adapter, None),
-            settings.request_timeout,
-            settings.resume_timeout,
+            id=f"{record.id}-{number}",
+            tensors=tensors,
+            outputs=EMBEDDING_OUTPUT_NAMES,
+            choices=range(number, number + 1),
+            key=replica_key(record.session, None, prompt, record.adapter, None),
+            timeout=settings.request_timeout,
+            resume_timeout=settings.resume_timeout,
             streamed=False,
         )
         responses = Resumption(triton_request, model.triton, record).chunks()

@@ -64,14 +64,14 @@ class Generation:
         interval = settings.stream_interval_ms if request.streamed else _UNARY_INTERVAL_MS
         self._requests = [
             TritonRequest(
-                record.id if len(prompts) == 1 else f"{record.id}-{number}",
-                inputs_of(request, prompt, guide, model, interval, cache_salt),
-                OUTPUTS if request.choices > 1 else OUTPUTS_OF_ONE,
-                range(number * request.choices, (number + 1) * request.choices),
-                replica_key(record.session, request.prompt_cache_key, prompt, record.adapter, cache_salt),
-                settings.request_timeout,
-                settings.resume_timeout,
-                request.streamed,
+                id=record.id if len(prompts) == 1 else f"{record.id}-{number}",
+                tensors=inputs_of(request, prompt, guide, model, interval, cache_salt),
+                outputs=OUTPUTS if request.choices > 1 else OUTPUTS_OF_ONE,
+                choices=range(number * request.choices, (number + 1) * request.choices),
+                key=replica_key(record.session, request.prompt_cache_key, prompt, record.adapter, cache_salt),
+                timeout=settings.request_timeout,
+                resume_timeout=settings.resume_timeout,
+                streamed=request.streamed,
             )
             for number, prompt in enumerate(prompts)
         ]

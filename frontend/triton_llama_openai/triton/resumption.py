@@ -40,7 +40,7 @@ _READY_S = 2.0
 """Timeout of the question whether the model is ready."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TritonRequest:
     """A request of one prompt. outputs: names of those that are read. choices: indices of its completions.
 

@@ -125,25 +125,25 @@ class TritonPythonModel:
             engine.adapters, settings.lora_folder, self._scheduler, self._dispatcher, self._stats
         )
         self._reader = RequestReader(
-            engine,
-            RequestParser(
+            engine=engine,
+            parser=RequestParser(
                 engine.tokenizer,
                 engine.defaults,
                 engine.max_model_len,
-                settings.truncate_max_tokens == "on",
-                engine.description.digest,
-                engine.adapters.loaded,
-                "generate" in engine.description.tasks,
-                "embed" in engine.description.tasks,
+                truncate_max_tokens=settings.truncate_max_tokens == "on",
+                digest=engine.description.digest,
+                adapters=engine.adapters.loaded,
+                generates="generate" in engine.description.tasks,
+                embeds="embed" in engine.description.tasks,
             ),
-            queue_policy,
-            decoupled,
-            inflight,
-            RequestLog(settings.log_requests),
-            self._stats,
-            self._dispatcher,
-            self._commands.add,
-            self._traces,
+            queue_policy=queue_policy,
+            decoupled=decoupled,
+            inflight=inflight,
+            log=RequestLog(settings.log_requests),
+            stats=self._stats,
+            dispatcher=self._dispatcher,
+            add_command=self._commands.add,
+            traces=self._traces,
         )
 
 

@@ -11,7 +11,7 @@ import math
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 
 from llama_engine.bounds import BoundError
@@ -43,6 +43,7 @@ class RequestParser:
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
+    _: KW_ONLY
     truncate_max_tokens: bool = False
     digest: str = ""
     adapters: Callable[[], Sequence[Adapter]] = tuple

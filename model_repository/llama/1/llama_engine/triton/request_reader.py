@@ -39,7 +39,7 @@ FORWARDED_PARAMETERS = "llama_unary"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestReader:
     """Reads the requests of one instance.
 

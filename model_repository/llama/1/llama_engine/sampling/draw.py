@@ -137,7 +137,7 @@ def draw_on_cpu(
     threshold = _kth_largest(logits, top_k)
     # From here on NumPy computes in this thread: on a busy machine, waiting for PyTorch's threads costs more than they
     # save.
-    nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
+    nucleus, race_keys, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
     divisor = temperature.numpy()[:, None]
     lowest = None if log_min_p is None else log_min_p.numpy()[:, None]
     rows_at_once = max(BLOCK // logits.shape[1], 1)
@@ -145,7 +145,8 @@ def draw_on_cpu(
     for first in range(0, len(logits), rows_at_once):
         part = slice(first, first + rows_at_once)
         lowest_part = None if lowest is None else lowest[part]
-        tokens += _race(_tempered(whole[part], divisor[part], threshold[part], lowest_part), nucleus[part], words[part])
+        tempered = _tempered(whole[part], divisor[part], threshold[part], lowest_part)
+        tokens += _race(tempered, nucleus[part], race_keys[part])
     drawn = torch.tensor(tokens)
     rest = (drawn == _UNDECIDED).nonzero()[:, 0]
     if len(rest):
@@ -196,12 +197,12 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     finished = torch.from_numpy(logits[index, token]), torch.from_numpy(words[index, token].astype(np.int64))
     scores = noisy(*finished).numpy()
     # A score is -log(e / weight). Use finishers up to half of the bound: near the bound, rounding may exclude some.
-    threshold = -np.log(bound / 2)
+    min_scores = -np.log(bound / 2)
     ends = np.searchsorted(index, np.arange(batch + 1)).tolist()
     drawn = []
     for at, (first, last) in enumerate(pairwise(ends)):
         places = first + np.argsort(-scores[first:last], kind="stable")
-        finishers = token[places[scores[places] >= threshold[at]]]
+        finishers = token[places[scores[places] >= min_scores[at]]]
         drawn.append(_first_of_nucleus(finishers, logits[at], weights[at], float(total[at]), float(top_p[at])))
     return drawn
 

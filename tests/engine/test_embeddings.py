@@ -20,7 +20,7 @@ from engine.prompts import request_of
 from llama_engine.checkpoint.pooling import Pooling
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
-from llama_engine.engine.health import MAX_FAILED_STEPS, EngineHealth
+from llama_engine.engine.step_health import MAX_FAILED_STEPS, StepHealth
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
@@ -144,7 +144,7 @@ def test_an_embedding_that_is_not_finite_is_an_error(fp32: LoadedModel) -> None:
 
 
 def test_steps_that_only_embed_are_no_failures(int8: LoadedModel) -> None:
-    engine, health = _engine(int8), EngineHealth(0)
+    engine, health = _engine(int8), StepHealth(0)
     for _ in range(MAX_FAILED_STEPS + 1):
         sequence = engine.builder.build(embedding_request((5, 6)))
         (step,) = run(engine, [sequence]).steps

@@ -11,8 +11,8 @@ from engine.forward_passes import ForwardPass, watching
 from engine.metrics import finished_sequence
 from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running
 from llama_engine.engine.events import FAILURE, Completion
-from llama_engine.engine.health import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.engine.scheduler import Scheduler
+from llama_engine.engine.step_health import MAX_FAILED_STEPS, StepHealth
 from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import LoadedModel
@@ -80,7 +80,7 @@ def _fail_until_broken(scheduled: Running) -> int:
     ],
 )
 def test_consecutive_failed_steps_break_an_engine(steps: list[StepResult], problem: str) -> None:
-    health = EngineHealth(60)
+    health = StepHealth(60)
     for step in steps:
         health.record_step(step)
     assert (health.failing, health.problem()) == (bool(problem), problem)

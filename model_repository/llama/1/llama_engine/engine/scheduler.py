@@ -17,14 +17,14 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from llama_engine.engine.cancellation import poll_cancellation
+from llama_engine.engine.cancellation_poll import poll_cancellation
 from llama_engine.engine.dispatcher import ResponseDispatcher
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import FAILURE, Event, ResponseSink
 from llama_engine.engine.failures import log_name
 from llama_engine.engine.guide_queue import GuideQueue
-from llama_engine.engine.health import EngineHealth
 from llama_engine.engine.sequence import Sequence, Status
+from llama_engine.engine.step_health import StepHealth
 from llama_engine.engine.step_result import StepResult
 from llama_engine.errors import Cancelled, QueueFull, RequestError, Stopping, Unavailable
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
         self._guide_queue = GuideQueue(engine.guides, engine.slots, self._changed, self._abort)
-        self._health = EngineHealth(stuck_seconds)
+        self._health = StepHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._polling = threading.Thread(
             target=poll_cancellation, args=(self._next_poll, self._cancel), name="cancellation", daemon=True

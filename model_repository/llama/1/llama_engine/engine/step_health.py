@@ -14,7 +14,7 @@ MAX_FAILED_STEPS = 8
 """Consecutive failed steps before the engine is considered broken; a single bad request can also fail a step."""
 
 
-class EngineHealth:
+class StepHealth:
     """The health of one engine, derived from the steps that its thread records."""
 
     def __init__(self, stuck_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -15,7 +15,7 @@ from typing import cast
 import click
 
 from triton_llama.address import Protocol, ServerAddress
-from triton_llama.batch.command import run_batch
+from triton_llama.batch.command import REJECTED, run_batch
 from triton_llama.client import AsyncLlamaClient, LlamaClient
 from triton_llama.errors import (
     AccessDeniedError,
@@ -33,7 +33,7 @@ SERVER_ERROR = 7
 _EXIT_CODES = {
     LlamaConnectionError: 3,
     LlamaTimeoutError: 4,
-    RejectedInputError: 5,
+    RejectedInputError: REJECTED,
     OverloadedError: 6,
     AccessDeniedError: 8,
 }

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from triton_llama.batch.runner import BatchRunner
     from triton_llama.batch.sender import SendOptions
 
-FAILED_LINES = 5
-"""The exit code where the file of errors has lines."""
+REJECTED = 5
+"""The exit code for rejected input, and where the file of errors has lines."""
 OPENAI_PORT = 9000
 _HINT = "the same command with --resume continues"
 _PATH = click.Path(path_type=Path)
@@ -114,7 +114,7 @@ def run_batch(
     click.echo(f"{progress.answered:,} of {progress.total:,} lines are answered in {out}, {progress.tokens:,} tokens")
     if progress.failed:
         click.echo(f"Error: {progress.failed:,} lines are without an answer, see {errors_file}", err=True)
-        raise click.exceptions.Exit(FAILED_LINES)
+        raise click.exceptions.Exit(REJECTED)
 
 
 def _check_files(source: Path, out: Path, errors_file: Path, resume: bool) -> None:

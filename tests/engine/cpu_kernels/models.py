@@ -104,7 +104,7 @@ def kernels(name: str) -> CpuKernels:
 def peer(name: str, cache: torch.dtype = torch.bfloat16) -> str:
     """Return the kernels that must give the same bits as an instruction set's.
 
-    With a bfloat16 cache AMX adds in an order of its own.
+    With a bfloat16 cache AMX adds in an order of its own; without AMX its emulation is compared with itself.
     """
     return "emulated avx512-amx" if (name, cache) == ("avx512-amx", torch.bfloat16) else "avx2"
 

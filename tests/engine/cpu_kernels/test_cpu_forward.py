@@ -1,5 +1,6 @@
 """The CPU kernels' forward pass is near the reference, and a token's bits don't depend on what runs beside it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -54,13 +55,20 @@ OPTIONS = {
     "scales": llama_of(128, 4, 2, 32, 192, 256, 0.2, residual_scale=0.22, logits_scale=0.125),
     "caps": llama_of(128, 4, 2, 32, 192, 256, 0.2, attention_softcap=0.7, logits_softcap=4.0),
 }
-MODELS = {"plain": (PLAIN, False), "all options": (ALL_OPTIONS, False), "groups": (PLAIN, True)}
+MODELS = {
+    "plain": (PLAIN, False),
+    "all options": (ALL_OPTIONS, False),
+    "groups": (PLAIN, True),
+    # 28 queries of four tokens: two tiles of AMX, the second one in part, and a tail of 16 dimensions.
+    "GQA 7": (llama_of(112, 7, 1, 48, 192, 256, 0.2), False),
+}
 """Architecture, and whether linear layers are in groups of columns."""
 
 each_precision = pytest.mark.parametrize(
     ("llama", "cache", "terms"),
     [
         ("plain", torch.bfloat16, AUTO),
+        ("GQA 7", torch.bfloat16, AUTO),
         ("plain", torch.float32, ONE_TERM),
         ("all options", torch.float32, TWO_TERMS),
         ("all options", torch.bfloat16, AUTO),
@@ -90,7 +98,7 @@ PRECISIONS = [
 """A cache, the terms, and the largest difference that they allow, relative to the largest logit."""
 
 
-# Of the other instruction sets, the bits of MODELS are compared with those of AVX2 below.
+# Of the other instruction sets, the bits of MODELS are compared with those of AVX2, or of AMX's emulation, below.
 @pytest.mark.parametrize(
     ("name", "model", "bias", "grouped", "precision"),
     [
@@ -151,15 +159,12 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(
     assert torch.equal(step, torch.stack([alone[i][-1] for i in order]))
 
 
-def _attend(name: str, model: Architecture, qkv: torch.Tensor, nan_before: int = 0) -> torch.Tensor:
-    """Return the attention of a sequence's last token after the others'.
-
-    nan_before: values at positions before it, and those after the last one, are NaN then.
-    """
+def _attend(name: str, model: Architecture, qkv: torch.Tensor, nan: Iterable[int] = ()) -> torch.Tensor:
+    """Return the attention of a sequence's last token after the others'. nan: positions whose values are NaN then."""
     forward, last = runner(name, small_llama(model)).forward, len(qkv) - 1
     forward.attention(qkv[:last], torch.zeros(last, dtype=torch.int64), torch.arange(last))
     values = forward.cache.layers[0][1].view(model.kv_heads, -1, CPU_PAGE_SIZE // 2, model.head_dim, 2)
-    for position in (*range(nan_before), *range(len(qkv), POSITIONS)) if nan_before else ():
+    for position in nan:
         page, within = divmod(position, CPU_PAGE_SIZE)
         values[:, 1 + page, within // 2, :, within % 2] = torch.nan
     return forward.attention(qkv[last:], torch.zeros(1, dtype=torch.int64), torch.tensor([last]))
@@ -175,7 +180,35 @@ def _random_qkv(tokens: int, model: Architecture) -> torch.Tensor:
 def test_a_window_that_starts_between_two_values_of_a_pair_reads_one(name: str, window: int) -> None:
     model = llama_of(128, 8, 2, 32, 192, 256, 0.2, windows=(window, window))
     qkv = _random_qkv(37, model)
-    assert torch.equal(_attend(name, model, qkv, nan_before=37 - window), _attend(peer(name), model, qkv))
+    assert torch.equal(_attend(name, model, qkv, nan=range(37 - window)), _attend(peer(name), model, qkv))
+
+
+@each_instruction_set
+def test_values_of_a_page_s_former_sequence_are_not_read(name: str) -> None:
+    qkv = _random_qkv(37, PLAIN)
+    assert torch.equal(_attend(name, PLAIN, qkv, nan=range(37, POSITIONS)), _attend(peer(name), PLAIN, qkv))
+
+
+@each_instruction_set
+def test_a_token_that_is_not_finite_changes_no_bit_of_earlier_ones(name: str) -> None:
+    model = llama_of(128, 8, 1, 32, 192, 256, 0.2)
+    qkv, slots, positions = _random_qkv(36, model), torch.zeros(36, dtype=torch.int64), torch.arange(36)
+    expected = runner(peer(name), small_llama(model)).forward.attention(qkv, slots, positions)
+    for token in (33, 35):  # in AMX's first and second tile of the last four tokens
+        spoiled = qkv.clone()
+        spoiled[token, -2:] = torch.inf
+        result = runner(name, small_llama(model)).forward.attention(spoiled, slots, positions)
+        assert torch.equal(result[:token], expected[:token])
+        assert not result[token:].isfinite().any()
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_torch_may_use_amx_between_two_passes(name: str) -> None:
+    qkv = _random_qkv(37, PLAIN)
+    with threads(1):
+        expected = _attend(name, PLAIN, qkv)
+        torch.randn(48, 48).bfloat16() @ torch.randn(48, 48).bfloat16()
+        assert torch.equal(_attend(name, PLAIN, qkv), expected)
 
 
 WITHOUT_ROPE = llama_of(128, 4, 2, 32, 192, 256, 0.25, ropes=(None, None), attention_softcap=0.7)

@@ -26,12 +26,11 @@ struct Amx {
         const int64_t inputs = m.inputs, stride = inputs * OUTPUTS;
         const int8_t *upper = x.terms + token * inputs, *lower = upper + TILE_ROWS * inputs;
         const bool both = count > TILE_ROWS;
-        TileRegisters::configure(count, [&](TileShapes& shapes) {
-            const int first = std::min(count, TILE_ROWS), second = std::max(count - TILE_ROWS, 1);
-            for (int t : {0, 1, 4}) shapes.set(t, first, TILE_BYTES);
-            for (int t : {2, 3, 5}) shapes.set(t, second, TILE_BYTES);
-            for (int t : {6, 7}) shapes.set(t, TILE_ROWS, TILE_BYTES);
-        });
+        TileShapes shapes;
+        for (int t : {0, 1, 4}) shapes.set(t, std::min(count, TILE_ROWS), TILE_BYTES);
+        for (int t : {2, 3, 5}) shapes.set(t, std::max(count - TILE_ROWS, 1), TILE_BYTES);
+        for (int t : {6, 7}) shapes.set(t, TILE_ROWS, TILE_BYTES);
+        TileRegisters::configure(shapes);
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);

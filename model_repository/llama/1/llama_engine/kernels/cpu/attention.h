@@ -20,10 +20,10 @@ inline void rotate(float* __restrict head, const float* __restrict cosine, const
 }
 
 #ifdef __AVX512F__
-constexpr int MAX_QUERIES = 8;  // of an `Attention`; bounded by the registers
+constexpr int REGISTER_QUERIES = 8;  // of an `Attention`; bounded by the registers
 constexpr int MAX_PARTS = 4;    // lanes of a value at a time
 #else
-constexpr int MAX_QUERIES = 2, MAX_PARTS = 2;
+constexpr int REGISTER_QUERIES = 2, MAX_PARTS = 2;
 #endif
 
 // OPTIONS: a soft cap, and queries that start after position 0. Without, the code has neither.
@@ -32,7 +32,7 @@ class Attention {
 public:
     // scratch: see `scratch_floats`.
     static void attend(const KVHead<Element>& head, const Query* queries, const Scoring& scoring, float* scratch) {
-        int64_t longest = 0;
+        const AttendedRange range(queries, QUERIES);
         Factor* interleaved = reinterpret_cast<Factor*>(scratch);
         float* scores = scratch + QUERIES * head.dim;
         for (int q = 0; q < QUERIES; q++) {
@@ -41,17 +41,16 @@ public:
                 Products::convert(load(queries[q].query + i) * set(scoring.scaling), factors);
                 for (int j = 0; j < LANES / STEP; j++) interleaved[(i / STEP + j) * QUERIES + q] = factors[j];
             }
-            longest = std::max(longest, queries[q].length);
         }
-        const int64_t begin = first_page(queries);
-        score(head, queries, interleaved, scoring.softcap, begin, longest, scores);
+        const int64_t begin = OPTIONS ? range.begin : 0;
+        score(head, queries, interleaved, scoring.softcap, begin, range.end, scores);
         Lanes inverse[QUERIES];
         for (int q = 0; q < QUERIES; q++)
             inverse[q] = set(1.0f / softmax(head, q, queries[q], begin, scores + q * PAGE));
         int i = 0;
         for (; i + PARTS * LANES <= head.dim; i += PARTS * LANES)
-            mix<PARTS>(head, queries, scores, inverse, begin, longest, i);
-        for (; i < head.dim; i += LANES) mix<1>(head, queries, scores, inverse, begin, longest, i);
+            mix<PARTS>(head, queries, scores, inverse, range, i);
+        for (; i < head.dim; i += LANES) mix<1>(head, queries, scores, inverse, range, i);
     }
 
 private:
@@ -59,37 +58,23 @@ private:
     using Factor = typename Products::Factor;
     static constexpr int STEP = Products::STEP;
     static constexpr int ALL = (1 << STEP) - 1;  // elements of a step, as bits
-    // Positions from a prefetch to the use of its page. The hardware's prefetcher stops at the end of each page, and a
-    // read from memory takes longer than a page's products.
-    static constexpr int AHEAD = 4 * PAGE;
-    // Positions whose values are prefetched with the keys. Those of longer sequences are prefetched by `softmax`, which
-    // reads nothing else from memory.
-    static constexpr int WITH_KEYS = 32 * PAGE;
     static constexpr int PARTS = QUERIES > 4 ? MAX_PARTS / 2 : MAX_PARTS;
-
-    // The first position of the first page that a query attends to.
-    static int64_t first_page(const Query* queries) {
-        if (!OPTIONS) return 0;
-        int64_t start = queries[0].start;
-        for (int q = 1; q < QUERIES; q++) start = std::min(start, queries[q].start);
-        return start / PAGE * PAGE;
-    }
 
     // scores [pages][QUERIES][16]: -inf at positions that a query doesn't attend to.
     static void score(const KVHead<Element>& head, const Query* queries, const Factor* interleaved, float softcap,
                       int64_t begin, int64_t longest, float* scores) {
         const int dim = head.dim;
-        for (int64_t at = begin; at < std::min<int64_t>(longest, begin + AHEAD); at += PAGE)
+        for (int64_t at = begin; at < std::min<int64_t>(longest, begin + PREFETCH_AHEAD); at += PAGE)
             prefetch<1>(head.keys(at), PAGE * dim);
         for (int64_t at = begin; at < longest; at += PAGE) {
             const Element *keys = head.keys(at), *values = head.values(at);
-            const Element* later = head.keys(std::min(at + AHEAD, longest - 1));
+            const Element* later = head.keys(std::min(at + PREFETCH_AHEAD, longest - 1));
             Lanes sums[QUERIES][2];
             for (auto& s : sums) s[0] = s[1] = set(0.0f);
             const Factor* factors = interleaved;
             for (int i = 0; i < dim; i += 2 * STEP, factors += 2 * QUERIES) {
                 prefetch<1>(later + i * PAGE, 2 * STEP * PAGE);
-                if (at < begin + WITH_KEYS) prefetch<2>(values + i * PAGE, 2 * STEP * PAGE);  // for `mix`
+                if (at < begin + PREFETCHED_WITH_KEYS) prefetch<2>(values + i * PAGE, 2 * STEP * PAGE);  // for `mix`
                 for (int s = 0; s < 2; s++) {
                     const auto key = Products::values(keys + (i + s * STEP) * PAGE);
                     for (int q = 0; q < QUERIES; q++)
@@ -118,7 +103,7 @@ private:
             Lanes weights = attended<OPTIONS>(query, at, exp(load(scores + at * QUERIES) - highest), 0.0f);
             if constexpr (!KVHead<Element>::SCALED) weights = Products::convert(weights, factors);
             total = total + weights;
-            if (at >= begin + WITH_KEYS) prefetch<2>(head.values(at) + q * share, share);
+            if (at >= begin + PREFETCHED_WITH_KEYS) prefetch<2>(head.values(at) + q * share, share);
             if constexpr (KVHead<Element>::SCALED) store(factors, weights * load(head.value_scales(at)));
         }
         return sum(total);
@@ -127,15 +112,11 @@ private:
     // The dimensions from i on, COUNT · 16 of them.
     template <int COUNT>
     static void mix(const KVHead<Element>& head, const Query* queries, const float* weights, const Lanes* inverse,
-                    int64_t begin, int64_t longest, int i) {
+                    const AttendedRange& range, int i) {
+        const int64_t begin = OPTIONS ? range.begin : 0, longest = range.end;
         Lanes mixed[QUERIES][COUNT];
         for (auto& m : mixed)
             for (auto& part : m) part = set(0.0f);
-        int64_t shared_start = 0, shared = longest;  // the positions that all queries attend to
-        for (int q = 0; q < QUERIES; q++) {
-            shared = std::min(shared, queries[q].length);
-            if (OPTIONS) shared_start = std::max(shared_start, queries[q].start);
-        }
         // attended_bits(q): bit p is set if the query attends to position p of the step.
         auto add = [&](const Element* value, const float* weight, int step, auto attended_bits) {
             for (int j = 0; j < COUNT; j++) {
@@ -151,11 +132,11 @@ private:
         };
         for (int64_t at = begin; at < longest; at += PAGE) {
             const Element* value = head.values(at) + i * STEP;
-            const Element* later = head.values(std::min(at + AHEAD, longest - 1)) + i * STEP;
+            const Element* later = head.values(std::min(at + PREFETCH_AHEAD, longest - 1)) + i * STEP;
             const float* weight = weights + at * QUERIES;
             const int end = (count_below(longest, at) + STEP - 1) / STEP;
-            const int all_from = OPTIONS ? std::min((count_below(shared_start, at) + STEP - 1) / STEP, end) : 0;
-            const int all_to = std::max(count_below(shared, at) / STEP, all_from);
+            const int all_from = OPTIONS ? std::min((count_below(range.shared_begin, at) + STEP - 1) / STEP, end) : 0;
+            const int all_to = std::max(count_below(range.shared_end, at) / STEP, all_from);
             auto add_to_some = [&](int step) {
                 add(value, weight, step, [&](int q) {
                     int bits = 0;
@@ -179,27 +160,27 @@ private:
     }
 };
 
-// Attention of `count` queries, at most `max_queries`.
+// The attention of `count` queries, at most max_queries<Element>. scratch: scratch_floats of them.
 template <class Element, bool OPTIONS>
 inline void attend(const KVHead<Element>& head, const Query* queries, int count, const Scoring& scoring,
                    float* scratch) {
 #ifdef __AMX_BF16__
     if constexpr (std::is_same_v<Element, BFloat16>) return TileAttention(head, queries, count, scoring, scratch).attend();
 #endif
-    with_count<MAX_QUERIES>(
+    with_count<REGISTER_QUERIES>(
         count, [&](auto n) { Attention<Element, n, OPTIONS>::attend(head, queries, scoring, scratch); });
 }
 
+// begin_attention: called by each thread before the attention of a phase.
+// scratch_floats: for elements of any type; in registers, for the queries' factors, interleaved, and the scores of whole pages.
 #ifdef __AMX_BF16__
 template <class Element>
-constexpr int max_queries = std::is_same_v<Element, BFloat16> ? TileAttention::MAX_QUERIES : MAX_QUERIES;
-// Called by each thread before the attention of a phase.
+constexpr int max_queries = std::is_same_v<Element, BFloat16> ? TileAttention::QUERIES : REGISTER_QUERIES;
 inline void begin_attention() { TileRegisters::begin(); }
 inline int64_t scratch_floats(int64_t positions, int dim) { return TileAttention::scratch_floats(positions, dim); }
 #else
 template <class Element>
-constexpr int max_queries = MAX_QUERIES;
+constexpr int max_queries = REGISTER_QUERIES;
 inline void begin_attention() {}
-// Floats of scratch that `attend` needs: the queries' factors, interleaved, and the scores of whole pages.
-inline int64_t scratch_floats(int64_t positions, int dim) { return MAX_QUERIES * (positions + dim); }
+inline int64_t scratch_floats(int64_t positions, int dim) { return REGISTER_QUERIES * (positions + dim); }
 #endif

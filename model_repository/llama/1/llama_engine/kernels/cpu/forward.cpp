@@ -5,7 +5,6 @@
 #include "layer_attention.h"
 #include "linear.h"
 #include "model.h"
-#include "norm.h"
 #include "quantize.h"
 #include "work.h"
 

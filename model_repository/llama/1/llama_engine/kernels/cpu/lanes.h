@@ -1,7 +1,8 @@
 // Sixteen float lanes: one AVX512 register, or two of AVX2.
 //
-// Every kernel computes in these sixteen lanes and sums them in one order, so that all instruction sets give the same
-// bits. Compile with -ffp-contract=off: only `fma` fuses. In `max` and `min` a NaN in the second operand wins.
+// Every kernel but tile_attention.h computes in these sixteen lanes and sums them in one order, so that all instruction
+// sets give the same bits. Compile with -ffp-contract=off: only `fma` fuses. In `max` and `min` a NaN in the second
+// operand wins.
 #pragma once
 #include <immintrin.h>
 
@@ -160,6 +161,13 @@ inline float sum(Lanes x) {
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lane[i] += lane[i + width];
     return lane[0];
+}
+
+// What an RMSNorm multiplies a token by, before its gain. count: number of elements without padding.
+inline float norm_factor(const float* values, int64_t width, int64_t count, float epsilon) {
+    Lanes squares = set(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) squares = fma(load(values + i), load(values + i), squares);
+    return 1.0f / std::sqrt(sum(squares) / static_cast<float>(count) + epsilon);
 }
 
 inline float largest_lane(Lanes x) {

@@ -2,7 +2,6 @@
 #pragma once
 #include "attention.h"
 #include "model.h"
-#include "norm.h"
 #include "work.h"
 
 // The KV head that a token reads and writes.

@@ -27,12 +27,19 @@ inline Lanes attended(const Query& query, int64_t at, Lanes values, float other)
     return OPTIONS ? first(count_below(query.start, at), set(other), values) : values;
 }
 
-// Positions that some queries attend to together.
-struct Positions {
+// Positions from a prefetch to the use of its page. The hardware's prefetcher stops at the end of each page, and a read from memory
+// takes longer than a page's products.
+constexpr int PREFETCH_AHEAD = 4 * PAGE;
+// Positions whose values are prefetched with the keys. Those of longer sequences are prefetched by the softmax, which reads nothing
+// else from memory.
+constexpr int PREFETCHED_WITH_KEYS = 32 * PAGE;
+
+// The positions that some queries attend to.
+struct AttendedRange {
     int64_t begin = INT64_MAX, end = 0;                // from the first page that a query attends to up to the last position
     int64_t shared_begin = 0, shared_end = INT64_MAX;  // that all attend to
 
-    Positions(const Query* queries, int count) {
+    AttendedRange(const Query* queries, int count) {
         for (const Query* q = queries; q < queries + count; q++) {
             begin = std::min(begin, q->start / PAGE * PAGE);
             end = std::max(end, q->length);

@@ -40,7 +40,8 @@ def self_test(kernels: CpuKernels) -> None:
     if not torch.equal(run_linear(kernels, x, layer, terms), cpu_reference.linear(x, layer, terms)):
         raise RuntimeError("a product isn't exact")
     _test_lora(kernels, x, generator)
-    _test_attention(kernels, torch.randn(37, 8, 32, generator=generator))
+    # 80 tokens at once: on AMX two tiles of queries, and a tail of 16 dimensions.
+    _test_attention(kernels, torch.randn(100, 8, 48, generator=generator))
 
 
 def run_linear(
@@ -89,8 +90,8 @@ def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:
     packed, head = pack_layer(kernels, architecture, layer), pack_linear(kernels, _zeros(64, 64))
     llama = PackedLlama(kernels, architecture, torch.empty(0), [packed], torch.ones(64), head, tables)
     for dtype in CACHE_TYPES:
-        forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 3), tokens)
-        forward.cache.set_pages(0, 0, (2, 3, 1))
+        forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 7), tokens)
+        forward.cache.set_pages(0, 0, (2, 3, 1, 7, 5, 6, 4))
         slots, positions = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
         chunks = (slice(0, 20), slice(20, tokens))
         result = torch.cat([forward.attention(qkv[chunk], slots[chunk], positions[chunk]) for chunk in chunks])

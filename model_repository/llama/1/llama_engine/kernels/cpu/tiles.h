@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
 
@@ -11,28 +12,27 @@ struct alignas(64) TileShapes {
     uint16_t bytes[16] = {};  // per row of each tile
     uint8_t rows[16] = {};
 
-    void set(int tile, int rows, int bytes) {
-        this->rows[tile] = static_cast<uint8_t>(rows);
-        this->bytes[tile] = static_cast<uint16_t>(bytes);
+    void set(int tile, int tile_rows, int row_bytes) {
+        rows[tile] = static_cast<uint8_t>(tile_rows);
+        bytes[tile] = static_cast<uint16_t>(row_bytes);
     }
 };
 
 class TileRegisters {
 public:
     // torch's own products may have configured this thread's tiles since the phase before.
-    static void begin() { configured = 0; }
+    static void begin() { configured = TileShapes(); }
 
-    // Give the tiles the shapes that set_shapes(TileShapes&) sets. key: a number above 0 for these shapes.
-    template <class SetShapes>
-    static void configure(int key, const SetShapes& set_shapes) {
-        if (configured == key) return;
-        TileShapes shapes;
-        set_shapes(shapes);
-        asm volatile("" : : "r"(&shapes) : "memory");  // or GCC 12 drops the stores to a local variable
-        _tile_loadconfig(&shapes);
-        configured = key;
+    static void configure(const TileShapes& shapes) {
+        if (std::memcmp(&configured, &shapes, sizeof(shapes)) == 0) return;
+        configured = shapes;
+        stored();
+        _tile_loadconfig(&configured);
     }
 
+    // Called between ordinary stores and the tile loads that read them: GCC 12 knows of no memory that a tile load reads.
+    static void stored() { asm volatile("" : : : "memory"); }
+
 private:
-    static inline thread_local int configured = 0;
+    static inline thread_local TileShapes configured;
 };

@@ -154,7 +154,7 @@ resumption: $(READY_DEV) ## SIGKILL to tritonservers and model processes under l
 capacity: $(READY_DEV) ## replicas for 10 to 100,000 users, by a queue whose predictions two real replicas check: 3 minutes (CAPACITY options)
 	@$(PERF) perf.capacity $(CAPACITY)
 
-report: $(READY_DEV) ## write the tables of docs/benchmarks.md and docs/scale.md and the picture from perf/results/
+report: $(READY_DEV) ## write the tables of README.md, docs/benchmarks.md and docs/scale.md and the picture from perf/results/
 	@$(PERF) perf.report
 	@$(PERF) perf.plot
 

@@ -62,7 +62,7 @@ def test_the_readme_lists_every_config() -> None:
     assert sorted(names) == sorted({"default", *FILES} - {"config"})
 
 
-def test_the_headline_figures_of_the_readme_are_in_the_benchmark_tables() -> None:
+def test_the_bold_figures_of_the_readme_are_in_the_benchmark_tables() -> None:
     """docs/benchmarks.md has them from perf/results."""
     figures = re.findall(r"\*\*([\d.,]+(?: ×)?)\*\*", README)
     (article,) = re.findall(r"<!-- table: article -->(.*?)<!-- end", BENCHMARKS_PAGE, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The chunks of every request of the engine; when its Triton is lost, another one continues the request.
+"""When a Triton dies or drains amid a request, another one continues it: the chunks of every request, in one way.
 
 A sequence's tokens depend on its request alone, so with the tokens that came (`resume_ids`) and its seed any Triton
 continues it as the first one would have. A choice without a token is sent as it was.

@@ -1,4 +1,4 @@
-"""The Triton model: decode requests, hand their sequences to the scheduler, encode the results.
+"""The Triton model: read requests, hand their sequences to the scheduler, answer with the results.
 
 `llama_engine.triton` holds everything else that knows Triton.
 """

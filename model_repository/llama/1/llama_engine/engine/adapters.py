@@ -58,7 +58,7 @@ class Adapters:
         # Adapters are read one after the other, so that at most one is in memory besides those in the model.
         self._loading = threading.Lock()
         self._stopping = False
-        # Guards what follows. It is held briefly, because requests are decoded meanwhile.
+        # Guards what follows. It is held briefly, because requests are read meanwhile.
         self._lock = threading.Lock()
         self._by_name: dict[str, Adapter] = {}
         self._free = set(range(1, self._limits.count + 1))

@@ -197,11 +197,11 @@ class DecodeStep:
 
         def compute(part: list[Sequence]) -> torch.Tensor:
             first = index_of[part[0]]
-            return self._sample(slice(first, first + len(part)), decoding, prefilled, {})
+            return self._compute_and_sample(slice(first, first + len(part)), decoding, prefilled, {})
 
         if drafts:
             try:
-                return self._sample(slice(0, len(sequences)), decoding, prefilled, drafts)
+                return self._compute_and_sample(slice(0, len(sequences)), decoding, prefilled, drafts)
             except Exception as error:  # noqa: BLE001 - the tokens are computed without drafts
                 self._isolation.record(error, f"the drafts of {log_name(drafts)}")
                 self._open = {}
@@ -213,14 +213,14 @@ class DecodeStep:
         tokens[computed] = torch.cat([tokens[:0], *parts])
         return tokens
 
-    def _sample(
+    def _compute_and_sample(
         self, indices: slice, decoding: int, prefilled: list[torch.Tensor], drafts: Mapping[Sequence, Draft]
     ) -> torch.Tensor:
         """Return the next tokens, [batch], of these batch indices, and keep the logits after guessed tokens."""
         sequences = self._batch.sequences[indices]
         hidden = []
         if indices.start < decoding:
-            hidden += self._hidden(slice(indices.start, min(indices.stop, decoding)), drafts)
+            hidden += self._run_model(slice(indices.start, min(indices.stop, decoding)), drafts)
         if indices.stop > decoding:
             place = max(indices.start - decoding, 0)
             # Between the states of last tokens, which are sampled like these, and those of guessed ones.
@@ -235,7 +235,7 @@ class DecodeStep:
                 self._open[sequence] = draft
         return tokens
 
-    def _hidden(self, indices: slice, drafts: Mapping[Sequence, Draft]) -> list[torch.Tensor]:
+    def _run_model(self, indices: slice, drafts: Mapping[Sequence, Draft]) -> list[torch.Tensor]:
         """Return the hidden states of decoding sequences' last tokens, [batch, hidden], and of all guessed tokens."""
         batch = self._batch
         sequences = batch.sequences[indices]

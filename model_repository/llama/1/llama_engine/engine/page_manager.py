@@ -1,8 +1,8 @@
 """Assigns slots and pages of the KV cache to sequences, and finds the pages that have their prefixes.
 
-A sequence in the engine has a slot in the model runner's page table, and pages of the `PagePool`. A full page can be
-cached: other sequences then match it, by a digest of the cache salt, the adapter and all tokens up to the page's end,
-share it, and never write to it.
+A sequence whose prefill has begun has a slot in the model runner's page table, and pages of the `PagePool`. A full page
+can be cached: other sequences then match it, by a digest of the cache salt, the adapter and all tokens up to the page's
+end, share it, and never write to it.
 """
 
 from __future__ import annotations

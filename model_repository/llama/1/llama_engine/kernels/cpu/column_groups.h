@@ -1,4 +1,5 @@
-// Products with weights in groups of columns: each group of an output has a scale, its weights 4 or 8 bits.
+// Products with weights in groups of columns: each group of an output has a scale, its weights 4 or 8 bits
+// (GPTQ, AWQ, GGUF).
 //
 // The sums of products are exact integers, |Σ| ≤ 512 · 127 · 128 < 2²⁴, and so are their floats. For the low terms they are
 // those of a group, for the high terms those of each quad of columns that has outliers. They are added in ascending order; a

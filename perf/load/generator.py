@@ -2,7 +2,8 @@
 
 A closed loop, or an open one with `arrivals`: each of `concurrency` users sends its next request when the last one is
 answered, until none is left. A chat is one user's, turn after turn; a turn's prompt has the server's answers to the
-turns before it. The warm-up's requests are the first of the same sequence, so that the measured ones meet a busy server.
+turns before it. The warm-up's requests are the first of the same sequence, so that the measured ones meet a busy
+server.
 
 Every request has a connection of its own, because a server may close a kept one just when it is used again. There are
 no retries: every failure is in its record. The generator takes 50 µs of the processors' time per streamed event, the

@@ -168,7 +168,8 @@ class Settings:
     )
     default_max_tokens: int = _setting(
         128, Integer(1, 1 << 20),
-        "`max_tokens` of a request without it, unless the checkpoint has a `max_new_tokens`",
+        "`max_tokens` of a request to Triton's ports without it, unless the checkpoint has a `max_new_tokens`; the "
+        "OpenAI endpoint's default is what the context leaves, for legacy completions 16",
     )
     truncate_max_tokens: str = _setting(
         "off", Choice(("off", "on")),

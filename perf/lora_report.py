@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from perf.bench.lora import MIXES
 from perf.results_file import Row
 from perf.table import MODEL_COLUMN, Column, Table
 
+AdapterMix = Literal["none", "one", "eight"]
+MIX_TITLES: Mapping[AdapterMix, str] = {"none": "8 loaded, unused", "one": "one adapter", "eight": "8 adapters"}
+"""What is measured with adapters, by the mix of its load."""
 SERVERS = {"ours": "triton_llama_int8", "vLLM floats": "vllm"}
 """The servers without adapters. Those with adapters are named after them."""
 
@@ -25,7 +28,7 @@ def cost(without: Sequence[float], times: Sequence[float]) -> dict[str, float]:
 
 def lora(rows: Sequence[Row]) -> list[Table]:
     """Each model and number of users or sequences: tokens/s or a step's time without adapters, and what they cost."""
-    costs = [Column(title, f"costs/{mix}", _percents) for mix, (title, _) in MIXES.items()]
+    costs = [Column(title, f"costs/{mix}", _percents) for mix, title in MIX_TITLES.items()]
     steps = [row for row in rows if "step_ms" in row]
     served = [row for row in rows if "step_ms" not in row]
     places = dict.fromkeys((row["model"], row["load"]["concurrency"]) for row in served)
@@ -55,7 +58,7 @@ def _costs(rows: Sequence[Row], model: str, users: int) -> dict[str, object]:
     for name, server in SERVERS.items():
         without = {number: rate for (key, _, number), rate in rates.items() if key == server}
         costs: dict[str, object] = {}
-        for mix in MIXES:
+        for mix in MIX_TITLES:
             loaded = {number: rates.get((f"{server}_adapters", mix, number)) for number in without}
             pairs = [(1 / without[number], 1 / rate) for number, rate in loaded.items() if rate]
             if pairs:

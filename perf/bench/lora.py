@@ -7,20 +7,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
 
 from perf.adapters import NAMES
 from perf.checkpoint import TINY_LLAMA, default_checkpoint, random_checkpoint
 from perf.load.protocols import Request
 from perf.load.workload import MEAN_OUTPUT, Load, passages
+from perf.lora_report import AdapterMix
 
-AdapterMix = Literal["none", "one", "eight"]
-MIXES: Mapping[AdapterMix, tuple[str, Sequence[str]]] = {
-    "none": ("8 loaded, unused", [""]),
-    "one": ("one adapter", NAMES[:1]),
-    "eight": ("8 adapters", NAMES),
-}
-"""A mix's title in tables, and the adapters that its requests name in turn."""
+MIXES: Mapping[AdapterMix, Sequence[str]] = {"none": [""], "one": NAMES[:1], "eight": NAMES}
+"""The adapters that a load's requests name in turn."""
 MODELS: Mapping[str, tuple[Callable[[], Path], int]] = {
     "small": (default_checkpoint, MEAN_OUTPUT),
     "large": (partial(random_checkpoint, TINY_LLAMA), MEAN_OUTPUT // 2),
@@ -37,7 +32,7 @@ def load(model: str, mix: AdapterMix, users: int, number: int, mean: int) -> Loa
 
     def named(checkpoint: Path) -> tuple[list[Request], int]:
         requests, warmup = passages(key, "uniform", users, 512, mean).requests(checkpoint)
-        adapters = zip(requests, cycle(MIXES[mix][1]), strict=False)
+        adapters = zip(requests, cycle(MIXES[mix]), strict=False)
         return [replace(request, adapter=adapter) for request, adapter in adapters], warmup
 
     return Load(key, mix, users, named, SECONDS, round=number)

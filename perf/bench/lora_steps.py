@@ -18,11 +18,11 @@ from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
 from perf.adapters import lora_adapters, with_adapters
-from perf.bench.lora import MIXES, MODELS, AdapterMix
+from perf.bench.lora import MIXES, MODELS
 from perf.checkpoint import described
 from perf.environment import StealTime, device
 from perf.load.workload import PROMPT_TOKENS, engine_requests
-from perf.lora_report import cost
+from perf.lora_report import AdapterMix, cost
 from perf.results_file import Results
 
 TURNS, STEPS = 40, 5
@@ -69,7 +69,7 @@ def _decoding(loaded: LoadedModel, settings: Settings, count: int, mix: AdapterM
     """Return an engine whose sequences, of the mix's adapters in turn, have their prompts in the cache."""
     engine = Engine(loaded, settings, count)
     adapters = {"": None, **{adapter.name: adapter for adapter in engine.adapters.loaded()}}
-    for request, name in zip(engine_requests(loaded, [TOKENS] * count), cycle(MIXES[mix][1]), strict=False):
+    for request, name in zip(engine_requests(loaded, [TOKENS] * count), cycle(MIXES[mix]), strict=False):
         engine.add(engine.builder.build(replace(request, adapter=adapters[name])))
     while engine.step().prefill_tokens:
         pass

@@ -6,7 +6,7 @@ And the reader of requests over these, which imports them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -132,10 +132,33 @@ install()
 
 from llama_engine.triton.outputs import release_tensors  # noqa: E402 - as above
 from llama_engine.triton.request_reader import RequestReader  # noqa: E402 - imports what is installed above
+from llama_engine.triton.responder import Responder  # noqa: E402 - as above
 
 
 def _no_command(command: AdapterCommand, response: object) -> None:
     raise AssertionError(f"{command} is for tests of AdapterCommands")
+
+
+def request_reader(
+    engine: Engine,
+    parser: RequestParser,
+    log_level: str,
+    stats: Stats,
+    dispatcher: ResponseDispatcher,
+    add_command: Callable[[AdapterCommand, Responder], None] = _no_command,
+) -> RequestReader:
+    """Return a reader of in-flight, decoupled requests."""
+    return RequestReader(
+        engine=engine,
+        parser=parser,
+        queue_policy=QueuePolicy(),
+        decoupled=True,
+        inflight=True,
+        log=RequestLog(log_level),
+        stats=stats,
+        dispatcher=dispatcher,
+        add_command=add_command,
+    )
 
 
 @contextmanager
@@ -143,19 +166,8 @@ def reading(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestRea
     """A reader of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher = ResponseDispatcher()
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
-    log = RequestLog(log_level)
     try:
-        yield RequestReader(
-            engine=engine,
-            parser=parser,
-            queue_policy=QueuePolicy(),
-            decoupled=True,
-            inflight=True,
-            log=log,
-            stats=stats,
-            dispatcher=dispatcher,
-            add_command=_no_command,
-        )
+        yield request_reader(engine, parser, log_level, stats, dispatcher)
     finally:
         assert dispatcher.close(SECONDS)
         stats.close(SECONDS)

@@ -14,17 +14,15 @@ from unittest.mock import Mock
 
 import pytest
 from adapter_files import damage, write_adapter
-from engine.backend_utils import Request, text
+from engine.backend_utils import Request, request_reader, text
 from engine.prompts import request_of
 from engine.scheduling import SECONDS, Running, running
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
-from llama_engine.observability.log import RequestLog
 from llama_engine.observability.metrics import LOADED_ADAPTERS
 from llama_engine.request.parser import RequestParser
 from llama_engine.triton.adapter_commands import MAX_RUNNING, AdapterCommands
-from llama_engine.triton.config import QueuePolicy
 from llama_engine.triton.request_reader import RequestReader
 
 
@@ -76,18 +74,7 @@ def _serving(parts: Running, folder: Path, checkpoint: LoadedModel) -> Iterator[
     engine = parts.engine
     commands = AdapterCommands(engine.adapters, str(folder), parts.scheduler, parts.dispatcher, parts.stats)
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len, adapters=engine.adapters.loaded)
-    log = RequestLog("none")
-    reader = RequestReader(
-        engine=engine,
-        parser=parser,
-        queue_policy=QueuePolicy(),
-        decoupled=True,
-        inflight=True,
-        log=log,
-        stats=parts.stats,
-        dispatcher=parts.dispatcher,
-        add_command=commands.add,
-    )
+    reader = request_reader(engine, parser, "none", parts.stats, parts.dispatcher, commands.add)
     yield Served(parts, reader, commands, checkpoint)
     # Otherwise `stop` would wait for a held step.
     parts.pace.run_free()

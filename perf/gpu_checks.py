@@ -40,8 +40,8 @@ def generate(
     """Generate until all requests finish; return their sequences. enters: whether the next one may take a free slot."""
     sequences = [engine.builder.build(request) for request in load]
     waiting = deque(sequences)
-    while waiting or engine.used_slots:
-        while waiting and engine.used_slots < engine.slots and enters():
+    while waiting or engine.num_sequences:
+        while waiting and engine.num_sequences < engine.slots and enters():
             engine.add(waiting.popleft())
         engine.step()
     return sequences

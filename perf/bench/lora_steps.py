@@ -48,7 +48,7 @@ def measure(results: Results, users: Sequence[int], turns: int = TURNS) -> None:
                 # There and back, against drift.
                 for number in sorted(range(len(engines)), reverse=turn % 2 == 1):
                     seconds[number].append(min(_step(engines[number]) for _ in range(STEPS)))
-            assert all(engine.used_slots == count for engine in engines), "a sequence has ended"
+            assert all(engine.num_sequences == count for engine in engines), "a sequence has ended"
             measurement = {
                 "server": "steps",
                 "title": "steps in process",

@@ -30,7 +30,7 @@ def _cancel_call(server: LocalTriton, metrics: Metrics) -> None:
     with Call(server, LASTING) as call:
         metrics.wait_for_slots(2)
         call.cancel()
-        metrics.wait_for(1, "llama_cancellations_total")
+        metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
 
 
 def _close_sse(server: LocalTriton, _: Metrics) -> None:
@@ -64,7 +64,6 @@ def test_a_client_that_leaves_frees_its_slot(
         # After its answer there is nothing to cancel.
         neighbour.cancel()
     metrics.wait(Metrics.idle, "the slots are free")
-    metrics.wait_for(1, "llama_cancellations_total")
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
     metrics.wait_for(2, "llama_requests_total", finish_reason="length")
     assert metrics.grown("llama_generated_tokens_total") - 2 * TOKENS < FAR_FEWER
@@ -77,7 +76,7 @@ def test_a_request_cancelled_while_it_waits_is_never_computed(narrow: LocalTrito
         metrics.wait(lambda now: now.now("llama_waiting_requests") == 1, "one waits in the model")
         waiting.cancel()
         # Before a slot is free.
-        metrics.wait_for(1, "llama_cancellations_total")
+        metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
         assert not any(call.done() for call in running)
     metrics.wait(Metrics.idle, "all have ended")
     # The first request's prompt, and those of the two that ran.

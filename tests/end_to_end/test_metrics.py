@@ -58,7 +58,7 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     with Call(narrow, _request(1500) | {"temperature": 2.0}) as call:
         metrics.wait_for_slots(1)
         call.cancel()
-        metrics.wait_for(1, "llama_cancellations_total")
+        metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
     metrics.wait(Metrics.idle, "all have ended")
     completed = len(limits) + 1 + len(STREAM_WIRES)
     rows = completed + 2

@@ -145,8 +145,8 @@ class Run:
 def run(engine: Engine, sequences: list[Sequence]) -> Run:
     """Add the sequences as soon as there are slots, and step until all have finished, each exactly once."""
     waiting, steps = deque(sequences), []
-    while waiting or engine.used_slots:
-        while waiting and engine.used_slots < engine.slots:
+    while waiting or engine.num_sequences:
+        while waiting and engine.num_sequences < engine.slots:
             engine.add(waiting.popleft())
         steps.append(engine.step())
     finished = [sequence for step in steps for sequence in step.finished]

@@ -103,7 +103,7 @@ def test_prefixes_are_shared_by_one_version_of_an_adapter(checkpoint: LoadedMode
     def cached(request: GenerationRequest) -> int:
         sequence = engine.builder.build(request)
         engine.add(sequence)
-        while engine.used_slots:
+        while engine.num_sequences:
             engine.step()
         return sequence.num_cached_prompt_tokens
 

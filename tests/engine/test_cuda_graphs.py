@@ -119,7 +119,7 @@ def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: Lo
     engine, _ = _graphed(attending, prefill_tokens="24")
     # The last slot has been used, and still has the position of that sequence's next token.
     add_all(engine, [*_greedy(SLOTS - 1, tokens=20), *_greedy(1, tokens=3)])
-    while engine.used_slots == SLOTS:
+    while engine.num_sequences == SLOTS:
         engine.step()
     (sequence,) = add_all(engine, [long])
     while sequence.result is None:

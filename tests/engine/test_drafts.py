@@ -101,7 +101,7 @@ def _guesses(engine: Engine, request: GenerationRequest) -> dict[str, tuple[int,
         )
     engine.add(sequence)
     counts = dict.fromkeys(DRAFT_SOURCES, (0, 0))
-    while engine.used_slots:
+    while engine.num_sequences:
         for draft in engine.step().drafts:
             drafted, accepted = counts[draft.source]
             counts[draft.source] = drafted + len(draft.tokens), accepted + draft.accepted
@@ -153,7 +153,7 @@ def test_a_verification_that_fails_costs_the_guesses_alone(int8: LoadedModel) ->
         sequence = engine.builder.build(PLAIN)
         engine.add(sequence)
         errors = 0
-        while engine.used_slots:
+        while engine.num_sequences:
             errors += engine.step().errors
     assert sequence.result == expected
     assert errors > 0

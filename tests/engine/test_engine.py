@@ -19,8 +19,8 @@ def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: Lo
     assert engine.step().finished == [finished]
     for sequence in (finished, removed, removed):
         engine.remove(sequence)
-    assert engine.used_slots == 1
-    while engine.used_slots:
+    assert engine.num_sequences == 1
+    while engine.num_sequences:
         engine.step()
     assert [last.result] == alone(fp32, [last.request])
 
@@ -32,7 +32,7 @@ def test_a_sequence_that_is_not_finite_fails_alone(checkpoint: LoadedModel) -> N
     engine.step()
     for page in sequences[1].pages:
         spoil_cache(engine, page)
-    while engine.used_slots:
+    while engine.num_sequences:
         engine.step()
     assert str(sequences[1].result) == "the model's logits for this request were not finite"
     assert [sequences[row].result for row in (0, 2, 3)] == [expected[row] for row in (0, 2, 3)]

@@ -65,7 +65,7 @@ def gpu(small_checkpoint: Path) -> Iterator[Gpu]:
 
 def _finish(gpu: Gpu, waits: Callable[[StepResult], int] = lambda step: 1) -> None:
     """Run all sequences. waits: how often the host waits for the GPU in a step."""
-    while gpu.engine.used_slots:
+    while gpu.engine.num_sequences:
         gpu.recorder.clear()
         step = gpu.engine.step()
         assert step.errors == 0

@@ -35,7 +35,7 @@ def test_the_youngest_of_the_lowest_priority_is_preempted(short: LoadedModel) ->
     for sequence in sequences:
         engine.add(sequence)
     while not engine.step().preempted:
-        assert engine.used_slots == 4
+        assert engine.num_sequences == 4
     assert [sequence.kv_slot is None for sequence in sequences] == [True, False, False, False]
     while not engine.step().preempted:
         assert all(sequence.result is None for sequence in sequences)
@@ -47,7 +47,7 @@ def test_the_oldest_is_never_preempted_and_newcomers_wait(short: LoadedModel) ->
     engine = _engine(short, 4)
     sequences = [engine.builder.build(request_of(short, seed, 20, max_tokens=60)) for seed in range(12)]
     waiting, preempted = list(sequences), 0
-    while waiting or engine.used_slots:
+    while waiting or engine.num_sequences:
         if waiting and engine.can_admit(waiting[0]):
             engine.add(waiting.pop(0))
         oldest = next(sequence for sequence in sequences if sequence.result is None)

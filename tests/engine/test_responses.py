@@ -51,7 +51,7 @@ def _run(engine: Engine, responder: Responder, every: int = 1) -> None:
     events: list[Event] = []
     steps = 0
     while waiting or inside:
-        while waiting and engine.used_slots < engine.slots:
+        while waiting and engine.num_sequences < engine.slots:
             inside.append(waiting.pop(0))
             engine.add(inside[-1])
         engine.step()

@@ -120,7 +120,7 @@ def test_only_what_the_prefix_cache_lacks_is_computed(int8: LoadedModel) -> None
     engine = engine_of(int8, 2)
     first = engine.builder.build(request)
     engine.add(first)
-    while engine.used_slots:
+    while engine.num_sequences:
         engine.step()
     engine.take_cache_counts()
     second = engine.builder.build(replace(request, resume_ids=tuple(first.output_tokens[:30])))

@@ -151,7 +151,7 @@ def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: L
         assert scheduler_threads() == []
         assert scheduled.dispatcher.close(SECONDS)
         assert [str(sent_result(sequence)) for sequence in sequences] == [STOPPING] * 5
-        assert scheduled.engine.used_slots == 0
+        assert scheduled.engine.num_sequences == 0
         # No step after the one that was running.
         assert sequences[0].num_output_tokens == 3
 
@@ -201,7 +201,7 @@ def test_every_sequence_is_answered_when_the_scheduler_itself_fails(fp32: Loaded
         assert len(good) >= 2
         assert [sequence.result for sequence in good] == alone(fp32, [sequence.request for sequence in good])
         assert all(isinstance(result, GenerationError | Completion) for result in results)
-        assert scheduled.engine.used_slots == 0
+        assert scheduled.engine.num_sequences == 0
 
 
 def test_every_sequence_is_answered_when_a_slot_cannot_be_freed(

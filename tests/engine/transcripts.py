@@ -49,7 +49,7 @@ def transcripts(engine: Engine, requests: Iterable[GenerationRequest]) -> list[T
     waiting = deque(build(engine, request) for request in requests)
     sequences, chunks = list(waiting), {sequence: list[tuple[int, str]]() for sequence in waiting}
     preempted = Counter[Sequence]()
-    while waiting or engine.used_slots:
+    while waiting or engine.num_sequences:
         while waiting and engine.can_admit(waiting[0]):
             engine.add(waiting.popleft())
         running = [*engine._batch.sequences, *engine._prefill.sequences]

@@ -81,7 +81,7 @@ class Engine:
         self._result = StepResult()
 
     @property
-    def used_slots(self) -> int:
+    def num_sequences(self) -> int:
         """Number of sequences in the engine, in prefill or decoding."""
         return len(self._batch) + len(self._prefill)
 
@@ -106,8 +106,8 @@ class Engine:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Return whether a slot is free, and pages for the sequence besides those that queued sequences need."""
-        if not self.used_slots or self.used_slots == self.slots:
-            return not self.used_slots
+        if not self.num_sequences or self.num_sequences == self.slots:
+            return not self.num_sequences
         available, starting = self._pages.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]
         # Looking prefixes up takes time, and mostly there are enough pages without.
         if sum(self.plan.shape.pages_of(each.num_tokens) for each in starting) <= available:
@@ -117,11 +117,11 @@ class Engine:
     def has_pages(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether pages are available for all tokens of waiting sequences. Any thread may call it."""
         pages = sum(self.plan.shape.pages_of(each.num_tokens) + 1 for each in [*self._prefill.queue, *sequences])
-        return pages + self.used_slots <= self._pages.num_available
+        return pages + self.num_sequences <= self._pages.num_available
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for prefill in a free slot, which must exist: WAITING → PREFILL."""
-        assert self.used_slots < self.slots, "no slot is free"
+        assert self.num_sequences < self.slots, "no slot is free"
         assert sequence.status is Status.WAITING, sequence.status
         sequence.admit()
         self._prefill.add(sequence)
@@ -167,7 +167,7 @@ class Engine:
                 result.decoded = decoding
                 self._remove_finished()
         except Exception as error:  # noqa: BLE001 - any failure: every sequence must get a result
-            self._isolation.record(error, f"a step over {self.used_slots} sequences")
+            self._isolation.record(error, f"a step over {self.num_sequences} sequences")
             self._fail_all()
         result.errors, self._isolation.errors = self._isolation.errors, 0
         result.term_counts = self._model.take_term_counts()
@@ -185,7 +185,7 @@ class Engine:
                 guide = self.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide)
                 sequence.follow_guide(guide.result())
         waiting = deque(sequences)
-        while waiting or self.used_slots:
+        while waiting or self.num_sequences:
             while waiting and self.can_admit(waiting[0]):
                 self.add(waiting.popleft())
             self.step()
@@ -220,7 +220,7 @@ class Engine:
 
         capture: how to capture; None captures on the device. If capture fails, decode steps run without graphs.
         """
-        assert not self.used_slots, "sequences are in the engine"
+        assert not self.num_sequences, "sequences are in the engine"
         if self._wants_graphs:
             self._decode.graphs = capture_graphs(
                 self._loaded, self.plan.shape, self._model, self._sampler, self._batch, capture

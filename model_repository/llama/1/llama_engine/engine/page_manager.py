@@ -105,7 +105,7 @@ class PageManager:
         self._pool.hold(matching)
         sequence.pages = matching + [self._pool.take(sequence.request.cache_salt) for _ in range(count)]
         sequence.num_computed = len(matching) * self.page_size
-        sequence.num_cached_pages = len(matching)
+        sequence.num_matchable_pages = len(matching)
         if not sequence.has_sampled:
             sequence.num_cached_prompt_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
             if self._caches(sequence) and sequence.scored_from is None:
@@ -150,7 +150,7 @@ class PageManager:
             return False
         self._pool.hold(source.pages[:full])
         target.pages = source.pages[:full] + ([self._pool.take(target.request.cache_salt)] if rest else [])
-        target.num_cached_pages = min(source.num_cached_pages, full)
+        target.num_matchable_pages = min(source.num_matchable_pages, full)
         self._assign_slot(target)
         return True
 
@@ -164,16 +164,16 @@ class PageManager:
     def cache_pages(self, sequence: Sequence) -> None:
         """Let other sequences match the full pages of a sequence. Call it when its next token proves them finite."""
         full = sequence.num_computed // self.page_size
-        if not self._caches(sequence) or sequence.num_cached_pages == full:
+        if not self._caches(sequence) or sequence.num_matchable_pages == full:
             return
         digests = self._digests(sequence, full)
         # Two sequences may have computed the same page; the second one's is not cached.
-        new = [index for index in range(sequence.num_cached_pages, full) if self._pool.find(digests[index]) is None]
+        new = [index for index in range(sequence.num_matchable_pages, full) if self._pool.find(digests[index]) is None]
         for index in new:
             self._pool.cache(digests[index], sequence.pages[index])
         if self._kv_events is not None:
             self._kv_events.stored(sequence, new)
-        sequence.num_cached_pages = full
+        sequence.num_matchable_pages = full
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot and all pages from a sequence, if it has them; cached pages become idle, others free.
@@ -186,7 +186,7 @@ class PageManager:
         # Drop the last page first, so that a prefix is evicted from its end.
         self._pool.drop(reversed(sequence.pages))
         sequence.pages = []
-        sequence.num_computed = sequence.num_cached_pages = 0
+        sequence.num_computed = sequence.num_matchable_pages = 0
         if sequence.kv_slot is not None:
             if sequence.request.adapter is not None:
                 # An adapter may be unloaded when no slot has it.

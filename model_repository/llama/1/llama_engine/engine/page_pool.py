@@ -1,6 +1,7 @@
 """The pages of a KV cache by state: free, held by sequences, or idle, which is cached but held by none.
 
-The metric `llama_kv_cache_pages` calls held pages used, and idle ones cached.
+A page is cached if it is full and other sequences can find it by its digest, whether a sequence holds it or not. The
+metric `llama_kv_cache_pages` calls held pages used, and idle ones cached.
 
 When no page is free, the least recently used idle page is evicted. A salt that has half of all pages evicts its own
 first: a flood of prompts under one salt leaves the other half to others.

@@ -76,7 +76,7 @@ class Sequence:
     """Pages of the KV cache, in order of position; those of a prefix can be shared with other sequences."""
     page_digests: list[bytes] = field(default_factory=list, repr=False)
     """Digests of the sequence's first full pages, as far as `PageManager` has needed them."""
-    num_cached_pages: int = 0
+    num_matchable_pages: int = 0
     """Number of full pages that other sequences can match."""
     num_computed: int = 0
     """Number of positions in the KV cache."""

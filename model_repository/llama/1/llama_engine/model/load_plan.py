@@ -207,8 +207,8 @@ def _gpu_attention(
     architecture: Architecture, settings: Settings, device: torch.device, dtype: torch.dtype
 ) -> VarlenAttention | None:
     """Return FlashAttention for a GPU; None selects attention with masks, which supports a cache in any dtype."""
-    cached = choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype)
-    if device.type != "cuda" or settings.kernels == "stock" or dtype == torch.float32 or cached != dtype:
+    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype)
+    if device.type != "cuda" or settings.kernels == "stock" or dtype == torch.float32 or cache_dtype != dtype:
         return None
     if architecture.attention_softcap is not None:
         _log.info("attention takes masks: FlashAttention has no soft cap of the scores")

@@ -176,7 +176,7 @@ class TorchRunner:
     ) -> torch.Tensor:
         """Return the hidden states [n, hidden] of tokens [n].
 
-        attend: (layer, query [n, heads, dim]) → [n, heads, dim], called after the layer's keys and values are cached.
+        attend: (layer, query [n, heads, dim]) → [n, heads, dim], called after the layer's keys and values are written.
         """
 
         places = self.kv_cache.places(slots, positions)

@@ -36,8 +36,9 @@ REASONS = ("stop", "length", "cancelled", "unavailable", "invalid", "error")
 REQUESTS = Metric(
     "llama_requests_total",
     "counter",
-    "Finished sequences by reason: stop, length, cancelled, unavailable (deadline over or server stopping), invalid "
-    "(a refused request, counted once, or a sequence whose masks or guide leave no token), error (decoding failed).",
+    "Finished sequences by reason: stop, length, cancelled (by the client, or it has disconnected), unavailable "
+    "(deadline over or server stopping), invalid (a refused request, counted once, or a sequence whose masks or guide "
+    "leave no token), error (decoding failed).",
     label="finish_reason",
     values=REASONS,
 )
@@ -48,9 +49,6 @@ PROMPT_TOKENS = Metric(
 )
 GENERATED_TOKENS = Metric(
     "llama_generated_tokens_total", "counter", "Generated tokens, including those of aborted sequences."
-)
-CANCELLATIONS = Metric(
-    "llama_cancellations_total", "counter", "Sequences aborted because their client cancelled or disconnected."
 )
 STEP_ERRORS = Metric(
     "llama_step_errors_total",
@@ -191,7 +189,7 @@ MODEL_INFO = Metric(
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_SEQUENCES, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, KV_CACHE_PAGES, KV_CACHE_USAGE,
-    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, DROPPED_KV_EVENTS, PREEMPTIONS, STEPS, STEP_ERRORS, CANCELLATIONS,
+    PREFIX_QUERIES, PREFIX_HITS, EVICTIONS, DROPPED_KV_EVENTS, PREEMPTIONS, STEPS, STEP_ERRORS,
     LAST_STEP, DRAFT_TOKENS, ACCEPTED_DRAFT_TOKENS, INT8_COLUMNS, INT8_OUTLIER_COLUMNS, INT8_PRODUCTS,
     LOADED_ADAPTERS, MODEL_INFO,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from llama_engine.engine.events import Completion, finish_reason
 from llama_engine.engine.page_manager import CacheCounts
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.step_result import StepResult
-from llama_engine.errors import Cancelled, RequestError
+from llama_engine.errors import RequestError
 from llama_engine.observability import metrics
 from llama_engine.observability.metrics import Metric, Registry
 
@@ -87,8 +87,6 @@ class Stats:
         assert sequence.result is not None
         with self._lock:
             self._counts[metrics.REQUESTS, finish_reason(sequence.result)] += 1
-            if isinstance(sequence.result, Cancelled):
-                self._counts[metrics.CANCELLATIONS, ""] += 1
             if not math.isnan(sequence.admitted_at):
                 self._counts[metrics.PROMPT_TOKENS, ""] += (
                     sequence.num_prompt_tokens - sequence.num_cached_prompt_tokens

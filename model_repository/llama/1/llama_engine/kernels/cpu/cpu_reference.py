@@ -100,7 +100,7 @@ def attention(
     if (kind := architecture.ropes[index]) is not None:
         cosine, sine = (table[:tokens, None].double() for table in tables[kind])
         query, key = _rotate(query, cosine, sine), _rotate(key, cosine, sine)
-    key, value = (_cached(states, cache_dtype).repeat_interleave(heads // kv_heads, dim=1) for states in (key, value))
+    key, value = (_rounded(states, cache_dtype).repeat_interleave(heads // kv_heads, dim=1) for states in (key, value))
     scores = soft_cap(torch.einsum("ihd,jhd->hij", query, key) * architecture.scaling, architecture.attention_softcap)
     attended = torch.ones(tokens, tokens, dtype=torch.bool).tril()
     if (window := architecture.windows[index]) is not None:
@@ -130,7 +130,7 @@ def soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
     return x if cap is None else (x / cap).tanh() * cap
 
 
-def _cached(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype != torch.int8:
         return x.to(dtype).double()
     scale = x.abs().amax(-1, keepdim=True) / 127

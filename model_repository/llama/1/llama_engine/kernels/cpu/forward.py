@@ -128,7 +128,7 @@ class CpuForward:
         """Run all layers and return the hidden states before the final norm; x may be changed in place.
 
         x: [tokens, hidden] float32, the embeddings. slots: [tokens] int64, rows of the page table. positions: [tokens]
-        int64. A sequence's tokens must be in ascending order of position, and its earlier positions must be cached.
+        int64. A sequence's tokens must be in ascending order of position, and its earlier ones must be in the KV cache.
         Raises IndexError for a slot or position outside the page table and for a position without a page, because the
         passes of the kernels don't check.
         """

@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     """The sequences of one attention call, whose queries are concatenated.
 
     pages: [n, columns], int32, each sequence's entries of the page table. first: [n + 1], int32, index of each
-    sequence's first query, and the number of all queries. lengths: [n], int32, number of cached positions, the last
+    sequence's first query, and the number of all queries. lengths: [n], int32, positions in the KV cache, the last
     query's included. max_queries, max_length: upper bounds of the queries and the length of a sequence.
     """
 

@@ -6,7 +6,7 @@ from llama_engine.engine.events import Result
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.observability.metrics import Metric
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 
 
 class RecordingRegistry:
@@ -40,11 +40,11 @@ def finished_sequence(
     result: Result, prompt: str = "", tokens: int = 0, admitted_at: float = 12.0, first_token_at: float = 15.0
 ) -> Sequence:
     """A sequence of three prompt tokens that arrived at 10.0 and finished at 20.0. tokens: output tokens."""
-    detokenizer = Detokenizer(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
+    output = OutputText(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
     for token in range(tokens):
-        detokenizer.add(token, b"x")
+        output.add(token, b"x")
     return Sequence(
-        GenerationRequest(prompt=prompt, prompt_tokens=(1, 2, 3), max_tokens=9), detokenizer,
+        GenerationRequest(prompt=prompt, prompt_tokens=(1, 2, 3), max_tokens=9), output,
         status=Status.FINISHED, result=result, arrived_at=10.0, admitted_at=admitted_at,
         first_token_at=first_token_at, finished_at=20.0,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from llama_engine.request.end_tokens import find_end_tokens
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 from llama_engine.text.tokenizer import Tokenizer, read_tokenizer
 from model_families import BY_NAME, FAMILIES, Family
 from tokenizers import Tokenizer as FastTokenizer
@@ -54,11 +54,11 @@ def test_each_end_token_ends_the_answer_and_has_no_text(family: Family, tokenize
     assert {*family.ends} <= {*tokenizer.pretrained.convert_ids_to_tokens([*ends])}
     for name in family.ends:
         (end,) = tokenizer.encode_inside(name)
-        checker = Detokenizer(min_tokens=0, max_tokens=16, stop_words=[], end_tokens=ends)
+        output = OutputText(min_tokens=0, max_tokens=16, stop_words=[], end_tokens=ends)
         for token in tokenizer.encode_inside("Yes"):
-            assert not checker.add(token, tokenizer.vocabulary.token_bytes[token])
-        assert checker.add(end, tokenizer.vocabulary.token_bytes[end]), name
-        assert checker.text.lstrip() == "Yes"
+            assert not output.add(token, tokenizer.vocabulary.token_bytes[token])
+        assert output.add(end, tokenizer.vocabulary.token_bytes[end]), name
+        assert output.text.lstrip() == "Yes"
 
 
 @pytest.mark.parametrize("name", ["seed-oss", "qwen3"])

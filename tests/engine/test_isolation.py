@@ -128,7 +128,7 @@ def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(fp32: Loa
         (0, "bad_words", "completing", 0, 2),
         (3, "bad_words", "completing", 0, 100),
         (0, "bad_words", "append", 0, 100),
-        (3, "detokenizer", "add", 3, 100),
+        (3, "output", "add", 3, 100),
     ],
 )
 def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
@@ -139,7 +139,7 @@ def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
     sequences = [engine.builder.build(request) for request in requests]
     effects = [*repeat(DEFAULT, good_calls), *repeat(RuntimeError("no text"), failures), *repeat(DEFAULT, 100)]
     sequence = sequences[place]
-    broken = sequence.detokenizer if part == "detokenizer" else getattr(sequence.processor, f"_{part}")
+    broken = sequence.output if part == "output" else getattr(sequence.processor, f"_{part}")
     with patch.object(broken, method, wraps=getattr(broken, method), side_effect=effects):
         faulty = run(engine, sequences)
     expected = alone(fp32, requests)

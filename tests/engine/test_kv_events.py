@@ -25,7 +25,7 @@ from llama_engine.errors import InvalidSettings
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.adapter_choice import Adapter
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 
 SECONDS = 20
 PAGE = 4
@@ -141,9 +141,9 @@ def _published(port: int) -> Iterator[tuple[KvEvents, Subscriber]]:
 
 
 def _sequence(tokens: tuple[int, ...]) -> Sequence:
-    detokenizer = Detokenizer(min_tokens=0, max_tokens=1, stop_words=(), end_tokens=())
+    output = OutputText(min_tokens=0, max_tokens=1, stop_words=(), end_tokens=())
     digests = [bytes([page, *tokens[:7]]) for page in range(len(tokens) // PAGE)]
-    return Sequence(GenerationRequest(prompt="", prompt_tokens=tokens), detokenizer, page_digests=digests)
+    return Sequence(GenerationRequest(prompt="", prompt_tokens=tokens), output, page_digests=digests)
 
 
 def _cached(engine: Engine, sequences: list[Sequence]) -> set[tuple[str, tuple[int, ...]]]:

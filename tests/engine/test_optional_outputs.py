@@ -10,7 +10,7 @@ from engine import backend_utils  # noqa: F401 - stands for the module that the 
 from llama_engine.engine.sequence import Sequence
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from llama_engine.triton.outputs import LogProbsWriter, Span, optional_outputs
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ TOKENIZER = Tokenizer(
 def _sequence(tokens: int, **values: object) -> Sequence:
     """A sequence of three prompt tokens whose n-th token has the log probability -n."""
     request = GenerationRequest("abc", (5, 6, 7), max_tokens=9, **values)  # type: ignore[arg-type]  # values are fields
-    checker = Detokenizer(min_tokens=0, max_tokens=tokens, stop_words=[], end_tokens=[])
-    sequence = Sequence(request, checker)
+    output = OutputText(min_tokens=0, max_tokens=tokens, stop_words=[], end_tokens=[])
+    sequence = Sequence(request, output)
     for token in range(tokens):
         if request.needs_log_probs:
             always = -float(token + 1)

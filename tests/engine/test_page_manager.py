@@ -9,15 +9,15 @@ from llama_engine.engine.sequence import Sequence
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 
 PAGE = 4
 
 
 def _sequence(tokens: tuple[int, ...], salt: str = "") -> Sequence:
     request = GenerationRequest(prompt="", prompt_tokens=tokens, cache_salt=salt)
-    detokenizer = Detokenizer(min_tokens=0, max_tokens=100, stop_words=(), end_tokens=())
-    return Sequence(request, detokenizer)
+    output = OutputText(min_tokens=0, max_tokens=100, stop_words=(), end_tokens=())
+    return Sequence(request, output)
 
 
 def _manager(pages: int) -> PageManager:

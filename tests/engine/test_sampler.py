@@ -18,7 +18,7 @@ from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor
 from llama_engine.sampling.draw import draw, position_keys
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 from llama_engine.text.tokenizer import Vocabulary
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -51,9 +51,7 @@ def _batch(requests: list[GenerationRequest], vocabulary: int, processor: Logits
     builder = SequenceBuilder(Vocabulary([b""] * vocabulary), frozenset(ENDS), CPU, 1)
     for row, request in enumerate(requests):
         of_row = builder.processor(request) if row or not processor else processor
-        sequence = Sequence(
-            request, Detokenizer(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row
-        )
+        sequence = Sequence(request, OutputText(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), of_row)
         sequence.kv_slot = row
         batch.add([sequence])
     return batch

@@ -4,7 +4,7 @@ import pytest
 from llama_engine.engine.events import Chunk, Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 
 PROMPT = "Return é"
 HALF, OTHER = "é".encode()[:1], "é".encode()[1:]
@@ -43,8 +43,8 @@ def test_a_chunk_has_the_text_that_is_certain_once_its_interval_is_over(
     monkeypatch.setattr("llama_engine.engine.chunk_cutter.time.monotonic", lambda: now)
     stops = tokens[-1].endswith(b"!")
     request = GenerationRequest(PROMPT, (1, 5, 6), **values)  # type: ignore[arg-type]  # values are fields
-    checker = Detokenizer(min_tokens=0, max_tokens=len(tokens) + stops, stop_words=[b"!", b"?!"], end_tokens=(2,))
-    sequence = Sequence(request, checker, stream_interval=interval)
+    output = OutputText(min_tokens=0, max_tokens=len(tokens) + stops, stop_words=[b"!", b"?!"], end_tokens=(2,))
+    sequence = Sequence(request, output, stream_interval=interval)
     assert sequence.chunk_cutter.next() is None
     made = []
     for token in tokens:

@@ -20,7 +20,7 @@ from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.bias_and_masks import LogitsProcessor
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class Sequence:
 
     request: GenerationRequest
     """The prompt and the parameters."""
-    detokenizer: Detokenizer
+    output: OutputText
     """The generated text, and the conditions that end it."""
     processor: LogitsProcessor | None = None
     """The sequence's logits processor: bias, masks and guide; None if its request needs none."""
@@ -115,7 +115,7 @@ class Sequence:
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self, stream_interval: int) -> None:
-        self.chunk_cutter = ChunkCutter(self.request, self.detokenizer, stream_interval)
+        self.chunk_cutter = ChunkCutter(self.request, self.output, stream_interval)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -125,7 +125,7 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Number of tokens generated so far."""
-        return self.detokenizer.num_tokens
+        return self.output.num_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -268,13 +268,13 @@ class Sequence:
 
     def completion(self) -> Completion:
         """Return the text so far and the token counts as a result."""
-        request, detokenizer = self.request, self.detokenizer
+        request, output = self.request, self.output
         return Completion(
-            text=detokenizer.text if request.exclude_input_in_output else request.prompt + detokenizer.text,
-            finish_reason=detokenizer.finish_reason,
+            text=output.text if request.exclude_input_in_output else request.prompt + output.text,
+            finish_reason=output.finish_reason,
             num_input_tokens=self.num_prompt_tokens,
-            num_output_tokens=detokenizer.num_tokens,
-            stop_reason=detokenizer.stop_reason,
+            num_output_tokens=output.num_tokens,
+            stop_reason=output.stop_reason,
             choice=request.choice,
         )
 
@@ -282,7 +282,7 @@ class Sequence:
         """Append a token's bytes to the text; return whether it is finished, and whether the guide allows the token."""
         processor = self.processor
         conforms = processor is None or processor.append(token, token_bytes)
-        finished = self.detokenizer.add(token, token_bytes, processor is not None and processor.is_complete)
+        finished = self.output.add(token, token_bytes, processor is not None and processor.is_complete)
         return finished, conforms
 
     def _add_log_probs(self, log_probs: TokenLogProbs) -> None:

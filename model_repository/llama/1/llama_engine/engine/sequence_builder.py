@@ -1,4 +1,4 @@
-"""Builds sequences from parsed requests: with detokenizer, logits processor and shared prompt."""
+"""Builds sequences from parsed requests: with output text, logits processor and shared prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.sampling.bias_and_masks import BadWords, LogitsProcessor
 from llama_engine.sampling.draw import choice_seed
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 from llama_engine.text.tokenizer import Vocabulary
 
 
@@ -105,7 +105,7 @@ class SequenceBuilder:
         context: RequestContext,
         share: PromptShare | None = None,
     ) -> Sequence:
-        detokenizer = Detokenizer(
+        output = OutputText(
             min_tokens=request.min_tokens,
             max_tokens=request.max_tokens,
             stop_words=request.stop_words,
@@ -115,7 +115,7 @@ class SequenceBuilder:
         guided = bool(request.guided_decoding_guide_type)
         sequence = Sequence(
             request,
-            detokenizer,
+            output,
             processor,
             context,
             self.stream_interval,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llama_engine.errors import InvalidRequest
 from llama_engine.kernels.transfers import to_device
-from llama_engine.text.detokenizer import PartialMatch
+from llama_engine.text.partial_match import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Tokenizer with its vocabulary as bytes, and the detokenizer, which cuts at stop strings."""
+"""Tokenizer with its vocabulary as bytes, and the output text with the conditions that end it."""

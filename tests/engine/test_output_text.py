@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import pytest
-from llama_engine.text.detokenizer import Detokenizer
+from llama_engine.text.output_text import OutputText
 
 END = 99
 EMOJI = "🙂".encode()
 
 
-def _detokenizer(stop_words: Sequence[bytes] = (), min_tokens: int = 0, max_tokens: int = 1000) -> Detokenizer:
-    return Detokenizer(min_tokens=min_tokens, max_tokens=max_tokens, stop_words=stop_words, end_tokens={END})
+def _output(stop_words: Sequence[bytes] = (), min_tokens: int = 0, max_tokens: int = 1000) -> OutputText:
+    return OutputText(min_tokens=min_tokens, max_tokens=max_tokens, stop_words=stop_words, end_tokens={END})
 
 
 def _tokenizations(text: str) -> Iterator[list[bytes]]:
@@ -22,12 +22,12 @@ def _tokenizations(text: str) -> Iterator[list[bytes]]:
             yield [content[start:end] for start, end in zip((0, *cuts), (*cuts, len(content)), strict=True)]
 
 
-def _add(detokenizer: Detokenizer, tokens: Sequence[bytes | None]) -> list[str]:
+def _add(output: OutputText, tokens: Sequence[bytes | None]) -> list[str]:
     """Add tokens until the completion finishes; None is the end token. Return the deltas."""
     deltas = []
     for token in tokens:
-        finished = detokenizer.add(END if token is None else 1, token or b"")
-        deltas.append(detokenizer.next_delta())
+        finished = output.add(END if token is None else 1, token or b"")
+        deltas.append(output.next_delta())
         if finished:
             break
     return deltas
@@ -53,12 +53,12 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
     """And characters are whole, however they are split over tokens."""
     words = [word.encode() for word in stop_words]
     for tokens in _tokenizations(text):
-        detokenizer = _detokenizer(words)
-        deltas = "".join(_add(detokenizer, tokens))
+        output = _output(words)
+        deltas = "".join(_add(output, tokens))
         reason = "" if text == expected else "stop"
-        assert (detokenizer.text, deltas, detokenizer.finish_reason) == (expected, expected, reason), tokens
+        assert (output.text, deltas, output.finish_reason) == (expected, expected, reason), tokens
         # It finished with the token that completed the stop string: without that token there is none.
-        before = b"".join(tokens[: detokenizer.num_tokens - 1])
+        before = b"".join(tokens[: output.num_tokens - 1])
         assert not any(word in before for word in words), tokens
 
 
@@ -80,10 +80,10 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
 def test_a_delta_holds_back_what_may_not_be_text(
     stop_words: list[bytes], min_tokens: int, max_tokens: int, tokens: list[bytes | None], deltas: list[str], end: str
 ) -> None:
-    detokenizer = _detokenizer(stop_words, min_tokens, max_tokens)
-    assert _add(detokenizer, tokens) == deltas
-    assert (detokenizer.text, detokenizer.finish_reason) == ("".join(deltas), end)
-    assert detokenizer.num_tokens == len(tokens)
+    output = _output(stop_words, min_tokens, max_tokens)
+    assert _add(output, tokens) == deltas
+    assert (output.text, output.finish_reason) == ("".join(deltas), end)
+    assert output.num_tokens == len(tokens)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_the_stop_reason_is_the_stop_string_or_the_id_of_the_stop_token(
     stop_words: list[bytes], tokens: list[tuple[int, bytes]], text: str, reason: str | None
 ) -> None:
     # END is a stop token, too: an end token all the same.
-    checker = Detokenizer(
+    output = OutputText(
         min_tokens=0, max_tokens=3, stop_words=stop_words, end_tokens={END}, stop_tokens=frozenset({5, END})
     )
-    finished = [checker.add(token, token_bytes) for token, token_bytes in tokens]
+    finished = [output.add(token, token_bytes) for token, token_bytes in tokens]
     assert finished == [False] * (len(tokens) - 1) + [True]
-    assert (checker.text, checker.stop_reason) == (text, reason or "")
-    assert checker.finish_reason == ("length" if reason is None else "stop")
-    assert checker.next_delta() == text
+    assert (output.text, output.stop_reason) == (text, reason or "")
+    assert output.finish_reason == ("length" if reason is None else "stop")
+    assert output.next_delta() == text

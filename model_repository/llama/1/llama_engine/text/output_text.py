@@ -1,54 +1,20 @@
 """A completion's text: incremental detokenization, and the stop conditions that end it.
 
-Stop strings are matched in bytes, because tokens can split characters. In valid UTF-8, a match of whole characters
-starts and ends at character boundaries.
+Both are one object because a stop string cuts the text, and its possible beginning delays the next delta.
 """
 
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
+
+from llama_engine.text.partial_match import PartialMatch
 
 _Decoder = getincrementaldecoder("utf-8")
 
 
-class PartialMatch:
-    """Matches one word (not empty) against the end of a growing text."""
-
-    def __init__(self, word: bytes) -> None:
-        self._word = word
-        self._matched = 0
-        # _borders[n]: length of the longest proper prefix of word[:n] that is also a suffix of word[:n].
-        self._borders = [0] * (len(word) + 1)
-        for end in range(1, len(word)):
-            self._borders[end + 1] = self._extend(self._borders[end], word[end])
-
-    @property
-    def matched(self) -> int:
-        """Length of the word's longest proper prefix that the text ends with."""
-        return self._borders[self._matched] if self._matched == len(self._word) else self._matched
-
-    def append(self, text: bytes | bytearray) -> None:
-        """Append bytes to the text."""
-        for byte in text:
-            self._matched = self._extend(self._matched, byte)
-
-    def remainders(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield the rest of the word after each prefix that the text ends with, without rests over `max_bytes`."""
-        matched = self._matched
-        while matched and len(self._word) - matched <= max_bytes:
-            yield self._word[matched:]
-            matched = self._borders[matched]
-
-    def _extend(self, matched: int, byte: int) -> int:
-        """Return the length of the match after appending a byte. matched: the length before."""
-        while matched and (matched == len(self._word) or self._word[matched] != byte):
-            matched = self._borders[matched]
-        return matched + 1 if self._word[matched] == byte else 0
-
-
-class Detokenizer:
+class OutputText:
     """Collects one completion token by token until an end token, stop token, stop string or max_tokens finishes it.
 
     end_tokens, stop_tokens: ids that end the completion; their bytes are excluded from the text. stop_words: stop

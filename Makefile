@@ -1,11 +1,11 @@
-# Every command sets up .venv by itself on first use. Variables: make serve CONFIG=batched_int8 MODEL=/models/llama ...
+# Every command sets up .venv by itself on first use. Variables: make serve VARIANT=batched_int8 MODEL=/models/llama ...
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-CONFIG ?= streaming
+VARIANT ?= streaming
 MODEL ?=
 REVISION ?=
 OUT ?=
@@ -65,14 +65,14 @@ PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  make serve CONFIG=$(CONFIG) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT) OPENAI_PORT=$(OPENAI_PORT)"
-	@echo "  a port of 0 is any free one; CONFIG is one of default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
+	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT) OPENAI_PORT=$(OPENAI_PORT)"
+	@echo "  a port of 0 is any free one; VARIANT is a config: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
 
 demo: $(READY) ## start Triton, print 16 chats at once, a table by a schema, a tool call and the batches, stop (MODEL)
 	@$(BIN)/python -m triton_local.demo $(if $(MODEL),'$(MODEL)')
 
-serve: $(READY) ## serve until Ctrl-C (CONFIG, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT, OPENAI_PORT, empty for none)
-	@exec $(BIN)/python -m triton_local --config '$(CONFIG)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
+serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT, OPENAI_PORT, empty for none)
+	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)' \
 	  $(if $(OPENAI_PORT),--openai-port '$(OPENAI_PORT)')
 

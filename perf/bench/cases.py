@@ -53,7 +53,7 @@ TITLES = {
 """The formats of checkpoints. vLLM's CPU backend reads the first four, and llama.cpp the others."""
 INT8 = {"LLAMA_QUANTIZATION": "int8"}
 STORED = {"LLAMA_QUANTIZATION": "checkpoint"}
-_ours = partial(our_server, config="streaming", weights="int8", environment=INT8)
+_ours = partial(our_server, variant="streaming", weights="int8", environment=INT8)
 
 
 class Case(NamedTuple):

@@ -89,7 +89,7 @@ class RestartedTriton:
 
     def _new(self) -> LocalTriton:
         return LocalTriton(
-            config="streaming",
+            variant="streaming",
             model=str(self._checkpoint),
             environment=ENVIRONMENT,
             http_port=self._ports["http"],

@@ -38,7 +38,7 @@ UNDISTURBED = {"TRITON_STUCK_SECONDS": "0"}
 def our_server(
     key: str,
     title: str,
-    config: str,
+    variant: str,
     weights: Weights,
     environment: Mapping[str, str] = MappingProxyType({}),
     converted: str | None = None,
@@ -64,7 +64,7 @@ def our_server(
         with (
             repository() as folder,
             LocalTriton(
-                config=config,
+                variant=variant,
                 model=str(checkpoint),
                 model_repository=folder,
                 environment=environment | UNDISTURBED,
@@ -73,14 +73,14 @@ def our_server(
             OpenAIEndpoint(HOST, 0, GRACE_S) as endpoint,
         ):
             loaded, steps, weights_mib = read_back(triton.log_text(), None if stored else weights)
-            protocol: Protocol = "triton_stream" if config == "streaming" else "triton_generate"
+            protocol: Protocol = "triton_stream" if variant == "streaming" else "triton_generate"
             target = Target(key, protocol, f"http://{triton.http_address}", MODEL)
             if chats:
                 endpoint.start(triton.grpc_address)
                 target = Target(key, "openai_chat", f"http://{endpoint.address}", endpoint.served_name)
-            facts = {"config": config, "environment": environment, "loaded": loaded, "decode_steps": steps}
+            facts = {"variant": variant, "environment": environment, "loaded": loaded, "decode_steps": steps}
             values = (f"{name}={value}" for name, value in environment.items())
-            command = shlex.join([*values, "make", "serve", f"CONFIG={config}"])
+            command = shlex.join([*values, "make", "serve", f"VARIANT={variant}"])
             yield Running(target, command, facts, triton.pid, weights_mib, triton)
 
     return Server(key, title, weights, start, converted, stored, same_answers)

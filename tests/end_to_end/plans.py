@@ -20,7 +20,7 @@ class Plan:
     shim, queue_policy, beside: as for `copy_repository`. traced: whether it sends spans to the fixture `spans`.
     """
 
-    config: str = "default"
+    variant: str = "default"
     environment: Mapping[str, str] = field(default_factory=dict)
     shim: str = ""
     queue_policy: str = ""
@@ -81,7 +81,7 @@ def planned(name: str, folder: Path, environment: Mapping[str, str] = MappingPro
     changes = (plan.shim, plan.queue_policy, plan.beside)
     repository = copy_repository(folder, *changes) if any(changes) else None
     options = [f"--load-model={model}" for model in plan.beside]
-    return new_server(plan.config, {**plan.environment, **environment}, repository, options)
+    return new_server(plan.variant, {**plan.environment, **environment}, repository, options)
 
 
 def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside: Sequence[str] = ()) -> Path:

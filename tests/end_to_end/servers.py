@@ -46,7 +46,7 @@ HTTP = httpx.Client(
 
 
 def new_server(
-    config: str = "default",
+    variant: str = "default",
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
@@ -58,7 +58,7 @@ def new_server(
     are any free ones.
     """
     return LocalTriton(
-        config=config,
+        variant=variant,
         http_port=ports.get("http", 0),
         grpc_port=ports.get("grpc", 0),
         metrics_port=ports.get("metrics", 0),
@@ -67,7 +67,7 @@ def new_server(
         ready_timeout=240.0,
         extra_args=options,
         # A failed test shows what was logged while it ran, of this level and above.
-        on_log_line=logging.getLogger(f"tritonserver.{config}").warning,
+        on_log_line=logging.getLogger(f"tritonserver.{variant}").warning,
     )
 
 

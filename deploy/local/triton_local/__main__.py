@@ -36,7 +36,7 @@ def port(value: object) -> int:
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option(
-    "--config",
+    "--variant",
     help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
 )
 @click.option("--model", help="Folder, GGUF file or hub id. Sets LLAMA_MODEL.  [default: SmolLM2-135M-Instruct]")
@@ -50,7 +50,7 @@ def port(value: object) -> int:
 @click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
 @click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
 def main(
-    config: str | None,
+    variant: str | None,
     model: str | None,
     http_port: int,
     grpc_port: int,
@@ -76,7 +76,7 @@ def main(
         # In one call, so that free ports differ.
         ports = choose_ports(resolve_host(host), requested)
         server = LocalTriton(
-            config=config,
+            variant=variant,
             model=model,
             http_port=ports["http"],
             grpc_port=ports["grpc"],
@@ -98,7 +98,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
     started = time.monotonic()
     stopper = _Stopper(server, endpoint)
     _write_ready_file(ready_file, None)
-    _say(f"starting tritonserver, config {server.config}")
+    _say(f"starting tritonserver, config {server.variant}")
     try:
         with server, endpoint or contextlib.nullcontext():
             if endpoint is not None:
@@ -113,7 +113,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
             if endpoint is not None:
                 _say(f"  openai  {endpoint.url}")
                 _say(f"try: {example_command(endpoint.address, endpoint.served_name)}")
-            _write_ready_file(ready_file, {**addresses, "pid": server.pid, "config": server.config})
+            _write_ready_file(ready_file, {**addresses, "pid": server.pid, "variant": server.variant})
             while server.exit_code is None and not stopper.told_to_end:
                 if endpoint is not None and endpoint.exit_code is not None:
                     raise EndpointEndedError(f"the OpenAI endpoint has ended with code {endpoint.exit_code}")

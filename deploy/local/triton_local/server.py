@@ -1,6 +1,6 @@
 """`LocalTriton`: a tritonserver on this machine for as long as a `with` block lasts.
 
-    with LocalTriton(config="default") as server:
+    with LocalTriton(variant="default") as server:
         print(server.http_address)  # 127.0.0.1:34567, and the model is ready
 
 The command line (__main__.py) is a thin layer over it.
@@ -54,7 +54,7 @@ _SLACK_S = 20.0
 class LocalTriton:
     """A tritonserver that is ready on entering the context and gone on leaving it, under `triton_supervisor`.
 
-    Ports of 0 are any free ones. config: a config's name; None: `streaming`, where the repository has it. model: a
+    Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
     folder, GGUF file or hub id for LLAMA_MODEL; None: the environment's, else the default checkpoint. environment:
     overrides the current one, which has the supervisor's settings too (TRITON_GRACE_SECONDS, TRITON_STUCK_SECONDS).
     extra_args: for tritonserver. on_log_line: takes each line of the log, in another thread. Methods raise errors of
@@ -64,7 +64,7 @@ class LocalTriton:
     def __init__(
         self,
         *,
-        config: str | None = None,
+        variant: str | None = None,
         model: str | None = None,
         http_port: int = 0,
         grpc_port: int = 0,
@@ -82,15 +82,15 @@ class LocalTriton:
         self._ready_timeout = ready_timeout
         self._repository = find_repository(None if model_repository is None else Path(model_repository))
         streams = (self._repository / MODEL / "configs" / f"{CONFIG_IF_UNSET}.pbtxt").is_file()
-        self.config = config or (CONFIG_IF_UNSET if streams else "default")
+        self.variant = variant or (CONFIG_IF_UNSET if streams else "default")
         """The served config's name."""
-        self._environment = {**os.environ, **(environment or {}), "TRITON_MODEL_CONFIG": self.config}
+        self._environment = {**os.environ, **(environment or {}), "TRITON_MODEL_CONFIG": self.variant}
         if model is not None:
             self._environment["LLAMA_MODEL"] = resolve_model(model)
         self._extra = tuple(extra_args)
         try:
             refuse_reserved(self._extra, _RESERVED)
-            self._models = served_models(self._repository, self.config)
+            self._models = served_models(self._repository, self.variant)
             self._settings = Settings.of(self._environment)
             has_metrics = Options.parse(self._extra).metrics is not None
         except RefusedError as error:

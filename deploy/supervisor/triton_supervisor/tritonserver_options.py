@@ -127,7 +127,7 @@ def served_models(repository: Path, config: str) -> tuple[str, ...]:
     names = ["default", *sorted(path.stem for path in (model / "configs").glob("*.pbtxt"))]
     if config not in names:
         raise RefusedError(
-            f"the config {config!r} (CONFIG, --config or TRITON_MODEL_CONFIG) is unknown; known: {' '.join(names)}"
+            f"the config {config!r} (VARIANT, --variant or TRITON_MODEL_CONFIG) is unknown; known: {' '.join(names)}"
         )
     file = model / "config.pbtxt" if config == "default" else model / "configs" / f"{config}.pbtxt"
     decoupled = file.is_file() and _DECOUPLED.search(file.read_text(encoding="utf-8")) is not None

@@ -18,9 +18,9 @@ ANSWERED = "triton_local: ended: Triton has answered every request that it accep
 
 
 def test_the_launcher_serves_what_its_ready_file_says(launch: Launch) -> None:
-    launcher = launch("--config=small", "--model=some/checkpoint")
+    launcher = launch("--variant=small", "--model=some/checkpoint")
     facts = launcher.facts()
-    assert facts["config"] == "small"
+    assert facts["variant"] == "small"
     assert HTTP.get(f"http://{facts['http']}/v2/models/llama/config").json()["max_batch_size"] == 2
     assert "nv_inference_count" in HTTP.get(f"http://{facts['metrics']}/metrics").text
     grpc_host, grpc_port = facts["grpc"].split(":")

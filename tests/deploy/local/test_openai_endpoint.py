@@ -47,7 +47,7 @@ def test_a_chat_is_streamed_to_its_end_in_the_drain(launch: Launch, tmp_path: Pa
     repository = copy_repository(tmp_path / "repository", "slow_model")
     launcher = launch(OPENAI, f"--model-repository={repository}", "--host=0.0.0.0", OMP_NUM_THREADS="1")
     facts = launcher.facts()
-    assert facts["config"] == "streaming"
+    assert facts["variant"] == "streaming"
     command = shlex.split(launcher.line("try: ").partition("try: ")[2])
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert '"finish_reason":"' in said

@@ -61,8 +61,8 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(service: str) -> None:
 
 
 def test_the_default_is_config_pbtxt_where_there_is_no_config_streaming(folder: Path) -> None:
-    assert LocalTriton(model_repository=folder).config == "default"
-    assert LocalTriton(model_repository=ROOT / "model_repository").config == "streaming"
+    assert LocalTriton(model_repository=folder).variant == "default"
+    assert LocalTriton(model_repository=ROOT / "model_repository").variant == "streaming"
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "model.gguf"])

@@ -94,7 +94,7 @@ def test_llama_unary_is_loaded_beside_a_decoupled_config(
 
 
 def test_an_unknown_config_is_refused(repository: Path) -> None:
-    with pytest.raises(RefusedError, match=r"'fast' \(CONFIG, .*\) is unknown; known: default batched streaming$"):
+    with pytest.raises(RefusedError, match=r"'fast' \(VARIANT, .*\) is unknown; known: default batched streaming$"):
         served_models(repository, "fast")
 
 

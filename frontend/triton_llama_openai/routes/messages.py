@@ -13,12 +13,12 @@ from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.output.answers import Json, dumps, until_disconnect
+from triton_llama_openai.output.message_content import MessageContent
 from triton_llama_openai.output.streaming import Events, stream_answer
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
+from triton_llama_openai.prompt.message_chat import MessageChat, chat_request
 from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
 from triton_llama_openai.request_body import parse_request
-from triton_llama_openai.routes.message_input import MessageChat, chat_request
-from triton_llama_openai.routes.message_output import MessageContent
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 

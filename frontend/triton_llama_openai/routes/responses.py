@@ -12,12 +12,12 @@ from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError, shorten
 from triton_llama_openai.output.answers import Json, dumps_with, join_array, until_disconnect
+from triton_llama_openai.output.response_output import Output, new_id
 from triton_llama_openai.output.streaming import Events, stream_answer
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
+from triton_llama_openai.prompt.response_chat import chat_request
 from triton_llama_openai.protocol.responses import ResponsesRequest
 from triton_llama_openai.request_body import parse_request
-from triton_llama_openai.routes.response_input import chat_request
-from triton_llama_openai.routes.response_output import Output, new_id
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 
@@ -48,7 +48,7 @@ async def _answer(request: Request, body: ResponsesRequest, models: Models, sett
     chat = chat_request(body, settings.max_messages)
     prepared = await prepare_chat(chat, model, settings, request.state.record)
     generation = prepared.generation
-    output = Output(prepared, chat.num_logprobs)
+    output = Output(prepared.new_parser(), chat.num_logprobs)
     response = ResponseObject(body, prepared, output)
     if body.stream:
         return await stream_answer(request, generation, ResponseEvents(response))

@@ -1,7 +1,7 @@
 """The output of a response while it is generated: items of text, of reasoning, and calls.
 
 The answer that isn't streamed has the items at their end; a stream has the events by which they grow, which
-responses.py numbers and sends.
+routes/responses.py numbers and sends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from triton_llama.completion import Chunk
 
 from triton_llama_openai.output.answers import Json, dumps, dumps_with, join_array
 from triton_llama_openai.output.logprobs import logprobs_content
-from triton_llama_openai.output.output_parser import ContentPart, Reasoning
+from triton_llama_openai.output.output_parser import ContentPart, OutputParser, Reasoning
 from triton_llama_openai.output.tool_calls import ToolCall
-from triton_llama_openai.prompt.conversation import PreparedChat
 from triton_llama_openai.protocol.response_items import Status
 
 TextKind = Literal["output_text", "reasoning_text"]
@@ -93,8 +92,8 @@ class OutputEvent:
 class Output:
     """The items of one answer, in order. top_logprobs: alternatives of each token, None for no log probabilities."""
 
-    def __init__(self, prepared: PreparedChat, top_logprobs: int | None) -> None:
-        self.parser = prepared.new_parser()
+    def __init__(self, parser: OutputParser, top_logprobs: int | None) -> None:
+        self.parser = parser
         self._top = top_logprobs
         self.items: list[OutputItem] = []
         self.finish_reason = ""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from triton_llama_openai.errors import ApiError, invalid
+from triton_llama_openai.prompt.chat_messages import assistant_message, function_call, sampling_fields
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.response_items import FunctionCallItem, Item, MessageItem, ReasoningItem
 from triton_llama_openai.protocol.responses import AllowedTools, FlatJsonSchema, FunctionByName, ResponsesRequest
 from triton_llama_openai.protocol.schema import JsonObject, Schema
-from triton_llama_openai.routes.chat_messages import assistant_message, function_call, sampling_fields
 
 
 class ResponseChat(ChatRequest):

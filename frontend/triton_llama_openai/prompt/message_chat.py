@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.output.answers import dumps
+from triton_llama_openai.prompt.chat_messages import assistant_message, function_call, sampling_fields
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
 from triton_llama_openai.protocol.message_blocks import (
     AssistantBlock,
@@ -19,7 +20,6 @@ from triton_llama_openai.protocol.message_blocks import (
 )
 from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
 from triton_llama_openai.protocol.schema import JsonObject
-from triton_llama_openai.routes.chat_messages import assistant_message, function_call, sampling_fields
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -32,7 +32,7 @@ class _Token(NamedTuple):
 
 
 def _token(token_id: str, entry: Mapping[str, object]) -> _Token:
-    """Return a token of the engine's; MIN_LOGPROB stands for a missing or lower logprob."""
+    """Return a token of the model's; MIN_LOGPROB stands for a missing or lower logprob."""
     logprob, part = entry.get("logprob"), entry.get("bytes")
     finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
     octets = bytes(part) if isinstance(part, list) else None

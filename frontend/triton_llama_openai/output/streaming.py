@@ -98,21 +98,21 @@ async def stream_answer(request: Request, generation: Generation, events: Events
     """Return a stream of events; its status is certain, for the first chunk has come.
 
     Raises:
-        ApiError: the engine refuses the request.
-        ClientLeftError: the client has left before the first chunk; the request is cancelled in the engine.
+        ApiError: the model refuses the request.
+        ClientLeftError: the client has left before the first chunk; the request is cancelled in Triton.
     """
     encoded = _encode(generation, events)
-    # An error or a cancellation within the generator ends it, and with it the request in the engine.
+    # An error or a cancellation within the generator ends it, and with it the request in Triton.
     first = await until_disconnect(request, anext(encoded))
     return EventStream(first, encoded, generation)
 
 
 async def _encode(generation: Generation, events: Events) -> AsyncGenerator[bytes, None]:
-    """Count all chunks and yield their events; an error of the engine after the first chunk is the last one."""
+    """Count all chunks and yield their events; an error of the model after the first chunk is the last one."""
     begun = False
     try:
-        async with aclosing(generation.stream()) as responses:
-            async for chunks in responses:
+        async with aclosing(generation.stream()) as stream:
+            async for chunks in stream:
                 generation.count(chunks)
                 beginning = b"" if begun else events.begin()
                 encoded = beginning + b"".join(map(events.add, chunks))
@@ -128,7 +128,7 @@ async def _encode(generation: Generation, events: Events) -> AsyncGenerator[byte
 
 
 class EventStream(StreamingResponse):
-    """A stream of events. Its end, whatever the reason, cancels what still runs in the engine."""
+    """A stream of events. Its end, whatever the reason, cancels what still runs in Triton."""
 
     media_type = "text/event-stream"
 

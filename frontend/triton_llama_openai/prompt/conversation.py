@@ -1,4 +1,4 @@
-"""A conversation prepared for the engine: its prompt, its tools, its guide, and the parser of its output.
+"""A conversation prepared for the model: its prompt, its tools, its guide, and the parser of its output.
 
 Chat, the Responses API and the Messages API share it; they differ in how they write requests and answers.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A conversation with what its answer needs: the request in the engine, and how its output is read.
+    """A conversation with what its answer needs: the request to Triton, and how its output is read.
 
     prompt: the text of the rendered messages; their tokens where clients' texts have special tokens in them, and the
     last tokens where it is truncated. new_parser: makes the parser of one choice's output.
@@ -50,7 +50,7 @@ class PreparedChat:
     def count_reasoning(self, choices: Iterable[OutputParser]) -> None:
         """Count the tokens of all choices' reasoning in the usage, as the tokenizer splits its text.
 
-        The engine doesn't say which tokens were whose. It takes milliseconds for thousands of tokens.
+        The model doesn't say which tokens were whose. It takes milliseconds for thousands of tokens.
         """
         usage = self.generation.usage
         tokens = sum(self.model.tokenizer.num_tokens("".join(choice.reasoning)) for choice in choices)

@@ -194,8 +194,8 @@ class Prediction(Schema):
 class ChatRequest(SamplingRequest):
     """A request of /v1/chat/completions."""
 
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
-        **SamplingRequest.ENGINE_FIELDS,
+    INPUT_FIELDS: ClassVar[Mapping[str, str]] = {
+        **SamplingRequest.INPUT_FIELDS,
         "text_input": "messages",
         "input_ids": "messages",
         "num_logprobs": "top_logprobs",
@@ -277,8 +277,8 @@ class ChatRequest(SamplingRequest):
         """The text of the prediction; None without one."""
         return None if self.prediction is None else text_of(self.prediction.content)
 
-    def engine_fields(self) -> dict[str, str]:
+    def input_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""
         max_tokens = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        fields = super().engine_fields() | {"max_tokens": max_tokens}
+        fields = super().input_fields() | {"max_tokens": max_tokens}
         return {name: self.client_field(field) for name, field in fields.items()}

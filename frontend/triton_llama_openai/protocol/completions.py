@@ -16,8 +16,8 @@ from triton_llama_openai.protocol.schema import MAX_TOKEN, Unsupported, refused
 class CompletionRequest(SamplingRequest):
     """A request of /v1/completions."""
 
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
-        **SamplingRequest.ENGINE_FIELDS,
+    INPUT_FIELDS: ClassVar[Mapping[str, str]] = {
+        **SamplingRequest.INPUT_FIELDS,
         "text_input": "prompt",
         "input_ids": "prompt",
         "num_logprobs": "logprobs",

@@ -132,7 +132,7 @@ class SamplingFields(Schema):
 class SamplingRequest(SamplingFields):
     """The fields that chat and completions share: the checkpoint's or the server's default applies for null."""
 
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+    INPUT_FIELDS: ClassVar[Mapping[str, str]] = {
         "stream": "stream",
         "stop_words": "stop",
         "guided_decoding_guide": "response_format",
@@ -256,10 +256,10 @@ class SamplingRequest(SamplingFields):
         """Return the name that the client has for a field, for errors."""
         return self.CLIENT_FIELDS.get(field, field)
 
-    def engine_fields(self) -> dict[str, str]:
+    def input_fields(self) -> dict[str, str]:
         """Return the field of this request for each input of the model, for the model's errors."""
         renamed = {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
-        return {**{name: name for name in PASSTHROUGH_FIELDS}, **self.ENGINE_FIELDS, **renamed}
+        return {**{name: name for name in PASSTHROUGH_FIELDS}, **self.INPUT_FIELDS, **renamed}
 
 
 PASSTHROUGH_FIELDS = tuple(

@@ -1,4 +1,4 @@
-"""The description that the engine gives of the model it serves (docs/api.md), as far as servers in front read it."""
+"""The description that the model gives of itself (docs/api.md), as far as servers in front read it."""
 
 from __future__ import annotations
 

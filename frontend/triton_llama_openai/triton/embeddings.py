@@ -1,4 +1,4 @@
-"""Embeddings of one request's inputs: each is a request of the engine, and several run at the same time."""
+"""Embeddings of one request's inputs: each is a request to Triton, and several run at the same time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.embeddings import EmbeddingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.chunk_streams import ChunkStream, merge, with_api_errors
-from triton_llama_openai.triton.inputs import Prompt, prompt_tensors
+from triton_llama_openai.triton.inputs import Prompt, prompt_tensors, with_api_errors
+from triton_llama_openai.triton.merge import ChunkStream, merge
 from triton_llama_openai.triton.replica_key import replica_key
 from triton_llama_openai.triton.resumption import Resumption, TritonRequest
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel
 
 _AT_ONCE = 32
-"""Inputs of one request in the engine at the same time: the slots of the default config, which has a queue of 256."""
+"""Inputs of one request in Triton at the same time: the slots of the default config, which has a queue of 256."""
 _FIELDS = {
     "text_input": "input",
     "input_ids": "input",
@@ -44,7 +44,7 @@ async def embed(
     """
     free = asyncio.Semaphore(_AT_ONCE)
 
-    def chunks(number: int, prompt: Prompt) -> ChunkStream:
+    def stream(number: int, prompt: Prompt) -> ChunkStream:
         tensors = [*prompt_tensors(prompt, model), Tensor("return_embedding", "BOOL", (True,))]
         if request.priority is not None:
             tensors.append(Tensor("priority", "INT32", (request.priority,)))
@@ -58,13 +58,13 @@ async def embed(
             resume_timeout=settings.resume_timeout,
             streamed=False,
         )
-        responses = Resumption(triton_request, model.triton, record).chunks()
-        return _when_free(free, with_api_errors(responses, _FIELDS, number, len(prompts)))
+        resumed = Resumption(triton_request, model.triton, record).chunks()
+        return _when_free(free, with_api_errors(resumed, _FIELDS, number, len(prompts)))
 
     embeddings: dict[int, NDArray[np.float32]] = {}
-    async with aclosing(merge([chunks(number, prompt) for number, prompt in enumerate(prompts)])) as responses:
-        async for response in responses:
-            for chunk in response:
+    async with aclosing(merge([stream(number, prompt) for number, prompt in enumerate(prompts)])) as merged:
+        async for chunks in merged:
+            for chunk in chunks:
                 if chunk.embedding is None:
                     raise ApiError(500, "the server's answer lacks the output embedding", None, "internal_error")
                 embeddings[chunk.index] = chunk.embedding
@@ -72,7 +72,7 @@ async def embed(
     return [embeddings[number] for number in range(len(prompts))]
 
 
-async def _when_free(free: asyncio.Semaphore, chunks: ChunkStream) -> ChunkStream:
-    async with free, aclosing(chunks):
-        async for response in chunks:
-            yield response
+async def _when_free(free: asyncio.Semaphore, stream: ChunkStream) -> ChunkStream:
+    async with free, aclosing(stream):
+        async for chunks in stream:
+            yield chunks

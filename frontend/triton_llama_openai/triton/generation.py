@@ -16,8 +16,8 @@ from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.cache_salt import cache_salt_of
-from triton_llama_openai.triton.chunk_streams import ChunkStream, merge, with_api_errors
-from triton_llama_openai.triton.inputs import Prompt, inputs_of
+from triton_llama_openai.triton.inputs import Prompt, inputs_of, with_api_errors
+from triton_llama_openai.triton.merge import ChunkStream, merge
 from triton_llama_openai.triton.replica_key import replica_key
 from triton_llama_openai.triton.resumption import Resumption, TritonRequest
 from triton_llama_openai.triton.triton_client import OUTPUTS, OUTPUTS_OF_ONE
@@ -35,7 +35,7 @@ _UNARY_INTERVAL_MS = 1000
 
 
 class Generation:
-    """Runs the prompts of one request in the engine, all at the same time.
+    """Runs the prompts of one request in Triton, all at the same time.
 
     usage: token counts so far. timeout: seconds for all prompts. record: the request's metrics, which get the counts.
 
@@ -75,7 +75,7 @@ class Generation:
             )
             for number, prompt in enumerate(prompts)
         ]
-        self._fields = {**request.engine_fields(), "lora_name": "model"}
+        self._fields = {**request.input_fields(), "lora_name": "model"}
         if guide is not None:
             record.ignored += guide.ignored
             self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
@@ -87,17 +87,17 @@ class Generation:
 
     def stream(self) -> ChunkStream:
         """Return the chunks of all prompts, for the caller to `count`. One prompt's error ends all. Raises ApiError."""
-        responses = merge([self._chunks(number) for number in range(len(self._requests))])
+        stream = merge([self._stream(number) for number in range(len(self._requests))])
         if self._parsers:
-            responses = until_ended(responses, self._parsers)
-        return _without_output(responses) if self.request.max_new_tokens == 0 else responses
+            stream = until_ended(stream, self._parsers)
+        return _without_output(stream) if self.request.max_new_tokens == 0 else stream
 
-    def _chunks(self, number: int) -> ChunkStream:
-        chunks = Resumption(self._requests[number], self._triton, self.record).chunks()
-        return with_api_errors(chunks, self._fields, number, len(self._requests))
+    def _stream(self, number: int) -> ChunkStream:
+        resumed = Resumption(self._requests[number], self._triton, self.record).chunks()
+        return with_api_errors(resumed, self._fields, number, len(self._requests))
 
     def count(self, chunks: Sequence[Chunk]) -> None:
-        """Count the tokens of a response."""
+        """Count the tokens of chunks."""
         self.usage.add(chunks)
         self.record.prompt_tokens = self.usage.prompt_tokens
         self.record.completion_tokens = self.usage.completion_tokens
@@ -122,18 +122,18 @@ class Generation:
     async def whole(self) -> list[Chunk]:
         """Send the request and wait for its end; return each choice as one chunk, in order. Raises ApiError."""
         of_choices: dict[int, list[Chunk]] = {}
-        async with aclosing(self.stream()) as responses:
-            async for response in responses:
-                self.count(response)
-                for chunk in response:
+        async with aclosing(self.stream()) as stream:
+            async for chunks in stream:
+                self.count(chunks)
+                for chunk in chunks:
                     of_choices.setdefault(chunk.index, []).append(chunk)
         return [_joined(of_choices[index]) for index in sorted(of_choices)]
 
 
-async def until_ended(responses: ChunkStream, parsers: dict[int, OutputParser]) -> ChunkStream:
+async def until_ended(stream: ChunkStream, parsers: dict[int, OutputParser]) -> ChunkStream:
     """Yield the chunks of each choice up to the one in which its output ends. parsers: of the running choices."""
-    async with aclosing(responses):
-        async for chunks in responses:
+    async with aclosing(stream):
+        async for chunks in stream:
             running = []
             for chunk in chunks:
                 if parser := parsers.get(chunk.index):
@@ -146,10 +146,10 @@ async def until_ended(responses: ChunkStream, parsers: dict[int, OutputParser]) 
                 return
 
 
-async def _without_output(responses: ChunkStream) -> ChunkStream:
+async def _without_output(stream: ChunkStream) -> ChunkStream:
     """Yield the chunks, each a choice's only one, without the token that the model has generated."""
-    async with aclosing(responses):
-        async for chunks in responses:
+    async with aclosing(stream):
+        async for chunks in stream:
             yield [_without_token(chunk) for chunk in chunks]
 
 

@@ -1,18 +1,21 @@
-"""A request's fields as the model's inputs."""
+"""A request's fields as the model's inputs, and the model's errors with the fields' names."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.errors import prompt_too_long
+from triton_llama_openai.errors import from_triton, prompt_too_long
 from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
+from triton_llama_openai.triton.merge import ChunkStream
 
 if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel
@@ -100,3 +103,17 @@ def check_lengths(field: str, prompts: Sequence[Prompt], context: int) -> None:
 def field_of_prompt(field: str, number: int, count: int) -> str:
     """Return the field of one of a request's `count` prompts."""
     return field if count == 1 else f"{field}[{number}]"
+
+
+async def with_api_errors(stream: ChunkStream, fields: Mapping[str, str], number: int, count: int) -> ChunkStream:
+    """Yield the chunks of one of a request's `count` prompts; raise the model's errors as ApiErrors.
+
+    fields: the request's field for each input of the model.
+    """
+    prompt = {name: field_of_prompt(fields[name], number, count) for name in ("text_input", "input_ids")}
+    try:
+        async with aclosing(stream):
+            async for chunks in stream:
+                yield chunks
+    except TritonLlamaError as error:
+        raise from_triton(error, {**fields, **prompt}) from error

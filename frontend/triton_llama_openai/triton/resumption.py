@@ -27,7 +27,7 @@ from triton_llama.errors import (
 from triton_llama.tensors import Tensor
 
 from triton_llama_openai.record import RequestRecord
-from triton_llama_openai.triton.chunk_streams import ChunkStream, merge
+from triton_llama_openai.triton.merge import ChunkStream, merge
 from triton_llama_openai.triton.triton_client import TritonClient
 
 LOG = logging.getLogger("triton_llama_openai")
@@ -91,15 +91,15 @@ class Resumption:
         self._tries = 0
 
     async def chunks(self) -> ChunkStream:
-        """Yield each response's chunks, as `TritonClient.stream` does for an uninterrupted request.
+        """Yield the chunks of each response of Triton, as `TritonClient.stream` does for an uninterrupted request.
 
         Raises:
             TritonLlamaError: as there, if no other try may mend it, or none could in time.
         """
         while not self._is_finished():
             try:
-                async with aclosing(merge(await self._streams())) as responses:
-                    async for chunks in responses:
+                async with aclosing(merge(await self._streams())) as stream:
+                    async for chunks in stream:
                         self._add(chunks)
                         yield chunks
             except TritonLlamaError as error:

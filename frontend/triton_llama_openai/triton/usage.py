@@ -26,7 +26,7 @@ class Usage:
     _times: list[Times | None] = field(default_factory=list)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """Count the tokens of a response."""
+        """Count the tokens of chunks."""
         for chunk in chunks:
             prompt = chunk.index // self.choices_per_prompt
             self.completion_tokens += chunk.num_output_tokens

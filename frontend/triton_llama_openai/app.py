@@ -41,7 +41,7 @@ def create_app(settings: Settings, models: Models, on_start: Callable[[], None] 
         InvalidSettingsError: the file of API keys can't be used, or the packages for traces are missing.
     """
     records: set[RequestRecord] = set()
-    metrics = Metrics(models.engine_loads, lambda: lora_use(models.num_adapters(), records))
+    metrics = Metrics(models.triton_loads, lambda: lora_use(models.num_adapters(), records))
     authorized = []
     if settings.api_keys_file is not None:
         authorized = [Depends(ApiKeys.read(settings.api_keys_file).authorize)]

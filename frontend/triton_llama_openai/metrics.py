@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from triton_llama_openai.triton_load import TritonLoad
+
 CLIENT_LEFT = 499
 """nginx's status for a client that left before its answer."""
 
@@ -17,33 +19,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class EngineLoad(NamedTuple):
-    """What a Triton's engine has to do, and the counts of what it has done since its start.
-
-    waiting: requests without a slot, those in Triton's queue included. running: sequences with one. used_pages,
-    cached_pages: of the KV cache's pages, those that sequences hold, and those with a prefix that none uses. page_size:
-    tokens in a page. generated: tokens. queried, hit: prompt tokens looked up, and found, in the prefix cache. guessed,
-    accepted: draft tokens.
-    """
-
-    waiting: int
-    running: int
-    slots: int
-    used_pages: int
-    cached_pages: int
-    pages: int
-    page_size: int
-    generated: int = 0
-    queried: int = 0
-    hit: int = 0
-    guessed: int = 0
-    accepted: int = 0
-
-
-Loads = Mapping[str, Mapping[int, EngineLoad]]
+Loads = Mapping[str, Mapping[int, TritonLoad]]
 """By the model's name and the number of its Triton in the setting `triton_metrics`; without those that aren't known."""
 
-_GAUGES: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
+_GAUGES: Mapping[str, tuple[str, Callable[[TritonLoad], float]]] = {
     "vllm:num_requests_waiting": ("Requests without a slot, by model_name.", lambda load: load.waiting),
     "vllm:num_requests_running": ("Sequences with a slot, by model_name.", lambda load: load.running),
     "vllm:kv_cache_usage_perc": (
@@ -52,18 +31,18 @@ _GAUGES: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
     ),
     "llama_openai_slots": ("Sequences that can run at once, by model_name.", lambda load: load.slots),
 }
-_COUNTERS: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
+_COUNTERS: Mapping[str, tuple[str, Callable[[TritonLoad], float]]] = {
     "vllm:generation_tokens": ("Generated tokens", lambda load: load.generated),
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", lambda load: load.queried),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache", lambda load: load.hit),
     "vllm:spec_decode_num_draft_tokens": ("Guessed tokens that steps computed", lambda load: load.guessed),
     "vllm:spec_decode_num_accepted_tokens": ("Guessed tokens that were the next ones", lambda load: load.accepted),
 }
-_BY_ENGINE = "by model_name and engine, the number of the Triton in triton_metrics."
+_BY_TRITON = "by model_name and engine, the number of the Triton in triton_metrics."
 
 
-class _EngineMetrics(Collector):
-    """The engines' metrics, those of vLLM under vLLM's names, which routers read. Gauges are sums over the engines."""
+class _LoadMetrics(Collector):
+    """The load of every Triton, under vLLM's names, which routers read. Gauges are sums over a model's Tritons."""
 
     def __init__(self, loads: Callable[[], Loads]) -> None:
         self._loads = loads
@@ -76,7 +55,7 @@ class _EngineMetrics(Collector):
 
     def _families(self, loads: Loads) -> list[Metric]:
         name = "model_name"
-        totals = {model: _total(list(engines.values())) for model, engines in loads.items()}
+        totals = {model: _total(list(tritons.values())) for model, tritons in loads.items()}
         families: list[Metric] = []
         for metric, (meaning, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(metric, meaning, labels=[name])
@@ -100,17 +79,17 @@ class _EngineMetrics(Collector):
             info.add_metric([model, str(load.page_size), str(load.pages)], 1)
         families += [pages, info]
         for metric, (meaning, value) in _COUNTERS.items():
-            counter = CounterMetricFamily(metric, f"{meaning}, {_BY_ENGINE}", labels=[name, "engine"])
-            for model, engines in loads.items():
-                for number, load in engines.items():
+            counter = CounterMetricFamily(metric, f"{meaning}, {_BY_TRITON}", labels=[name, "engine"])
+            for model, tritons in loads.items():
+                for number, load in tritons.items():
                     counter.add_metric([model, str(number)], value(load))
             families.append(counter)
         return families
 
 
-def _total(loads: Sequence[EngineLoad]) -> EngineLoad:
+def _total(loads: Sequence[TritonLoad]) -> TritonLoad:
     """Return the sum of a model's loads, at least one."""
-    return EngineLoad(*map(sum, zip(*loads, strict=True)))._replace(page_size=loads[0].page_size)
+    return TritonLoad(*map(sum, zip(*loads, strict=True)))._replace(page_size=loads[0].page_size)
 
 
 class LoraUse(NamedTuple):
@@ -184,7 +163,7 @@ class Metrics:
             "llama_openai_requests_in_flight", "Requests that run, scrapes apart.", registry=self._registry
         )
 
-        self._registry.register(_EngineMetrics(loads))
+        self._registry.register(_LoadMetrics(loads))
         self._registry.register(_LoraGauge(lora_use))
 
     def page(self) -> bytes:

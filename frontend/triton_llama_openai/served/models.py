@@ -12,13 +12,13 @@ from triton_llama.address import ServerAddress
 from triton_llama.metrics_page import metrics_address
 
 from triton_llama_openai.errors import ApiError, from_validation
-from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.served.triton_model import TritonModel
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 from triton_llama_openai.triton.triton_client import TritonClient
+from triton_llama_openai.triton_load import TritonLoad
 
 _START_S = 5.0
 """Seconds that the first descriptions have before the endpoint answers requests without them."""
@@ -114,9 +114,9 @@ class Models:
         """Return the number of loaded adapters of all models."""
         return sum(max(len(model.served) - 1, 0) for model in self._models)
 
-    def engine_loads(self) -> dict[str, dict[int, EngineLoad]]:
+    def triton_loads(self) -> dict[str, dict[int, TritonLoad]]:
         """Return the loads of the models' Tritons by the model's name, without those that aren't known now."""
-        return {model.label: loads for model in self._models if (loads := model.engine_loads())}
+        return {model.label: loads for model in self._models if (loads := model.triton_loads())}
 
     async def start(self) -> None:
         """Ask for the models' descriptions."""

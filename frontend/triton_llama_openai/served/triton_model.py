@@ -17,13 +17,12 @@ from triton_llama.address import ServerAddress
 from triton_llama.errors import TritonLlamaError
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.prompt.tokenizer import UnusableCheckpointError
 from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.settings import ModelSettings
 from triton_llama_openai.triton.description import Adapter
-from triton_llama_openai.triton.engine_load import EngineLoadReader
 from triton_llama_openai.triton.triton_client import TritonClient
+from triton_llama_openai.triton_load import TritonLoad, TritonLoadReader
 
 LOG = logging.getLogger("triton_llama_openai")
 _PROBE_S = 2.0
@@ -47,7 +46,7 @@ class TritonModel:
         self._settings = settings
         self._template = template
         self.triton = TritonClient(server, settings.model)
-        self._load_readers = [EngineLoadReader(address, settings.model) for address in metrics]
+        self._load_readers = [TritonLoadReader(address, settings.model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
         self._reason = "its description hasn't come yet"
@@ -98,7 +97,7 @@ class TritonModel:
         model = self.described
         return [] if model is None else [model, *map(model.with_adapter, self.adapters.values())]
 
-    def engine_loads(self) -> dict[int, EngineLoad]:
+    def triton_loads(self) -> dict[int, TritonLoad]:
         """Return the loads of its Tritons by number, at most 0.5 s old, without those that aren't known."""
         return {number: load for number, reader in enumerate(self._load_readers) if (load := reader.load()) is not None}
 

@@ -35,10 +35,9 @@ from triton_llama.errors import (
     is_interruption,
 )
 from triton_llama.metrics_page import NoMetricsError, metrics_address, read_samples
-from triton_llama_openai.metrics import EngineLoad
 from triton_llama_openai.triton.description import Description
-from triton_llama_openai.triton.engine_load import engine_load
 from triton_llama_openai.triton.triton_client import OUTPUTS_OF_ONE, TritonClient
+from triton_llama_openai.triton_load import TritonLoad, triton_load
 
 from triton_llama_dynamo.model_files import write_model_files
 from triton_llama_dynamo.request import Answer, tensors_of
@@ -184,9 +183,9 @@ class TritonEngine(LLMEngine):  # type: ignore[misc]  # Dynamo isn't installed w
             raise HttpError(503, str(error)) from error
         raise Unknown(str(error)) from error
 
-    async def _load(self) -> EngineLoad:
+    async def _load(self) -> TritonLoad:
         """Return the load of all instances. Raises NoMetricsError, also in the model's first moments."""
-        load = engine_load(await asyncio.to_thread(read_samples, self._metrics, self._triton.model))
+        load = triton_load(await asyncio.to_thread(read_samples, self._metrics, self._triton.model))
         if not load.pages:
             raise NoMetricsError(f"{self._metrics} has no pages of the model {self._triton.model} yet")
         return load

@@ -15,7 +15,7 @@ from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import copy_repository
 from end_to_end.servers import is_healthy, new_server, ports_of, until
 from frontend.endpoints import HOST, Endpoint
-from triton_llama_openai.triton.engine_load import PAGE_SIZES
+from triton_llama_openai.triton_load import PAGE_SIZES
 from triton_local.ports import choose_ports
 from triton_local.server import LocalTriton
 

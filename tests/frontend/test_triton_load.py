@@ -1,4 +1,4 @@
-"""vLLM's gauges on /metrics: the engine's load, as Triton's metrics page shows it."""
+"""vLLM's gauges on /metrics: a Triton's load, as its metrics page shows it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from frontend.endpoints import HOST, endpoint, gauges
 from frontend.fake_triton import FakeTriton
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, GPU_PAGE_SIZE
 from triton_llama.metrics_page import read_samples
-from triton_llama_openai.metrics import EngineLoad
-from triton_llama_openai.triton.engine_load import PAGE_SIZES, engine_load
+from triton_llama_openai.triton_load import PAGE_SIZES, TritonLoad, triton_load
 
 PAGES = 40
 
@@ -82,7 +81,7 @@ def test_instances_of_a_model_are_summed_and_other_models_left_out() -> None:
     text = page.text() + page.text("llama_0_0_gpu1").partition("\n")[2] + page.text(model="other")
     gauges = 2 + 2, 6, 16, 60, 2, 2 * PAGES, CPU_PAGE_SIZE
     with serve_page(lambda: text) as address:
-        assert engine_load(read_samples(address, "llama")) == EngineLoad(*gauges, 140, 120, 100, 80, 60)
+        assert triton_load(read_samples(address, "llama")) == TritonLoad(*gauges, 140, 120, 100, 80, 60)
 
 
 def test_loads_of_several_tritons_are_summed_and_counters_are_each_ones_own(triton: FakeTriton) -> None:

@@ -64,7 +64,7 @@ class ModelSettings(BaseModel):
     triton_metrics: Text | None = None
     """HOST:PORT of Triton's metrics, those of several Tritons with commas between; default: the host of triton and the
     next port, as 8002 is for 8001 (docs/openai.md#metrics)"""
-    model: Text = "llama"
+    triton_model: Text = "llama"
     """the model's name in Triton; streams need the config streaming"""
     served_name: Annotated[Text, Field(max_length=256)] | None = None
     """the name that requests give as model; default: that of the checkpoint's folder or GGUF file, or its hub id"""

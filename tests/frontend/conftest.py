@@ -78,7 +78,7 @@ def families_endpoint(shared_triton: FakeTriton, checkpoints: Path) -> Iterator[
     shared_triton.reset()
     shared_triton.models |= {name: description_of(checkpoints / name) for name in names}
     file = checkpoints / "models.json"
-    file.write_text(json.dumps([{"model": name, "served_name": name} for name in names]))
+    file.write_text(json.dumps([{"triton_model": name, "served_name": name} for name in names]))
     with endpoint(shared_triton.port, models_file=file) as served:
         # On a slow machine it serves before it has read all tokenizers.
         shared_triton.wait_for(lambda _: len(served.http.get("/v1/models").json().get("data", [])) == len(names))

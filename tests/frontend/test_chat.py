@@ -134,7 +134,7 @@ def test_the_temperature_is_the_checkpoints_else_openais(
     triton: FakeTriton, defaults: list[str], expected: list[float] | None
 ) -> None:
     triton.models["other"] = changed(checkpoint_defaults=defaults)
-    with endpoint(triton.port, model="other", served_name="pydoc-llama") as served:
+    with endpoint(triton.port, triton_model="other", served_name="pydoc-llama") as served:
         for ask in (Endpoint.chat, Endpoint.complete, Endpoint.respond):
             ask(served)
             assert triton.last.inputs.get("temperature") == expected
@@ -205,6 +205,6 @@ def test_variables_of_the_request_reach_the_template(triton: FakeTriton, tmp_pat
 
 def test_a_chat_without_a_template_is_refused(triton: FakeTriton) -> None:
     triton.models["untaught"] = changed(chat_templates={})
-    with endpoint(triton.port, model="untaught") as served:
+    with endpoint(triton.port, triton_model="untaught") as served:
         error = error_of(served.chat())
     assert (error["param"], error["code"]) == (None, "no_chat_template")

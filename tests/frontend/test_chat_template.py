@@ -11,13 +11,14 @@ from frontend.endpoints import endpoint
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.output.tool_calls import tool_form
-from triton_llama_openai.prompt.chat_template import ChatTemplate, Turn
+from triton_llama_openai.prompt.chat_template import ChatTemplate
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.triton.description import Description
 
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
 FUNCTIONS = [{"type": "function", "function": {"name": "add", "description": "a < b"}}]
-TURNS: list[Turn] = [dict(message) for message in MESSAGES]
+TURNS: list[JsonObject] = [dict(message) for message in MESSAGES]
 
 
 def _tokenizer(**fields: object) -> PromptTokenizer:
@@ -56,7 +57,7 @@ def test_the_form_of_calls_is_that_of_the_template_for_tools() -> None:
 def test_a_chat_with_tools_takes_the_template_for_tools(triton: FakeTriton) -> None:
     templates = {"default": "plain", "tool_use": "with {{ tools[0].function.name }}"}
     triton.models["named"] = changed(chat_templates=templates)
-    with endpoint(triton.port, model="named") as served:
+    with endpoint(triton.port, triton_model="named") as served:
         for tools, prompt in ((None, "plain"), (FUNCTIONS, "with add")):
             served.chat(tools=tools)
             assert triton.prompt == prompt
@@ -66,7 +67,7 @@ def test_a_chat_with_tools_takes_the_template_for_tools(triton: FakeTriton) -> N
 def test_the_operators_template_replaces_all_of_the_checkpoint(triton: FakeTriton, tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("operator")
     triton.models["named"] = changed(chat_templates={"default": "plain", "tool_use": "with {{ tools }}"})
-    with endpoint(triton.port, model="named", chat_template=tmp_path / "t.jinja") as served:
+    with endpoint(triton.port, triton_model="named", chat_template=tmp_path / "t.jinja") as served:
         served.chat(tools=FUNCTIONS, tool_choice="none")
     assert triton.prompt == "operator"
 

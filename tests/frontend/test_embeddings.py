@@ -71,7 +71,7 @@ def test_a_bad_field_is_refused(served: Endpoint, triton: FakeTriton, fields: Js
 
 def test_a_model_without_pooling_is_refused_with_the_setting(triton: FakeTriton) -> None:
     triton.models["generator"] = changed(tasks=["generate"])
-    with endpoint(triton.port, model="generator") as served:
+    with endpoint(triton.port, triton_model="generator") as served:
         refusal = _embed(served)
         check_refusal(refusal, "model", "LLAMA_POOLING")
         assert error_of(refusal)["code"] == "unsupported_endpoint"
@@ -95,7 +95,7 @@ def test_truncation_keeps_the_end_token_that_the_tokenizer_adds(triton: FakeTrit
     ends = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
     tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     triton.models["ending"] = changed(tokenizer=tokenizer.to_str())
-    with endpoint(triton.port, model="ending") as served:
+    with endpoint(triton.port, triton_model="ending") as served:
         tokens = served.tokens("What is a list?")
         assert _embed(served, input="What is a list?", truncate_prompt_tokens=4).status_code == 200
     assert triton.last.inputs["input_ids"] == [*tokens[:3], tokens[-1]]

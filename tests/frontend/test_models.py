@@ -50,7 +50,7 @@ def test_the_only_model_needs_no_name(served: Endpoint, ask: Callable[..., Respo
 
 def test_a_model_that_only_embeds_refuses_to_generate(triton: FakeTriton) -> None:
     triton.models["embedder"] = changed(tasks=["embed"])
-    with endpoint(triton.port, model="embedder") as served:
+    with endpoint(triton.port, triton_model="embedder") as served:
         for ask in PATHS:
             response = ask(served)
             assert response.status_code == 400

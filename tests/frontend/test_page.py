@@ -41,5 +41,5 @@ def test_without_the_page_and_the_document_their_paths_are_unknown(triton: FakeT
 
 def test_models_are_described_as_their_triton_does(triton: FakeTriton) -> None:
     triton.models["described"] = changed(serving={"memory": "on cpu: 1 MiB"})
-    with endpoint(triton.port, model="described") as served:
+    with endpoint(triton.port, triton_model="described") as served:
         assert served.http.get("/page/serving").json() == {"pydoc-llama": {"memory": "on cpu: 1 MiB"}}

@@ -13,9 +13,9 @@ from frontend.model_messages import ModelRequest
 from llama_engine.guides.matcher import GuideMatchers
 from triton_llama.completion import Chunk
 from triton_llama_openai.output.output_parser import (
-    ContentPart,
     Markers,
     OutputParser,
+    OutputPart,
     Reasoning,
     find_markers,
     is_open,
@@ -30,7 +30,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 ADD: Json = {"type": "function", "function": {"name": "add"}}
 
 
-def _parse(parser: OutputParser, text: str, finish_reason: str = "") -> list[ContentPart]:
+def _parse(parser: OutputParser, text: str, finish_reason: str = "") -> list[OutputPart]:
     """Return the parts of one chunk."""
     return parser.parse(Chunk(text, finish_reason, 1, 1))
 

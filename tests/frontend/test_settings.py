@@ -12,9 +12,9 @@ PREFIX = "TRITON_LLAMA_OPENAI_"
 
 
 def test_an_option_overrides_the_environment_which_overrides_the_default() -> None:
-    environment = {f"{PREFIX}PORT": "9001", f"{PREFIX}MODEL": "other", "LLAMA_MODEL": "x"}
+    environment = {f"{PREFIX}PORT": "9001", f"{PREFIX}TRITON_MODEL": "other", "LLAMA_MODEL": "x"}
     settings = Settings.parse(["--port", "9002"], environment)
-    assert (settings.port, settings.model, settings.host) == (9002, "other", "127.0.0.1")
+    assert (settings.port, settings.triton_model, settings.host) == (9002, "other", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_a_bad_file_of_models_is_refused_with_its_reason(content: str, message: 
 def test_a_model_beside_a_file_of_models_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "models.json"
     file.touch()
-    with pytest.raises(InvalidSettingsError, match="models_file lists the models, so model can't be given"):
-        Settings.parse(["--models-file", str(file), "--model", "x"], {})
+    with pytest.raises(InvalidSettingsError, match="models_file lists the models, so triton_model can't be given"):
+        Settings.parse(["--models-file", str(file), "--triton-model", "x"], {})
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from starlette.requests import Request
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ClientLeftError
+from triton_llama_openai.protocol.schema import JsonObject
 
 T = TypeVar("T")
-Json = dict[str, object]
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def response_head(prefix: str, kind: str, model: str, fingerprint: str) -> Json:
+def response_head(prefix: str, kind: str, model: str, fingerprint: str) -> JsonObject:
     """Return the fields that every object of one answer begins with; its id begins with `prefix`."""
     return {
         "id": f"{prefix}-{secrets.token_hex(16)}",
@@ -44,7 +44,7 @@ def dumps(value: object) -> bytes:
     return _encode_json(value).encode(errors="backslashreplace")
 
 
-def dumps_with(fields: Json, encoded: Mapping[str, bytes]) -> bytes:
+def dumps_with(fields: JsonObject, encoded: Mapping[str, bytes]) -> bytes:
     """Return an object as JSON in UTF-8. fields: at least one. encoded: more of them, whose values are JSON already."""
     more = [dumps(name) + b":" + value for name, value in encoded.items()]
     return b",".join([dumps(fields)[:-1], *more]) + b"}"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from triton_llama.completion import Chunk
 
-from triton_llama_openai.output.answers import Json, dumps
-from triton_llama_openai.output.output_parser import ContentPart, OutputParser, Reasoning
+from triton_llama_openai.output.answers import dumps
+from triton_llama_openai.output.output_parser import OutputParser, OutputPart, Reasoning
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.protocol.chat import parse_arguments
+from triton_llama_openai.protocol.schema import JsonObject
 
 
 class MessageContent:
@@ -18,13 +19,13 @@ class MessageContent:
 
     def __init__(self, parser: OutputParser) -> None:
         self.parser = parser
-        self.blocks: list[Json] = []
+        self.blocks: list[JsonObject] = []
         self.finish_reason = ""
         self._stop_reason = ""
         self._texts: list[str] = []
         """The parts of the last block's text or thinking, while it grows."""
 
-    def read(self, chunk: Chunk) -> list[Json]:
+    def read(self, chunk: Chunk) -> list[JsonObject]:
         """Return the events of a chunk."""
         events = [event for part in self.parser.parse(chunk) for event in self._add(part)]
         if chunk.finish_reason:
@@ -32,7 +33,7 @@ class MessageContent:
             events += self._end()
         return events
 
-    def stop(self, stop_sequences: tuple[str, ...]) -> Json:
+    def stop(self, stop_sequences: tuple[str, ...]) -> JsonObject:
         """Return Anthropic's reason of the answer's end."""
         sequence = None
         if self.finish_reason == "length":
@@ -45,37 +46,37 @@ class MessageContent:
             reason = "end_turn"
         return {"stop_reason": reason, "stop_sequence": sequence}
 
-    def _add(self, part: ContentPart) -> list[Json]:
+    def _add(self, part: OutputPart) -> list[JsonObject]:
         if isinstance(part, str):
             return self._add_text("text", part)
         if isinstance(part, Reasoning):
             return self._add_text("thinking", part.text)
         return self._add_call(part)
 
-    def _add_text(self, kind: str, text: str) -> list[Json]:
-        events: list[Json] = []
+    def _add_text(self, kind: str, text: str) -> list[JsonObject]:
+        events: list[JsonObject] = []
         if not self._texts or self.blocks[-1]["type"] != kind:
             signature = {"signature": ""} if kind == "thinking" else {}
             events = self._begin({"type": kind, kind: "", **signature})
         self._texts.append(text)
         return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
 
-    def _add_call(self, call: ToolCall) -> list[Json]:
+    def _add_call(self, call: ToolCall) -> list[JsonObject]:
         arguments = parse_arguments(call.arguments)
         if arguments is None:
             # A block has an object; other arguments stay text, as calls of unknown functions do.
             return self._add_text("text", dumps({"name": call.name, "arguments": call.arguments}).decode())
         events = self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
         self.blocks[-1]["input"] = arguments
-        delta: Json = {"type": "input_json_delta", "partial_json": call.arguments or "{}"}
+        delta: JsonObject = {"type": "input_json_delta", "partial_json": call.arguments or "{}"}
         return [*events, self._delta(delta), self._event("stop")]
 
-    def _begin(self, block: Json) -> list[Json]:
+    def _begin(self, block: JsonObject) -> list[JsonObject]:
         events = self._end()
         self.blocks.append(block)
         return [*events, self._event("start", content_block={**block})]
 
-    def _end(self) -> list[Json]:
+    def _end(self) -> list[JsonObject]:
         """End the last block, unless it has ended."""
         if not self._texts:
             return []
@@ -86,8 +87,8 @@ class MessageContent:
         signature = [self._delta({"type": "signature_delta", "signature": ""})] if kind == "thinking" else []
         return [*signature, self._event("stop")]
 
-    def _delta(self, delta: Json) -> Json:
+    def _delta(self, delta: JsonObject) -> JsonObject:
         return self._event("delta", delta=delta)
 
-    def _event(self, kind: str, **fields: object) -> Json:
+    def _event(self, kind: str, **fields: object) -> JsonObject:
         return {"type": f"content_block_{kind}", "index": len(self.blocks) - 1, **fields}

@@ -90,7 +90,7 @@ class Reasoning:
     text: str
 
 
-ContentPart = str | ToolCall | Reasoning
+OutputPart = str | ToolCall | Reasoning
 """A part of an answer: text, a call, or reasoning."""
 
 
@@ -123,7 +123,7 @@ class OutputParser:
         self._trims = False
         """Whether blanks at the beginning of the held text are left out."""
 
-    def parse(self, chunk: Chunk) -> list[ContentPart]:
+    def parse(self, chunk: Chunk) -> list[OutputPart]:
         """Return the parts that a chunk adds to the output."""
         self.tokens += chunk.logprobs
         self.ids += chunk.output_ids
@@ -153,9 +153,9 @@ class OutputParser:
         ids, self.ids = self.ids, []
         return ids
 
-    def _parse(self, text: str) -> list[ContentPart]:
+    def _parse(self, text: str) -> list[OutputPart]:
         self._held += text
-        parts: list[ContentPart] = []
+        parts: list[OutputPart] = []
         while self._position < len(self._markers):
             marker = self._markers[self._position]
             before, found, after = self._held.partition(marker)
@@ -176,7 +176,7 @@ class OutputParser:
             self._position += 1
         return parts + self._part(self._held)
 
-    def _end(self, *, cut: bool) -> list[ContentPart]:
+    def _end(self, *, cut: bool) -> list[OutputPart]:
         """Return the rest. Reasoning without its end is reasoning."""
         parts = self._part(self._held)
         return parts if self._calls is None else [*parts, *self._calls.end(cut=cut)]
@@ -185,7 +185,7 @@ class OutputParser:
     def _is_reasoning(self) -> bool:
         return self._position == 1
 
-    def _part(self, text: str) -> list[ContentPart]:
+    def _part(self, text: str) -> list[OutputPart]:
         """Return the beginning of the held text as a part, and remove it."""
         self._held = self._held[len(text) :]
         if self._trims:

@@ -13,11 +13,12 @@ from typing import Literal
 
 from triton_llama.completion import Chunk
 
-from triton_llama_openai.output.answers import Json, dumps, dumps_with, join_array
+from triton_llama_openai.output.answers import dumps, dumps_with, join_array
 from triton_llama_openai.output.logprobs import logprobs_content
-from triton_llama_openai.output.output_parser import ContentPart, OutputParser, Reasoning
+from triton_llama_openai.output.output_parser import OutputParser, OutputPart, Reasoning
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.protocol.response_items import Status
+from triton_llama_openai.protocol.schema import JsonObject
 
 TextKind = Literal["output_text", "reasoning_text"]
 
@@ -47,7 +48,7 @@ class TextItem:
 
     def part(self) -> bytes:
         """Return the item's only part as JSON."""
-        part: Json = {"type": self.kind, "text": self.text}
+        part: JsonObject = {"type": self.kind, "text": self.text}
         if self.kind == "reasoning_text":
             return dumps(part)
         return dumps_with(part | {"annotations": []}, {"logprobs": join_array(token.part for token in self.logprobs)})
@@ -56,9 +57,9 @@ class TextItem:
         """Return the item as JSON; in progress it has no part yet."""
         content = join_array([] if self.status == "in_progress" else [self.part()])
         if self.kind == "output_text":
-            message: Json = {"type": "message", "id": self.id, "status": self.status, "role": "assistant"}
+            message: JsonObject = {"type": "message", "id": self.id, "status": self.status, "role": "assistant"}
             return dumps_with(message, {"content": content})
-        reasoning: Json = {"type": "reasoning", "id": self.id, "status": self.status, "summary": []}
+        reasoning: JsonObject = {"type": "reasoning", "id": self.id, "status": self.status, "summary": []}
         return dumps_with(reasoning, {"content": content})
 
 
@@ -73,7 +74,7 @@ class CallItem:
     def body(self) -> bytes:
         """Return the item as JSON; in progress it has no arguments yet."""
         arguments = "" if self.status == "in_progress" else self.call.arguments
-        call: Json = {"type": "function_call", "id": self.id, "status": self.status, "call_id": self.call.id}
+        call: JsonObject = {"type": "function_call", "id": self.id, "status": self.status, "call_id": self.call.id}
         return dumps(call | {"name": self.call.name, "arguments": arguments})
 
 
@@ -85,7 +86,7 @@ class OutputEvent:
     """A step of the output, as a stream has it. kind: without `response.`. encoded: more of its fields, as JSON."""
 
     kind: str
-    fields: Json
+    fields: JsonObject
     encoded: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -117,7 +118,7 @@ class Output:
         """Note that an error has ended the output: an item in progress is incomplete."""
         self._end("incomplete")
 
-    def _add(self, parts: Iterable[ContentPart]) -> list[OutputEvent]:
+    def _add(self, parts: Iterable[OutputPart]) -> list[OutputEvent]:
         events: list[OutputEvent] = []
         for part in parts:
             if isinstance(part, ToolCall):
@@ -142,7 +143,7 @@ class Output:
     def _begin(self, item: OutputItem) -> list[OutputEvent]:
         events = self._end("completed")
         self.items.append(item)
-        index: Json = {"output_index": len(self.items) - 1}
+        index: JsonObject = {"output_index": len(self.items) - 1}
         events.append(OutputEvent("output_item.added", index, {"item": item.body()}))
         if isinstance(item, TextItem):
             events.append(OutputEvent("content_part.added", self._place(item), {"part": item.part()}))
@@ -168,12 +169,12 @@ class Output:
                 OutputEvent("function_call_arguments.delta", place | {"delta": arguments}),
                 OutputEvent("function_call_arguments.done", place | {"arguments": arguments}),
             ]
-        index: Json = {"output_index": len(self.items) - 1}
+        index: JsonObject = {"output_index": len(self.items) - 1}
         return [*events, OutputEvent("output_item.done", index, {"item": item.body()})]
 
-    def _place(self, item: OutputItem) -> Json:
+    def _place(self, item: OutputItem) -> JsonObject:
         """Return the place of the last item's text or arguments."""
-        place: Json = {"item_id": item.id, "output_index": len(self.items) - 1}
+        place: JsonObject = {"item_id": item.id, "output_index": len(self.items) - 1}
         return place | {"content_index": 0} if isinstance(item, TextItem) else place
 
     def _logprobs(self) -> list[EncodedLogprobs]:

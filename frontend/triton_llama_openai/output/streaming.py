@@ -14,18 +14,19 @@ from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.metrics import CLIENT_LEFT
-from triton_llama_openai.output.answers import Json, dumps, until_disconnect
+from triton_llama_openai.output.answers import dumps, until_disconnect
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.triton.generation import Generation
 
 _READING_S = 5.0
 """Seconds that a stream's client has for what it hasn't read when the request's own time is over."""
 
 
-def _encode_head(head: Json) -> bytes:
+def _encode_head(head: JsonObject) -> bytes:
     return b"data: " + dumps(head)[:-1] + b',"choices":['
 
 
-class Events(ABC):
+class AnswerEvents(ABC):
     """Makes the events of one streamed answer."""
 
     @abstractmethod
@@ -45,10 +46,10 @@ class Events(ABC):
         """Return the last event of an answer that an error cuts off."""
 
 
-class ChoiceEvents(Events):
+class ChoiceEvents(AnswerEvents):
     """Makes events of choices. Their common fields, `head`, are encoded once."""
 
-    def __init__(self, generation: Generation, head: Json) -> None:
+    def __init__(self, generation: Generation, head: JsonObject) -> None:
         options = generation.request.stream_options
         self._head = _encode_head(head)
         self._usage = generation.usage
@@ -62,7 +63,7 @@ class ChoiceEvents(Events):
 
     async def end(self) -> bytes:
         """Return the events after the last text: the token counts and timings, where the request asks for them."""
-        usage: Json = {"usage": self._usage_so_far()} if self._ends_with_usage else {}
+        usage: JsonObject = {"usage": self._usage_so_far()} if self._ends_with_usage else {}
         fields = usage | self._timings()
         return (self._head + b"]," + dumps(fields)[1:] + b"\n\n" if fields else b"") + b"data: [DONE]\n\n"
 
@@ -73,11 +74,11 @@ class ChoiceEvents(Events):
     def _event(
         self,
         index: int,
-        content: Json,
+        content: JsonObject,
         logprobs: Mapping[str, object] | None,
         finish_reason: str | None = None,
-        additions: Json | None = None,
-        head: Json | None = None,
+        additions: JsonObject | None = None,
+        head: JsonObject | None = None,
     ) -> bytes:
         """Return the event of a part of one choice, with the counts so far where every event has them.
 
@@ -90,11 +91,11 @@ class ChoiceEvents(Events):
     def _counts(self) -> bytes:
         return b'],"usage":' + dumps(self._usage_so_far()) + b"}\n\n"
 
-    def _usage_so_far(self) -> Json:
+    def _usage_so_far(self) -> JsonObject:
         return self._usage.body(before_text=not self._begun)
 
 
-async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:
+async def stream_answer(request: Request, generation: Generation, events: AnswerEvents) -> EventStream:
     """Return a stream of events; its status is certain, for the first chunk has come.
 
     Raises:
@@ -107,7 +108,7 @@ async def stream_answer(request: Request, generation: Generation, events: Events
     return EventStream(first, encoded, generation)
 
 
-async def _encode(generation: Generation, events: Events) -> AsyncGenerator[bytes, None]:
+async def _encode(generation: Generation, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
     """Count all chunks and yield their events; an error of the model after the first chunk is the last one."""
     begun = False
     try:

@@ -23,9 +23,6 @@ from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTok
 from triton_llama_openai.protocol.chat import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
 from triton_llama_openai.protocol.schema import JsonObject
 
-Turn = dict[str, object]
-"""A message as templates read it: role, content, and a tool call's arguments as an object."""
-
 _RENDERING_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
     RecursionError,
@@ -83,8 +80,8 @@ class ChatTemplate:
 
     def render(
         self,
-        turns: Sequence[Turn],
-        tools: Sequence[Turn] | None = None,
+        turns: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None = None,
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
@@ -111,7 +108,7 @@ class ChatTemplate:
 
     def turn_text(self) -> str:
         """Return the prompt of a short conversation, an empty text if the template refuses it."""
-        turns: list[Turn] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+        turns: list[JsonObject] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
         for conversation in (turns, turns[1:]):
             try:
                 return self.render(conversation, add_generation_prompt=False)
@@ -121,7 +118,7 @@ class ChatTemplate:
 
     def default_system_message(self, variables: Mapping[str, object]) -> str:
         """Return the system message that the template writes for a conversation without one, an empty text if none."""
-        user: Turn = {"role": "user", "content": "user"}
+        user: JsonObject = {"role": "user", "content": "user"}
         try:
             default = self.render([user], variables=variables)
             marked = self.render([{"role": "system", "content": _SYSTEM}, user], variables=variables)
@@ -132,7 +129,9 @@ class ChatTemplate:
         has_one = size > 0 and default.startswith(before) and default.endswith(after)
         return default[len(before) :][:size] if has_one else ""
 
-    def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
+    def render_open(
+        self, turns: Sequence[JsonObject], tools: Sequence[JsonObject], variables: Mapping[str, object]
+    ) -> str:
         """Return the prompt that ends with the last message's content, for the model to continue it.
 
         Raises:
@@ -150,7 +149,7 @@ class ChatTemplate:
 def render_messages(
     template: ChatTemplate | None,
     messages: Sequence[Message],
-    tools: Sequence[Turn],
+    tools: Sequence[JsonObject],
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
@@ -188,10 +187,13 @@ def render_messages(
     return RenderedPrompt(text, placeholders)
 
 
-def _turn(message: Message, index: int, id_length: int | None) -> Turn:
-    """Return a message as templates read it. id_length: of a tool call's id, of which the end is taken."""
+def _turn(message: Message, index: int, id_length: int | None) -> JsonObject:
+    """Return a message as templates read it, a tool call's arguments as an object.
+
+    id_length: of a tool call's id, of which the end is taken.
+    """
     ids = slice(None if id_length is None else -id_length, None)
-    turn: Turn = {
+    turn: JsonObject = {
         "role": "system" if message.role == "developer" else message.role,
         "content": text_of(message.content),
     }
@@ -221,16 +223,16 @@ def _arguments(text: str, field: str) -> JsonObject:
     return arguments
 
 
-def _is_about_tools(turn: Turn) -> bool:
+def _is_about_tools(turn: JsonObject) -> bool:
     return turn["role"] == "tool" or "tool_calls" in turn
 
 
-def _tools_as_text(turns: Sequence[Turn], tools: Sequence[Turn]) -> list[Turn]:
+def _tools_as_text(turns: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:
     """Return turns without tools in them: definitions in the system message, calls and results as text.
 
     Results become a user's turn, joined with their neighbours, for templates in which user and assistant alternate.
     """
-    plain: list[Turn] = []
+    plain: list[JsonObject] = []
     if tools:
         text = TOOLS_AS_TEXT.format(tools="\n".join(_tojson(tool) for tool in tools))
         if turns and turns[0]["role"] == "system":

@@ -16,7 +16,6 @@ from triton_llama_openai.guides.structured_output import (
     strict_schema,
 )
 from triton_llama_openai.output.tool_calls import READERS, CallReader, ForcedCalls
-from triton_llama_openai.prompt.chat_template import Turn
 from triton_llama_openai.protocol.chat import ChatRequest, NamedToolChoice, Tool
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.settings import ToolForm
@@ -34,7 +33,7 @@ class ToolUse:
     OpenAI's is `stop` for a named one. ignored: fields without effect, because a forced call is the guide.
     """
 
-    template_tools: list[Turn]
+    template_tools: list[JsonObject]
     guide: Guide | None
     call_reader: Callable[[], CallReader] | None = None
     finish_reason: str = "tool_calls"
@@ -72,7 +71,7 @@ def tool_use(request: ChatRequest, form: ToolForm) -> ToolUse:
     return ToolUse(template_tools, guide, ForcedCalls, ignored=ignored)
 
 
-def template_tool(tool: Tool) -> Turn:
+def template_tool(tool: Tool) -> JsonObject:
     """Return a tool as templates read it, without the fields that it doesn't have."""
     definition = vars(tool.function)
     function = {name: value for name, value in definition.items() if value is not None and name != "cache_control"}

@@ -39,7 +39,7 @@ def _json_object(arguments: str) -> str:
     return arguments
 
 
-class ContentPart(Schema):
+class ItemPart(Schema):
     """A part of a message or of a call's result; text is the only kind."""
 
     type: Literal["input_text", "output_text"]
@@ -51,7 +51,7 @@ class ContentPart(Schema):
 
 
 ItemContent = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[Items[ContentPart], Tag("<list>")],
+    Annotated[str, Tag("<string>")] | Annotated[Items[ItemPart], Tag("<list>")],
     one_of("a string or a list of text parts"),
 ]
 

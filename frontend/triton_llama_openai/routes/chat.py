@@ -11,13 +11,14 @@ from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import invalid
-from triton_llama_openai.output.answers import Json, dumps, response_head, stop_reason, until_disconnect
+from triton_llama_openai.output.answers import dumps, response_head, stop_reason, until_disconnect
 from triton_llama_openai.output.logprobs import logprobs_content
-from triton_llama_openai.output.output_parser import ContentPart, Reasoning
+from triton_llama_openai.output.output_parser import OutputPart, Reasoning
 from triton_llama_openai.output.streaming import ChoiceEvents, stream_answer
 from triton_llama_openai.output.tool_calls import ToolCall
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.protocol.chat import ChatRequest
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
@@ -50,13 +51,13 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     generation = prepared.generation
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, model.fingerprint)
-    ids: Json = {}
+    ids: JsonObject = {}
     if chat.return_token_ids:
         ids = {"prompt_token_ids": await prepared.prompt_ids()}
     if chat.streamed:
         return await stream_answer(request, generation, ChatEvents(prepared, head, ids, chat))
     chunks = await until_disconnect(request, generation.whole())
-    choices = [_Choice(chat, prepared) for _ in chunks]
+    choices = [ChatChoice(chat, prepared) for _ in chunks]
     bodies = [choice.body(chunk) for choice, chunk in zip(choices, chunks, strict=True)]
     await _count_reasoning(prepared, choices)
     prompt_logprobs = None if chat.prompt_logprobs is None else chunks[0].prompt_logprobs
@@ -64,13 +65,13 @@ async def _answer(request: Request, chat: ChatRequest, prepared: PreparedChat) -
     return Response(dumps(head | ids | answer), media_type="application/json")
 
 
-async def _count_reasoning(prepared: PreparedChat, choices: Sequence[_Choice]) -> None:
+async def _count_reasoning(prepared: PreparedChat, choices: Sequence[ChatChoice]) -> None:
     """Count the tokens of the choices' reasoning in the usage, for a model that reasons."""
     if prepared.model.markers is not None:
         await asyncio.to_thread(prepared.count_reasoning, [choice.parser for choice in choices])
 
 
-class _Choice:
+class ChatChoice:
     """One choice while it is generated."""
 
     def __init__(self, chat: ChatRequest, prepared: PreparedChat) -> None:
@@ -83,23 +84,23 @@ class _Choice:
         called = self.parser.called and chunk.finish_reason == "stop"
         return self._use.finish_reason if called else chunk.finish_reason
 
-    def logprobs(self) -> Json | None:
+    def logprobs(self) -> JsonObject | None:
         """Return and remove the logprobs, None for a request without them."""
         if not self._chat.logprobs:
             return None
         tokens, as_ids = self.parser.take_tokens(), bool(self._chat.return_tokens_as_token_ids)
         return {"content": logprobs_content(tokens, self._chat.top_logprobs or 0, as_ids=as_ids), "refusal": None}
 
-    def token_ids(self) -> Json:
+    def token_ids(self) -> JsonObject:
         """Return and remove the ids, for a request with them."""
         ids = self.parser.take_ids()
         return {"token_ids": ids} if self._chat.return_token_ids else {}
 
-    def body(self, chunk: Chunk) -> Json:
+    def body(self, chunk: Chunk) -> JsonObject:
         """Return the choice of an answer that isn't streamed."""
         parts = self.parser.parse(chunk)
         content = "".join(part for part in parts if isinstance(part, str))
-        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
         if reasoning := "".join(part.text for part in parts if isinstance(part, Reasoning)):
             message |= _reasoning(reasoning)
         if calls := [part for part in parts if isinstance(part, ToolCall)]:
@@ -117,16 +118,16 @@ class _Choice:
 class ChatEvents(ChoiceEvents):
     """Makes the events of a streamed chat. ids: those of the prompt, for a request with them."""
 
-    def __init__(self, prepared: PreparedChat, head: Json, ids: Json, chat: ChatRequest) -> None:
+    def __init__(self, prepared: PreparedChat, head: JsonObject, ids: JsonObject, chat: ChatRequest) -> None:
         super().__init__(prepared.generation, head)
         self._first_head = head | ids
         self._stop_strings = chat.stop_strings
         self._prepared = prepared
-        self._choices = [_Choice(chat, prepared) for _ in range(chat.choices)]
+        self._choices = [ChatChoice(chat, prepared) for _ in range(chat.choices)]
 
     def begin(self) -> bytes:
         """Return the first event of every choice, which has the role."""
-        first: Json = {"delta": {"role": "assistant", "content": ""}}
+        first: JsonObject = {"delta": {"role": "assistant", "content": ""}}
         return b"".join(self._event(index, first, None, head=self._first_head) for index in range(len(self._choices)))
 
     def add(self, chunk: Chunk) -> bytes:
@@ -144,7 +145,7 @@ class ChatEvents(ChoiceEvents):
         ]
         if chunk.finish_reason:
             logprobs = choice.logprobs() if choice.parser.tokens else None
-            reason: Json = {"stop_reason": stop_reason(chunk, self._stop_strings), **choice.token_ids()}
+            reason: JsonObject = {"stop_reason": stop_reason(chunk, self._stop_strings), **choice.token_ids()}
             events.append(self._event(chunk.index, {"delta": {}}, logprobs, choice.finish_reason(chunk), reason))
         return b"".join(events)
 
@@ -155,7 +156,7 @@ class ChatEvents(ChoiceEvents):
         return await super().end()
 
 
-def _delta(part: ContentPart) -> Json:
+def _delta(part: OutputPart) -> JsonObject:
     """Return a part as OpenAI's delta; a call comes whole."""
     if isinstance(part, Reasoning):
         return _reasoning(part.text)
@@ -164,10 +165,10 @@ def _delta(part: ContentPart) -> Json:
     return {"tool_calls": [{"index": part.index, **_call(part)}]}
 
 
-def _reasoning(text: str) -> Json:
+def _reasoning(text: str) -> JsonObject:
     """Return reasoning as clients read it: DeepSeek's and SGLang's name, and vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _call(call: ToolCall) -> Json:
+def _call(call: ToolCall) -> JsonObject:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -13,12 +13,13 @@ from triton_llama.completion import Chunk, TokenLogprobs
 
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.guides.structured_output import guide_of
-from triton_llama_openai.output.answers import Json, dumps, response_head, stop_reason, until_disconnect
+from triton_llama_openai.output.answers import dumps, response_head, stop_reason, until_disconnect
 from triton_llama_openai.output.logprobs import CompletionLogprobs
 from triton_llama_openai.output.streaming import ChoiceEvents, stream_answer
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.prompt.truncation import truncate
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
@@ -110,7 +111,7 @@ def _echoes(completion: CompletionRequest, prompts: Sequence[Prompt], tokenizer:
     ]
 
 
-def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> Json:
+def _choice(completion: CompletionRequest, chunk: Chunk, echo: Echo) -> JsonObject:
     """Return the choice of an answer that isn't streamed."""
     logprobs = None
     if completion.logprobs is not None:
@@ -136,7 +137,7 @@ class CompletionEvents(ChoiceEvents):
     def __init__(
         self,
         generation: Generation,
-        head: Json,
+        head: JsonObject,
         completion: CompletionRequest,
         echoes: list[Echo],
         prompt_ids: list[list[int]],
@@ -175,7 +176,7 @@ class CompletionEvents(ChoiceEvents):
             additions["stop_reason"] = stop_reason(chunk, self._completion.stop_strings)
         return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, additions)
 
-    def _token_ids(self, index: int, ids: tuple[int, ...] = ()) -> Json:
+    def _token_ids(self, index: int, ids: tuple[int, ...] = ()) -> JsonObject:
         """Return the ids for an event of a choice; the first one has those of the prompt, too."""
         if not self._completion.return_token_ids:
             return {}

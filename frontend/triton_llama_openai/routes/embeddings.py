@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triton_llama_openai.errors import invalid
-from triton_llama_openai.output.answers import Json, dumps, until_disconnect
+from triton_llama_openai.output.answers import dumps, until_disconnect
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.protocol.embeddings import EmbeddingRequest
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.served.served_model import ServedModel
@@ -38,7 +39,7 @@ def add_embeddings(router: APIRouter, models: Models, settings: Settings) -> Non
         prompts = await asyncio.to_thread(_prompts, body, model.tokenizer)
         vectors = await until_disconnect(request, embed(body, prompts, model, settings, record))
         usage = {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}
-        head: Json = {"object": "list", "model": model.name, "usage": usage}
+        head: JsonObject = {"object": "list", "model": model.name, "usage": usage}
         return Response(await asyncio.to_thread(_encoded, head, body, vectors), media_type="application/json")
 
 
@@ -61,7 +62,7 @@ def _prompts(body: EmbeddingRequest, tokenizer: PromptTokenizer) -> list[Prompt]
     return inputs
 
 
-def _encoded(head: Json, body: EmbeddingRequest, vectors: list[NDArray[np.float32]]) -> bytes:
+def _encoded(head: JsonObject, body: EmbeddingRequest, vectors: list[NDArray[np.float32]]) -> bytes:
     """Return the answer as JSON."""
     data = [
         {"object": "embedding", "index": index, "embedding": _values(body, vector)}

@@ -12,12 +12,13 @@ from starlette.responses import JSONResponse, Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.output.answers import Json, dumps, until_disconnect
+from triton_llama_openai.output.answers import dumps, until_disconnect
 from triton_llama_openai.output.message_content import MessageContent
-from triton_llama_openai.output.streaming import Events, stream_answer
+from triton_llama_openai.output.streaming import AnswerEvents, stream_answer
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.prompt.message_chat import MessageChat, chat_request
 from triton_llama_openai.protocol.messages import CountTokensRequest, MessagesRequest
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
@@ -61,30 +62,30 @@ class MessageObject:
         self.request_id = prepared.generation.record.id
         self._stop_sequences = chat.stop_strings
         self._prepared = prepared
-        self._head: Json = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+        self._head: JsonObject = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
         self._head["model"] = prepared.model.name
 
-    def begun(self) -> Json:
+    def begun(self) -> JsonObject:
         """Return the message before its first block."""
         end = {"stop_reason": None, "stop_sequence": None}
         return self._head | {"content": []} | end | {"usage": self._usage() | {"output_tokens": 0}}
 
-    async def whole(self, chunk: Chunk) -> Json:
+    async def whole(self, chunk: Chunk) -> JsonObject:
         """Return the message of an answer that isn't streamed."""
         self.content.read(chunk)
         end = await self.end()
         return self._head | {"content": self.content.blocks} | end
 
-    async def end(self) -> Json:
+    async def end(self) -> JsonObject:
         """Return the reason of the end, the usage, and timings for a request with them."""
         # In a thread: the reasoning is tokenized.
         await asyncio.to_thread(self._prepared.count_reasoning, [self.content.parser])
         return self.content.stop(self._stop_sequences) | {"usage": self._usage()} | self._prepared.generation.timings()
 
-    def _usage(self) -> Json:
+    def _usage(self) -> JsonObject:
         usage = self._prepared.generation.usage
         cached = usage.cached_tokens or 0
-        counts: Json = {
+        counts: JsonObject = {
             "input_tokens": usage.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
@@ -95,7 +96,7 @@ class MessageObject:
         return counts
 
 
-class MessageEvents(Events):
+class MessageEvents(AnswerEvents):
     """Makes the events of one message."""
 
     def __init__(self, message: MessageObject) -> None:
@@ -112,7 +113,7 @@ class MessageEvents(Events):
     async def end(self) -> bytes:
         """Return the last events: the reason of the end and the usage."""
         delta = await self._message.end()
-        beside: Json = {name: delta.pop(name) for name in ("usage", "timings") if name in delta}
+        beside: JsonObject = {name: delta.pop(name) for name in ("usage", "timings") if name in delta}
         return _event({"type": "message_delta", "delta": delta, **beside}) + _event({"type": "message_stop"})
 
     async def fail(self, error: ApiError) -> bytes:
@@ -120,5 +121,5 @@ class MessageEvents(Events):
         return _event(error.messages_body(self._message.request_id))
 
 
-def _event(event: Json) -> bytes:
+def _event(event: JsonObject) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), dumps(event))

@@ -11,12 +11,13 @@ from starlette.responses import Response
 from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import ApiError, shorten
-from triton_llama_openai.output.answers import Json, dumps_with, join_array, until_disconnect
+from triton_llama_openai.output.answers import dumps_with, join_array, until_disconnect
 from triton_llama_openai.output.response_output import Output, new_id
-from triton_llama_openai.output.streaming import Events, stream_answer
+from triton_llama_openai.output.streaming import AnswerEvents, stream_answer
 from triton_llama_openai.prompt.conversation import PreparedChat, prepare_chat
 from triton_llama_openai.prompt.response_chat import chat_request
 from triton_llama_openai.protocol.responses import ResponsesRequest
+from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
@@ -66,7 +67,7 @@ class ResponseObject:
     def __init__(self, request: ResponsesRequest, prepared: PreparedChat, output: Output) -> None:
         self.output = output
         self._prepared = prepared
-        self._fields: Json = {"id": new_id("resp"), "object": "response", "created_at": int(time.time())}
+        self._fields: JsonObject = {"id": new_id("resp"), "object": "response", "created_at": int(time.time())}
         self._fields |= {"model": prepared.model.name, **_echo(request)}
 
     def whole(self, chunk: Chunk) -> bytes:
@@ -91,7 +92,7 @@ class ResponseObject:
         items = self.output.items if ended else []
         return dumps_with(fields, {"output": join_array(item.body() for item in items)})
 
-    def _usage_body(self) -> Json:
+    def _usage_body(self) -> JsonObject:
         self._prepared.count_reasoning([self.output.parser])
         usage = self._prepared.generation.usage
         return {
@@ -103,15 +104,15 @@ class ResponseObject:
         }
 
 
-def _error(error: ApiError) -> Json:
+def _error(error: ApiError) -> JsonObject:
     # The response's stream has begun, so 400 is about what the model makes of the prompt.
     return {"code": "invalid_prompt" if error.status == 400 else "server_error", "message": error.message}
 
 
-def _echo(request: ResponsesRequest) -> Json:
+def _echo(request: ResponsesRequest) -> JsonObject:
     """Return the request's fields that the object repeats; null is the checkpoint's or the server's default."""
     reasoning = request.reasoning
-    text: Json = {"format": {"type": "text"}}
+    text: JsonObject = {"format": {"type": "text"}}
     if request.text is not None and request.text.format is not None:
         text["format"] = request.text.format.model_dump(by_alias=True)
     if request.text is not None and request.text.verbosity is not None:
@@ -144,7 +145,7 @@ def _echo(request: ResponsesRequest) -> Json:
     }
 
 
-class ResponseEvents(Events):
+class ResponseEvents(AnswerEvents):
     """Makes the events of one response, numbered from 0."""
 
     def __init__(self, response: ResponseObject) -> None:
@@ -174,7 +175,7 @@ class ResponseEvents(Events):
         response = await asyncio.to_thread(self._response.body, "failed", error)
         return self._event("failed", {}, response=response)
 
-    def _event(self, kind: str, fields: Json, **encoded: bytes) -> bytes:
+    def _event(self, kind: str, fields: JsonObject, **encoded: bytes) -> bytes:
         """Return an event. kind: without `response.`. encoded: more of its fields, as JSON."""
         kind = f"response.{kind}"
         event = {"type": kind, "sequence_number": self._number, **fields}

@@ -55,7 +55,7 @@ class ServedModel:
         name = settings.served_name or tokenizer.name
         template_for_tools = tokenizer.template(with_tools=True)
         form = tool_form(template_for_tools) if settings.tool_form == "auto" else settings.tool_form
-        LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, settings.triton, form)
+        LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.triton_model, settings.triton, form)
         markers, reasons_before_guides = _reasoning(tokenizer)
         if markers is not None:
             LOG.info("%s: text between %s and %s is reasoning_content", name, *markers[:2])

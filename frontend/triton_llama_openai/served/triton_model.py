@@ -45,8 +45,8 @@ class TritonModel:
     ) -> None:
         self._settings = settings
         self._template = template
-        self.triton = TritonClient(server, settings.model)
-        self._load_readers = [TritonLoadReader(address, settings.model) for address in metrics]
+        self.triton = TritonClient(server, settings.triton_model)
+        self._load_readers = [TritonLoadReader(address, settings.triton_model) for address in metrics]
         self.described: ServedModel | None = None
         """The model that is served now; None before the first description, and for one that can't be used."""
         self._reason = "its description hasn't come yet"
@@ -67,7 +67,7 @@ class TritonModel:
     @property
     def label(self) -> str:
         """The name, or that of the model in Triton before there is one."""
-        return self.name or self._settings.model
+        return self.name or self._settings.triton_model
 
     @property
     def model(self) -> ServedModel:

@@ -60,7 +60,7 @@ class TritonRequest:
 
 
 @dataclass
-class _Choice:
+class _ChoiceProgress:
     """Progress of one choice."""
 
     ids: list[int] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Resumption:
         self._triton = triton
         self._record = record
         self._deadline = time.monotonic() + request.timeout
-        self._choices = {index: _Choice() for index in request.choices}
+        self._choices = {index: _ChoiceProgress() for index in request.choices}
         # Of the interruption that no chunk has ended yet.
         self._error: TritonLlamaError | None = None
         self._lost_at = 0.0
@@ -197,7 +197,7 @@ def _in_one_response(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.name not in ("stream", "stream_interval_ms")]
 
 
-def _resumed(tensors: Sequence[Tensor], choice: _Choice) -> list[Tensor]:
+def _resumed(tensors: Sequence[Tensor], choice: _ChoiceProgress) -> list[Tensor]:
     """Return the inputs that continue a choice. The log probabilities of its prompt have come with its first token."""
     resumed = [tensor for tensor in tensors if tensor.name not in ("n", "prompt_logprobs")]
     if choice.seed is not None:

@@ -164,7 +164,7 @@ page-picture: $(READY_DEV) $(READY_CHROMIUM) ## docs/page.png: the OpenAI port's
 bench-gpu: $(READY_DEV) ## on a GPU: products, tokens and mixes checked, memory plan, rates beside the limit and generate() (GPU options: --only, --device cpu)
 	@$(PERF) perf.gpu $(GPU)
 
-check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make generated is due; lines by folder
+check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make configs is due; lines by folder
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python write_generated.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -172,7 +172,7 @@ check: $(READY_DEV) ## ruff, mypy --strict, import contracts, whether make gener
 	@$(BIN)/mypy
 	@.ci/lines
 
-generated: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
+configs: $(INSTALLED) ## write what follows from the code's tables: the configs' inputs, the client's SamplingParams, docs' tables of parameters, settings, metrics, fields
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python write_generated.py
 
 format: $(READY_DEV) ## ruff's formatter and automatic fixes

@@ -1,4 +1,4 @@
-"""Writes the regions of configs, docs and the client that follow from the code's own tables: `make generated`.
+"""Writes the regions of configs, docs and the client that follow from the code's own tables: `make configs`.
 
 From the request parameters, `llama_engine.request.parameters`, come the inputs of every config, the table of inputs in
 docs/api.md, and the client's `SamplingParams`; docs/settings.md and docs/metrics.md list the engine's settings and
@@ -50,8 +50,8 @@ SENT_BY_DEFAULT = (
 )
 """Parameters that the client sends with every request: Triton batches only requests with equal sets of inputs."""
 
-_REGION = re.compile(r"(.*make generated: (\w+).*\n)(?:.*\n)*?(?=.*end of \2)")
-"""A generated region: from a line with `make generated: <region>` up to a line with `end of <region>`."""
+_REGION = re.compile(r"(.*make configs: (\w+).*\n)(?:.*\n)*?(?=.*end of \2)")
+"""A generated region: from a line with `make configs: <region>` up to a line with `end of <region>`."""
 
 _PAGE = re.compile(r"docs/([\w-]+\.md)(#[\w-]+)?")
 """A page that a sentence in the code refers to; in a table it is a link."""
@@ -286,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     stale = [(path, text) for path, text in contents().items() if path.read_text() != text]
     for path, text in stale:
-        print(f"{path.relative_to(ROOT)}: {'stale; run make generated' if check else 'written'}")
+        print(f"{path.relative_to(ROOT)}: {'stale; run make configs' if check else 'written'}")
         if not check:
             path.write_text(text)
     return 1 if check and stale else 0

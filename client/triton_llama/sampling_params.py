@@ -1,6 +1,6 @@
 """Sampling parameters of a request: names, types and defaults. The server checks the bounds.
 
-`make generated` writes the fields from the server's table of request parameters.
+`make configs` writes the fields from the server's table of request parameters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypedDict, Unpack
 
 INPUTS: Mapping[str, tuple[str, bool]] = {
-    # make generated: types
+    # make configs: types
     "max_tokens": ("INT32", False),
     "min_tokens": ("INT32", False),
     "truncate_max_tokens": ("BOOL", False),
@@ -60,7 +60,7 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keywords."""
 
-    # make generated: options
+    # make configs: options
     max_tokens: int | None
     min_tokens: int | None
     truncate_max_tokens: bool | None
@@ -120,7 +120,7 @@ class SamplingParams:
     completion. Under `scheduling: batch` Triton batches only requests with the same set of inputs.
     """
 
-    # make generated: parameters
+    # make configs: parameters
     max_tokens: int | None = 128
     """Maximum number of tokens to generate. Prompt and completion share the server's `max_model_len`: an explicit value
     that doesn't fit is refused, the server's default is reduced to what fits."""

@@ -1,6 +1,6 @@
 """What people write in README.md and docs/ agrees with the code, the configs and the results.
 
-`make generated` writes the tables of the code; tests/end_to_end runs the code blocks.
+`make configs` writes the tables of the code; tests/end_to_end runs the code blocks.
 """
 
 from __future__ import annotations

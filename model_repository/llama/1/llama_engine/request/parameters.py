@@ -1,7 +1,7 @@
 """The table of request parameters: name, default, type, bound and meaning of each.
 
 Every parameter is an input of all Triton configs. A client can also send it as a Triton request parameter or inside
-`sampling_parameters`. `make generated` generates the configs' inputs, the table in docs/api.md and the client's
+`sampling_parameters`. `make configs` generates the configs' inputs, the table in docs/api.md and the client's
 `SamplingParams` from this table.
 """
 

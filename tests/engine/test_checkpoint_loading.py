@@ -45,6 +45,19 @@ def test_the_info_is_that_of_the_weights(fp32: LoadedModel, int8: LoadedModel) -
     assert f"layers {len(linears)} in int8, {int8.info.product}; " in int8.info.describe()
 
 
+def test_the_compiled_kernels_keep_a_16_bit_embedding_as_saved(folder: Path, tokenizer: Tokenizer) -> None:
+    needs_compiled_kernels()
+    weights = folder / "model.safetensors"
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(weights).items()}
+    save_file({name: tensor.float() for name, tensor in rounded.items()}, weights, {"format": "pt"})
+    wide = load("int8", model=str(folder))
+    save_file(rounded, weights, {"format": "pt"})
+    narrow = load("int8", model=str(folder))
+    assert wide.info.weight_bytes - narrow.info.weight_bytes == 2 * rounded["model.embed_tokens.weight"].numel()
+    tokens = tokenizer.encode("The with statement is used to wrap the execution of a block")
+    assert torch.equal(logits_of(narrow, tokens), logits_of(wide, tokens))
+
+
 @pytest.mark.parametrize(
     ("quantization", "parameters", "computation"),
     [

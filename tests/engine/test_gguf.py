@@ -24,6 +24,7 @@ from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.cpu.forward import PackedLlama
 from llama_engine.model.llama import Llama
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
@@ -187,6 +188,10 @@ def test_a_quantized_file_is_served(q4_k_m: Path, fp32: LoadedModel) -> None:
     needs_compiled_kernels()
     served = load("checkpoint", model=str(q4_k_m))
     assert served.info.linears == {"int4": 34, "int8": 9}
+    assert isinstance(served.model, PackedLlama)
+    tokens = torch.tensor([7, 0, 255, 7])
+    assert torch.equal(served.model.embedding.look_up(tokens), _by_package(q4_k_m, "token_embd.weight")[tokens])
+    assert served.model.embedding.rows.dtype == torch.uint8
     assert _generate(served)[:12] == _generate(fp32)[:12]
 
 

@@ -21,7 +21,7 @@ from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.checkpoint.lora import LoraAdapter, LoraWeights
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.tensor_names import SavedLinear, layer_linears
-from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.checkpoint.weights import Embedding, LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
@@ -141,7 +141,9 @@ class SmallLlama:
         """Pack it for the kernels."""
         layers = [pack_layer(kernels, self.architecture, layer) for layer in self.layers]
         head = pack_head(kernels, self.architecture, self.head)
-        return PackedLlama(kernels, self.architecture, self.embedding, layers, self.norm, head, self.tables, terms)
+        return PackedLlama(
+            kernels, self.architecture, Embedding(self.embedding), layers, self.norm, head, self.tables, terms
+        )
 
     def cache_shape(self, slots: int, dtype: torch.dtype) -> KVCacheShape:
         """Return the KV cache of `slots` sequences of up to POSITIONS tokens, with pages for all."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from llama_engine.checkpoint.files import read_headers, weight_files, weights_advice
+from llama_engine.checkpoint.weights import Embedding
 from llama_engine.errors import CheckpointError
 
 _DTYPES = {
@@ -41,6 +42,11 @@ class SavedTensor:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+    @property
+    def bytes(self) -> int:
+        """The number of its bytes."""
+        return self.end - self.begin
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -82,7 +88,7 @@ class SavedTensors(Mapping[str, SavedTensor]):
         """Return a SHA-256 that differs for other weights: of the headers, and of some bytes of each tensor."""
         digest = hashlib.sha256()
         for name, saved in sorted(self._headers.items()):
-            size = min(saved.end - saved.begin, _DIGEST_BYTES)
+            size = min(saved.bytes, _DIGEST_BYTES)
             with saved.path.open("rb", buffering=0) as file:
                 file.seek((saved.begin + saved.end - size) // 2)
                 digest.update(f"{name} {saved.dtype} {saved.shape} ".encode() + file.read(size))
@@ -98,6 +104,10 @@ class SavedTensors(Mapping[str, SavedTensor]):
         self.read_into(name, tensor, first)
         return tensor
 
+    def as_saved(self, name: str) -> Embedding:
+        """Return a matrix in the form in which it is saved. Raises CheckpointError as `read_into`."""
+        return Embedding(self.read(name))
+
     def read_into(self, name: str, result: torch.Tensor, first: int = 0) -> None:
         """Read rows from `first` on into `result`, a contiguous tensor of the saved dtype, until it is full.
 
@@ -108,8 +118,8 @@ class SavedTensors(Mapping[str, SavedTensor]):
         assert result.is_contiguous()
         size = result.element_size()
         offset = first * prod(saved.shape[1:]) * size
-        if prod(saved.shape) * size != saved.end - saved.begin or offset + result.nbytes > saved.end - saved.begin:
-            raise CheckpointError(f"{saved.path} has {saved.end - saved.begin} bytes of {name}, {saved.shape}")
+        if prod(saved.shape) * size != saved.bytes or offset + result.nbytes > saved.bytes:
+            raise CheckpointError(f"{saved.path} has {saved.bytes} bytes of {name}, {saved.shape}")
         read_bytes(saved.path, saved.begin + offset, result, name)
 
 

@@ -27,7 +27,7 @@ from llama_engine.checkpoint.tensor_names import (
     layer_prefix,
 )
 from llama_engine.checkpoint.tensors import SavedTensors
-from llama_engine.checkpoint.weights import LayerWeights, LinearWeight, concatenated
+from llama_engine.checkpoint.weights import Embedding, LayerWeights, LinearWeight, concatenated
 from llama_engine.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,18 @@ class WeightReader:
         if self._embedding is None:
             self._embedding = self._floats(f"{self._embedding_name}.weight")
         return self._embedding
+
+    def packed_embedding(self) -> Embedding:
+        """Return the embedding matrix for the CPU kernels: as saved, unless floats of its dtype are smaller."""
+        name = f"{self._embedding_name}.weight"
+        is_smallest = self._saved[name].bytes == self.packed_embedding_bytes
+        return self._saved.as_saved(name) if is_smallest else Embedding(self._floats(name))
+
+    @property
+    def packed_embedding_bytes(self) -> int:
+        """The bytes of `packed_embedding`."""
+        saved = self._saved[f"{self._embedding_name}.weight"]
+        return min(saved.bytes, prod(saved.shape) * self._dtype.itemsize)
 
     def norm(self) -> torch.Tensor:
         """Return the gain of the final RMSNorm, [hidden]."""

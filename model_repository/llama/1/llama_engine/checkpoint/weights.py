@@ -1,4 +1,4 @@
-"""The weights of linear layers, and decoder layers, in which q|k|v and gate|up are fused."""
+"""The weights of linear layers, decoder layers, in which q|k|v and gate|up are fused, and the embedding matrix."""
 
 from __future__ import annotations
 
@@ -72,6 +72,22 @@ class LinearWeight:
             result += self.offsets[:, :, None]
         result = result.view(self.weight.shape)
         return result if self.order is None else result[:, self.order.argsort()]
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The embedding matrix of the CPU kernels, in the form that takes least memory.
+
+    rows: [vocabulary, hidden] in floats, or in bytes of a GGUF type, [vocabulary, bytes]. to_float32: returns rows as
+    float32 [any, hidden].
+    """
+
+    rows: torch.Tensor
+    to_float32: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.float
+
+    def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the rows of tokens, [tokens], as float32 [tokens, hidden]."""
+        return self.to_float32(self.rows[tokens])
 
 
 def concatenated(parts: Sequence[LinearWeight]) -> LinearWeight:

@@ -15,7 +15,7 @@ from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weight_reader import WeightReader
-from llama_engine.checkpoint.weights import LinearWeight
+from llama_engine.checkpoint.weights import Embedding, LinearWeight
 from llama_engine.kernels.activation_terms import ActivationTerms, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.bindings import CpuKernels
@@ -39,7 +39,8 @@ def build_packed_llama(
 
     terms: which activations have two 8-bit terms.
     """
-    embedding = read.keep(reader.embedding())
+    embedding = reader.packed_embedding()
+    read.tensor(embedding.rows)
     layers = read.layers(reader, architecture.layers, partial(pack_layer, kernels, architecture))
     norm = read.tensor(reader.norm())
     head = pack_head(kernels, architecture, read.linear(reader.head()))
@@ -52,7 +53,7 @@ def packed_without_weights(
     """Return a model without layers, for the description and the sizes of what `build_packed_llama` returns."""
     head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
     nothing = torch.empty(0)
-    return PackedLlama(kernels, architecture, nothing, [], nothing, head, tables, terms)
+    return PackedLlama(kernels, architecture, Embedding(nothing), [], nothing, head, tables, terms)
 
 
 class CpuRunner:
@@ -111,7 +112,7 @@ class CpuRunner:
         """Do nothing: the kernels are compiled before the model loads."""
 
     def _run(self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        embedded = self._embedding[tokens].float()
+        embedded = self._embedding.look_up(tokens)
         if self._scale != 1:
             embedded *= self._scale
         return self._forward.forward(embedded, slots, positions)

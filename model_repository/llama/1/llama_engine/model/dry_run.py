@@ -49,7 +49,7 @@ def _planned_weights(plan: LoadPlan, architecture: Architecture) -> tuple[Counte
     served = "none" if plan.reads_int8 and plan.kernels is None and plan.device.type == "cpu" else plan.quantization
     linears: Counter[str] = Counter()
     shape, itemsize = (architecture.vocabulary, architecture.hidden), plan.dtype.itemsize
-    size = itemsize * shape[0] * shape[1]
+    size = itemsize * shape[0] * shape[1] if plan.kernels is None else plan.reader.packed_embedding_bytes
     gain = 4 if architecture.gain_offset else itemsize
     size += gain * (shape[1] + architecture.layers * sum(count for _, count in layer_norms(architecture).values()))
     for index in range(architecture.layers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 
 import torch
@@ -15,6 +16,7 @@ from llama_engine.checkpoint.gguf.header import BlockType, GgufFile, GgufTensor
 from llama_engine.checkpoint.per_channel import for_each_block, row_blocks
 from llama_engine.checkpoint.tensor_names import EMBEDDING, HEAD, NORM, layer_linears, layer_norms, layer_prefix
 from llama_engine.checkpoint.tensors import SavedTensor, SavedTensors, read_bytes
+from llama_engine.checkpoint.weights import Embedding
 from llama_engine.errors import CheckpointError
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -74,6 +76,13 @@ class GgufTensors(SavedTensors):
         result = torch.empty(count, height, dtype=torch.uint8)
         read_bytes(tensor.path, tensor.begin + first * height, result, name)
         return result if order is None else result[order]
+
+    def as_saved(self, name: str) -> Embedding:
+        """Return a matrix in the form in which it is saved. Raises CheckpointError as `blocks`."""
+        kind = self.block_type(name)
+        if kind is None:
+            return super().as_saved(name)
+        return Embedding(self.blocks(name, slice(0, self._headers[name].shape[0])), partial(dequantized, kind=kind))
 
     def read_into(self, name: str, result: torch.Tensor, first: int = 0) -> None:
         """Read rows from `first` on into `result`, a contiguous tensor of the dtype, until it is full.

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from llama_engine.checkpoint.architecture import Architecture
 from llama_engine.checkpoint.rope import RopeTables
+from llama_engine.checkpoint.weights import Embedding
 from llama_engine.kernels.activation_terms import LINEAR_LAYERS, TWO_TERMS, ActivationTerms, TermCount, TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.cpu.bindings import Cache, CpuKernels, Layer, Model, Scoring, address_of
@@ -39,13 +40,13 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 class PackedLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
 
-    embedding: [vocabulary, hidden], in any float dtype. norm: [hidden], the final norm's gain. head: includes the
-    logits' scale. tables: RoPE's. terms: which activations have two INT8 terms.
+    norm: [hidden], the final norm's gain. head: includes the logits' scale. tables: RoPE's. terms: which activations
+    have two INT8 terms.
     """
 
     kernels: CpuKernels
     architecture: Architecture
-    embedding: torch.Tensor
+    embedding: Embedding
     layers: list[PackedLayer]
     norm: torch.Tensor
     head: PackedLinear

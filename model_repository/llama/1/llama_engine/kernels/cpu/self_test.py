@@ -9,7 +9,7 @@ import torch
 
 from llama_engine.checkpoint.architecture import ROPE, Architecture
 from llama_engine.checkpoint.lora import LoraWeights
-from llama_engine.checkpoint.weights import LayerWeights, LinearWeight
+from llama_engine.checkpoint.weights import Embedding, LayerWeights, LinearWeight
 from llama_engine.kernels.activation_terms import TWO_TERMS, ActivationTerms
 from llama_engine.kernels.cache_shape import CPU_PAGE_SIZE, KVCacheShape
 from llama_engine.kernels.cpu import cpu_reference
@@ -88,7 +88,7 @@ def _test_attention(kernels: CpuKernels, qkv: torch.Tensor) -> None:
     angles = torch.arange(tokens)[:, None] * torch.logspace(0, -3, dim // 2)
     tables = {ROPE: (angles.cos(), angles.sin())}
     packed, head = pack_layer(kernels, architecture, layer), pack_linear(kernels, _zeros(64, 64))
-    llama = PackedLlama(kernels, architecture, torch.empty(0), [packed], torch.ones(64), head, tables)
+    llama = PackedLlama(kernels, architecture, Embedding(torch.empty(0)), [packed], torch.ones(64), head, tables)
     for dtype in CACHE_TYPES:
         forward = CpuForward(llama, KVCacheShape(1, 1, 2, tokens, dim, dtype, CPU_PAGE_SIZE, 7), tokens)
         forward.cache.set_pages(0, 0, (2, 3, 1, 7, 5, 6, 4))

@@ -1,4 +1,4 @@
-"""`make bench`: what a server's loads leave in the result."""
+"""`make bench`: its checkpoints, the prompts of its loads, and what a server's loads leave in the result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from llama_engine.text.tokenizer import read_tokenizer
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from triton_local.server import LocalTriton
 
-from perf.bench import measure
+from models.smollm2 import fetch
+from perf import checkpoint
+from perf.bench import drafts, measure, prefixes
 from perf.bench.__main__ import measure_case, parse
 from perf.bench.cases import CASES
 from perf.bench.measure import Bench
@@ -144,3 +148,55 @@ def test_a_server_of_other_weights_is_not_measured(triton: LocalTriton) -> None:
     assert mebibytes > 1
     with pytest.raises(NotRunError, match=r"its linear layers are int8, not float32"):
         read_back(log, "fp32")
+
+
+# The edits are of every function of Python's library, which takes seconds to parse.
+@pytest.mark.parametrize("kind", [kind for kind in drafts.KINDS if "edit" not in kind])
+def test_no_two_prompts_of_a_kind_of_drafts_are_equal(kind: drafts.Kind) -> None:
+    loads = [drafts.load(kind, users).requests(EMBEDDED)[0] for users in drafts.MEASURED]
+    prompts = [request.prompt for requests in loads for request in requests if request.turn == 1]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_chats_have_eight_turns_and_one_system_prompt(tmp_path: Path) -> None:
+    LlamaConfig(vocab_size=3072).save_pretrained(tmp_path)
+    requests, warmup = prefixes.load("small", "chat", 8, 2).requests(tmp_path)
+    assert [request.turn for request in requests[warmup:]] == [*range(1, 9)] * 2
+    firsts = [request.prompt for request in requests if request.turn == 1]
+    assert len({prompt[: 5 * prefixes.SYSTEM_TOKENS] for prompt in firsts}) == 1
+    assert len(set(firsts)) == len(firsts) == 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, vocab_size=3072,
+        eos_token_id=None,
+    )  # fmt: skip
+    return checkpoint.words_checkpoint(config, 64, tmp_path_factory.mktemp("random"))
+
+
+def test_transformers_finds_every_weight_of_a_random_checkpoint(folder: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder)
+    saved = [name for file in folder.glob("*.safetensors") for name in load_file(file)]
+    assert sorted(saved) == sorted(name for name, _ in model.named_parameters())
+    assert model.generation_config.eos_token_id is None
+    assert 0.019 < float(model.model.layers[0].mlp.up_proj.weight.detach().std()) < 0.021
+
+
+def test_text_of_words_becomes_the_same_tokens_again(folder: Path) -> None:
+    ids = [4, 5, 3071, 5, 1000]
+    text = "".join(map(checkpoint.word, ids))
+    assert AutoTokenizer.from_pretrained(folder).decode(ids) == text
+    config = LlamaConfig.from_pretrained(folder)
+    assert read_tokenizer(folder, config).encode(text) == (config.bos_token_id, *ids)
+    assert config.max_position_embeddings == 64
+
+
+def test_a_default_checkpoint_that_cannot_be_had_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise fetch.FetchError("no index")
+
+    monkeypatch.setattr(fetch, "fetch", fail)
+    with pytest.raises(SystemExit, match="SmolLM2-135M-Instruct can't be had: no index; MODEL="):
+        checkpoint.smollm2()

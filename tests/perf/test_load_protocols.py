@@ -1,14 +1,17 @@
-"""Requests and answers of each protocol."""
+"""Requests and answers of each protocol, and of perf_analyzer: only exactly the requested load is a measurement."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from perf import perf_analyzer
 from perf.load.protocols import Protocol, Request, Target, body, path, read_answer
 from perf.load.records import Record
+from perf.perf_analyzer import AnalyzerError, measure, read_profile
 
 
 def sse(*events: object) -> bytes:
@@ -30,9 +33,9 @@ def usage(completion: int, prompt: int = 7, cached: int | None = None) -> dict[s
     return {"usage": counts | details}
 
 
-CHUNKS = sse(chunk("é", 1), chunk(" b c", 3), chunk("", 1, "length", prompt=7))
+CHUNKS = sse(chunk("é", 1), chunk(" b c", 3), chunk("", 1, "length", prompt=7) | {"num_cached_tokens": 5})
 # vLLM: the last token comes with the finish_reason, then the usage alone, then an event that is not JSON.
-VLLM = sse(choice("é"), choice(""), choice("c", "length"), {"choices": [], **usage(3)}) + b"data: [DONE]\n\n"
+VLLM = sse(choice("é"), choice(""), choice("c", "length"), {"choices": [], **usage(3, cached=5)}) + b"data: [DONE]\n\n"
 # Without null in the JSON, and an end without a token, with its usage.
 COMPACT = sse(
     {"choices": [{"index": 0, "text": "é"}]},
@@ -59,35 +62,24 @@ def read(protocol: Protocol, *parts: bytes) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "content", "events", "tokens", "prompt"),
+    ("protocol", "content", "events", "tokens", "cached"),
     [
-        ("triton_stream", CHUNKS, 3, 5, 7),
-        ("openai_completions", VLLM, 3, 3, 7),
-        ("openai_completions", COMPACT, 2, 2, 7),
-        ("openai_chat", CHAT, 3, 2, 7),
-        ("triton_generate", UNARY, 0, 5, 7),
+        ("triton_stream", CHUNKS, 3, 5, 5),
+        ("openai_completions", VLLM, 3, 3, 5),
+        ("openai_completions", COMPACT, 2, 2, None),
+        ("openai_chat", CHAT, 3, 2, None),
+        ("triton_generate", UNARY, 0, 5, None),
     ],
 )
 def test_counts_do_not_depend_on_where_the_bytes_are_split(
-    protocol: Protocol, content: bytes, events: int, tokens: int, prompt: int
+    protocol: Protocol, content: bytes, events: int, tokens: int, cached: int | None
 ) -> None:
     splits = [[content], [content[place : place + 1] for place in range(len(content))]]
     splits += [[content[:border], content[border:]] for border in range(1, len(content), 7)]
     for parts in splits:
         answer = read(protocol, *parts)
-        assert (len(answer.token_times), answer.output_tokens, answer.prompt_tokens) == (events, tokens, prompt)
-        assert answer.error == ""
-
-
-@pytest.mark.parametrize(
-    ("protocol", "last"),
-    [
-        ("triton_stream", chunk("a", 1, "length", prompt=7) | {"num_cached_tokens": 5}),
-        ("openai_completions", choice("a", "length", **usage(1, cached=5))),
-    ],
-)
-def test_cached_tokens_are_those_that_the_server_counts(protocol: Protocol, last: dict[str, object]) -> None:
-    assert read(protocol, sse(last)).cached_tokens == 5
+        assert (len(answer.token_times), answer.output_tokens, answer.prompt_tokens) == (events, tokens, 7)
+        assert (answer.cached_tokens, answer.error) == (cached, "")
 
 
 @pytest.mark.parametrize(
@@ -171,3 +163,59 @@ def test_an_answer_without_a_stream_is_counted_by_its_usage() -> None:
     request = Request("é", 0, fields={"stream": False})
     read_answer(Target("t", "openai_completions", "", "m"), request, [(0.5, content)], True, record)
     assert (record.output_tokens, record.prompt_tokens, record.cached_tokens, record.error) == (2, 7, 5, "")
+
+
+SECOND = 1_000_000_000
+BEGAN = 1_795_245_759 * SECOND
+A, B = Request("a", 5), Request("b", 6)
+
+
+def exported(request: Request, sent_s: float, ended_s: float, tokens: int | None = None) -> dict[str, object]:
+    """One request of an export as perf_analyzer 2.51 writes it; tokens: None for as many as requested."""
+    length = request.output_tokens
+    outputs = {"text_output": "x", "num_output_tokens": length if tokens is None else tokens, "num_input_tokens": 20}
+    return {
+        "timestamp": BEGAN + int(sent_s * SECOND),
+        "request_inputs": {"top_k": 0, "text_input": request.prompt, "max_tokens": length, "min_tokens": length},
+        "response_timestamps": [BEGAN + int(ended_s * SECOND)],
+        "response_outputs": [{**outputs, "finish_reason": "length"}],
+    }
+
+
+def profile(*requests: dict[str, object]) -> dict[str, object]:
+    experiment = {"experiment": {"mode": "concurrency", "value": 2}, "requests": requests, "window_boundaries": []}
+    return {"experiments": [experiment], "version": "2.51.0", "service_kind": "triton"}
+
+
+def test_requests_are_read_in_the_order_of_sending() -> None:
+    export = profile(exported(B, 0.25, 1.0), exported(A, 0.0, 0.5), exported(A, 1.0, 2.0))
+    first, second, _ = read_profile(export, [A, B, A])
+    assert (first.output_tokens, first.prompt_tokens, second.output_tokens) == (5, 20, 6)
+    # Times are exact to less than a microsecond.
+    assert (first.latency, second.latency) == pytest.approx((0.5, 0.75), abs=1e-6)
+
+
+def test_an_empty_export_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "perf_analyzer"
+    program.write_text("#!/bin/sh\ntest ! -e profile.json && touch profile.json\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(perf_analyzer, "BINARY", program)
+    with pytest.raises(AnalyzerError, match="export is no JSON"):
+        measure("127.0.0.1:1", [A], 1, 0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("planned", "other", "message"),
+    [
+        ([A], {}, "to send 1 requests and sent 2: 0 are missing, 1 are others"),
+        # One entry twice instead of each once: other lengths are measured than reported.
+        ([A, Request("c", 6)], {}, "1 are missing, 1 are others"),
+        ([A, B], exported(B, 0, 1, tokens=3), "another length than requested: 3 tokens, not 6"),
+        ([A, B], {"success": False}, "a request failed"),
+    ],
+)
+def test_a_run_of_other_requests_or_answers_is_no_measurement(
+    planned: list[Request], other: dict[str, object], message: str
+) -> None:
+    with pytest.raises(AnalyzerError, match=message):
+        read_profile(profile(exported(A, 0, 1), {**exported(B, 0, 1), **other}), planned)

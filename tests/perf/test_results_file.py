@@ -1,4 +1,4 @@
-"""A result says what it was measured on and how; tests/deploy/test_documents.py finds those that a page names."""
+"""A result says what it was measured on and how, and the pages have its tables (`make report`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from perf import report
 from perf.command import make_command
+from perf.plot import PICTURE, picture
+from perf.report import PAGES, filled
 from perf.results_file import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,3 +68,15 @@ def test_a_merged_run_keeps_measurements_of_the_same_settings(setting: int, kept
 def test_the_command_has_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "--model", "/models/llama", "--only", "article"])
     assert make_command("bench") == "make bench 'BENCH=--model llama --only article'"
+
+
+def test_a_table_without_a_result_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    text = "".join(filled(page.read_text()) for page in PAGES)
+    assert text.count("\nNot measured yet.\n") == len(report.TABLES)
+
+
+def test_the_committed_pages_and_picture_are_current() -> None:
+    for page in PAGES:
+        assert filled(page.read_text()) == page.read_text()
+    assert picture() == PICTURE.read_text()

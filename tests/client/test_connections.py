@@ -1,14 +1,17 @@
-"""Servers that hang up, stay silent or answer nonsense, and closed clients, on real sockets."""
+"""Servers that hang up, stay silent, fail or answer nonsense, and closed clients, on real sockets."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 from client.peers import HOST, hang_up, respond, server, stay_silent
 from client.streaming import both_protocols
+from frontend.fake_triton import FakeTriton
+from frontend.fake_triton_grpc import fake_triton
+from grpc import StatusCode
 from triton_llama import (
     AsyncLlamaClient,
     Completion,
@@ -81,3 +84,31 @@ async def test_a_closed_client_raises_runtime_error(protocol: Protocol) -> None:
     for awaitable in (twin.generate("def"), anext(twin.stream("def")), twin.status()):
         with pytest.raises(RuntimeError, match="closed"):
             await awaitable
+
+
+@pytest.fixture
+def triton() -> Iterator[FakeTriton]:
+    with fake_triton() as triton:
+        yield triton
+
+
+async def test_after_an_error_the_texts_that_wait_are_not_sent(triton: FakeTriton) -> None:
+    triton.decoupled, triton.failing, triton.status = False, "INTERNAL: broken", StatusCode.INTERNAL
+    url = f"{HOST}:{triton.port}"
+    with LlamaClient(url, "grpc") as client, pytest.raises(ServerError, match="broken"):
+        client.embed(["a"] * 1000)
+    assert len(triton.requests) < 1000
+    triton.requests.clear()
+    async with AsyncLlamaClient(url, "grpc") as twin:
+        with pytest.raises(ServerError, match="broken"):
+            await twin.embed(["a"] * 1000)
+        await asyncio.to_thread(triton.wait_for, lambda fake: fake.running == 0)
+    assert len(triton.requests) < 1000
+
+
+def test_one_text_instead_of_several_is_refused(triton: FakeTriton) -> None:
+    with (
+        LlamaClient(f"{HOST}:{triton.port}", "grpc") as client,
+        pytest.raises(TypeError, match="texts is one str, must be a sequence of them"),
+    ):
+        client.embed("text")

@@ -1,10 +1,10 @@
-"""`triton-llama run-batch` against the endpoint."""
+"""`triton-llama run-batch` against the endpoint, and against servers that are busy, lost or refuse the key."""
 
 from __future__ import annotations
 
 import json
-import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from client.batch_files import BODIES, line, read, write
+from client.peers import HOST, receive_request, server
 from frontend.endpoints import Endpoint, endpoint
 from frontend.fake_triton import FakeTriton
 from frontend.fake_triton_grpc import fake_triton
-from triton_llama.batch.progress import Progress
 from triton_llama.cli import main
 
 Run = Callable[..., Result]
@@ -62,12 +62,6 @@ def test_each_line_is_answered_in_openais_form(triton: FakeTriton, run: Run) -> 
         assert answer["id"].startswith("batch_req_")
         assert answer["response"]["request_id"]
     assert read("OUT.errors.jsonl") == {}
-
-
-def test_the_progress_has_lines_errors_tokens_per_second_and_the_time_left() -> None:
-    progress = Progress(total=2000, answered=200, failed=0)
-    progress.answered, progress.failed, progress.tokens = 1000, 3, 9000
-    assert re.fullmatch(r"1,003 of 2,000 lines, 3 errors, [\d,]+ tokens/s, 0:00:0\d left", str(progress))
 
 
 def test_a_line_has_the_lowest_priority_unless_it_has_its_own(triton: FakeTriton, run: Run) -> None:
@@ -184,3 +178,60 @@ def test_a_signal_ends_the_command_with_one_line_on_how_to_continue(
     assert errors.startswith("Error: stopped, with 0 of 1 lines")
     assert (result.exit_code, "another run-batch writes OUT.jsonl" in result.stderr) == (2, True)
     assert run("--resume").exit_code == 0
+
+
+def _response(status: str, body: str = "{}", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n{body}".encode()
+
+
+@pytest.fixture
+def failing(run: Run) -> Run:
+    """Run a batch of one line against a server that gives these answers, one a connection, the last one for ever."""
+
+    def failing(*answers: bytes, options: tuple[str, ...] = ()) -> Result:
+        left = list(answers)
+
+        def behave(connection: socket.socket) -> None:
+            receive_request(connection)
+            connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+            connection.shutdown(socket.SHUT_RDWR)
+
+        write(line())
+        with server(behave) as port:
+            return run(*options, url=f"{HOST}:{port}")
+
+    return failing
+
+
+@pytest.mark.parametrize("failure", [b"", _response("429 Too Many Requests", headers="Retry-After: 1\r\n")])
+def test_a_lost_connection_and_a_busy_server_are_retried(failing: Run, failure: bytes) -> None:
+    assert failing(failure, _response("200 OK", '{"a": 1}')).exit_code == 0
+    assert read()["a"]["response"]["body"] == {"a": 1}
+
+
+def test_a_line_without_an_answer_in_time_is_an_error(failing: Run) -> None:
+    assert failing(_response("503 Service Unavailable", "full"), options=("--timeout", "2")).exit_code == 5
+    assert read("OUT.errors.jsonl")["a"]["error"] == {
+        "code": "batch_expired",
+        "message": "no answer within 2 s: 503 full",
+    }
+
+
+def test_a_wrong_key_ends_the_command_and_no_line_is_an_error(failing: Run) -> None:
+    result = failing(_response("401 Unauthorized", "key"), options=("--api-key", "x"))
+    assert result.exit_code == 8
+    assert "answers 401 key" in result.stderr
+    assert read("OUT.errors.jsonl") == {}
+
+
+def test_a_url_without_a_scheme_has_the_endpoints_port(failing: Run) -> None:
+    failing(b"", options=("--url", "127.0.0.9", "--timeout", "2"))
+    assert "127.0.0.9:9000" in read("OUT.errors.jsonl")["a"]["error"]["message"]
+
+
+@pytest.mark.long
+def test_an_endpoint_that_never_responds_ends_the_command(failing: Run) -> None:
+    result = failing(b"")
+    assert result.exit_code == 3
+    assert "has not responded; --url names the endpoint" in result.stderr
+    assert read("OUT.errors.jsonl") == {}

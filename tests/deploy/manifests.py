@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from deploy.code_blocks import ROOT
-from deploy.debian_packages import programs_or_skip
+from deploy.programs import programs_or_skip
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 FOLDERS = ("base", *(f"overlays/{name}" for name in ("cpu-demo", "gpu", "autoscaling", "envoy", "gateway", "kserve")))

@@ -11,16 +11,12 @@ from deploy.code_blocks import ROOT
 
 MONITORING = ROOT / "deploy" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana" / "dashboards" / "triton-llama.json").read_text())
-PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 GROUPS: list[dict[str, Any]] = [
     group for file in sorted(MONITORING.glob("rules/*.yml")) for group in yaml.safe_load(file.read_text())["groups"]
 ]
 
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 """Triton has them only where there is an NVIDIA GPU; from docs/user_guide/metrics.md of triton-inference-server."""
-
-OPENAI_METRICS = {"llama_openai_requests_total", "llama_openai_time_to_first_token_seconds_bucket"}
-"""Of the OpenAI endpoint, a process of its own; they have neither the server's model nor its instance."""
 
 _SELECTOR = re.compile(r"(?<![\w:])((?:model:)?(?:llama|nv)_\w+(?::\w+)?|up)(\{[^}]*\})?(?![\w:(])")
 
@@ -33,27 +29,6 @@ class Rule(NamedTuple):
     alerts: bool
     labels: dict[str, str]
     annotations: dict[str, str]
-
-    def __str__(self) -> str:
-        return "-".join([self.name, *(self.labels.values() if not self.alerts else ())])
-
-
-class Query(NamedTuple):
-    """One query of a panel."""
-
-    panel: str
-    ref: str
-    expr: str
-
-    @property
-    def resolved(self) -> str:
-        """The query as Grafana sends it for every model and every server."""
-        expr = self.expr.replace("$__rate_interval", "1m").replace("$model", ".+").replace("$instance", ".+")
-        assert "$" not in expr, f"{self}: {expr} has an unknown variable"
-        return expr
-
-    def __str__(self) -> str:
-        return f"{self.panel}-{self.ref}"
 
 
 def rules() -> list[Rule]:
@@ -71,9 +46,12 @@ def rules() -> list[Rule]:
     ]
 
 
-def queries() -> list[Query]:
-    """Return every query of every panel."""
-    return [Query(panel["title"], target["refId"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+def queries() -> list[str]:
+    """Return every query of every panel, as Grafana sends it for every model and every server."""
+    exprs = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    for variable, value in {"$__rate_interval": "1m", "$model": ".+", "$instance": ".+"}.items():
+        exprs = [expr.replace(variable, value) for expr in exprs]
+    return exprs
 
 
 def selectors(expr: str) -> list[str]:
@@ -84,9 +62,3 @@ def selectors(expr: str) -> list[str]:
 def metrics_of(expr: str) -> set[str]:
     """Return the names of an expression's metrics."""
     return {selector.partition("{")[0] for selector in selectors(expr)}
-
-
-GPU_PANELS = {query.panel for query in queries() if metrics_of(query.expr) & GPU_METRICS}
-"""Panels that are empty on a machine without a GPU."""
-OPENAI_PANELS = {query.panel for query in queries() if metrics_of(query.expr) & OPENAI_METRICS}
-"""Panels that are empty without the OpenAI endpoint."""

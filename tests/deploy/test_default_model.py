@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -82,13 +81,6 @@ def test_two_fetches_at_once_write_one_complete_folder(tmp_path: Path) -> None:
         assert (process.returncode, errors) == (0, "")
     assert [path.name for path in folder.parent.iterdir()] == ["SmolLM2"]
     assert {path.name for path in folder.iterdir()} == {*FILES, WEIGHTS}
-    config = json.loads((folder / "config.json").read_text())
-    generation = json.loads((folder / "generation_config.json").read_text())
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    assert (config["eos_token_id"], generation["eos_token_id"], tokenizer["eos_token"]) == (2, 2, "<|im_end|>")
-    assert (config["dtype"], config["rms_norm_eps"], "quantization_config" in config) == ("float16", 1e-05, False)
-    assert tokenizer["model_max_length"] == config["max_position_embeddings"] == 8192
-    assert "<|im_start|>assistant" in (folder / "chat_template.jinja").read_text()
 
 
 @pytest.mark.long

@@ -84,16 +84,6 @@ def test_every_object_is_valid_for_kubernetes(version: str) -> None:
     assert kinds > set(SCHEMAS)
 
 
-def test_kserve_sends_requests_to_the_endpoint() -> None:
-    # To the first port of transformer-container, or else of the first container.
-    overlay = build("overlays/kserve")
-    names = [container["name"] for container in overlay.pod["containers"]]
-    assert names == ["kserve-container", "transformer-container"]
-    assert [port["name"] for port in overlay.openai["ports"]] == ["openai"]
-    labels = overlay.only("InferenceService")["metadata"]["labels"]
-    assert all(service["spec"]["selector"].items() <= labels.items() for service in overlay.all("Service"))
-
-
 def test_the_gateways_route_leads_to_the_endpoints() -> None:
     overlay = build("overlays/gateway")
     pool, (rule,) = overlay.only("InferencePool"), overlay.only("HTTPRoute")["spec"]["rules"]
@@ -104,14 +94,11 @@ def test_the_gateways_route_leads_to_the_endpoints() -> None:
     assert [port["number"] for port in pool["spec"]["targetPorts"]] == [overlay.openai["ports"][0]["containerPort"]]
 
 
-def test_every_object_is_in_a_restricted_namespace(overlay: Overlay) -> None:
+def test_every_pod_is_locked_down_in_a_restricted_namespace(overlay: Overlay) -> None:
     (namespace,) = overlay.all("Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     namespaces = {manifest["metadata"].get("namespace") for manifest in overlay.objects if manifest is not namespace}
     assert namespaces == {namespace["metadata"]["name"]}
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
-def test_every_pod_is_locked_down(overlay: Overlay) -> None:
     assert overlay.only("ServiceAccount")["automountServiceAccountToken"] is False
     for pod in overlay.pods.values():
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
@@ -129,8 +116,8 @@ def test_every_pod_is_locked_down(overlay: Overlay) -> None:
 
 
 def test_the_server_downloads_nothing(overlay: Overlay) -> None:
-    variables = {variable["name"]: variable for variable in overlay.server["env"]}
-    assert variables["HF_HUB_OFFLINE"]["value"] == "1"
+    variables = environment(overlay.server)
+    assert variables["HF_HUB_OFFLINE"] == "1"
     assert "HF_TOKEN" not in variables
     policies = {policy["metadata"]["name"]: policy["spec"] for policy in overlay.all("NetworkPolicy")}
     assert policies["triton-llama"]["policyTypes"] == ["Ingress", "Egress"]
@@ -151,16 +138,7 @@ def test_the_image_has_every_command_with_its_options() -> None:
         assert options <= set(re.findall(r"--[a-z-]+", shown)), module
 
 
-def test_every_port_is_one_of_the_image(overlay: Overlay) -> None:
-    ports = {port["name"]: port["containerPort"] for port in [*overlay.server["ports"], *overlay.openai["ports"]]}
-    (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
-    of_the_image = dict(zip(("http", "grpc", "metrics", "openai"), map(int, exposed), strict=True))
-    assert ports == of_the_image
-    names = [end["port"] for monitor in overlay.all("PodMonitor") for end in monitor["spec"]["podMetricsEndpoints"]]
-    assert set(names) <= set(ports)
-
-
-def test_services_and_policies_name_ports_of_their_pods(overlay: Overlay) -> None:
+def test_services_policies_and_monitors_name_ports_of_their_pods(overlay: Overlay) -> None:
     ports = {
         name: {port["name"] for container in pod["containers"] for port in container["ports"]}
         for name, pod in overlay.pods.items()
@@ -170,6 +148,8 @@ def test_services_and_policies_name_ports_of_their_pods(overlay: Overlay) -> Non
     for policy in (each["spec"] for each in overlay.all("NetworkPolicy")):
         named = {port["port"] for rule in policy.get("ingress", []) for port in rule["ports"]}
         assert named <= ports[policy["podSelector"]["matchLabels"][NAME]]
+    for monitor in (each["spec"] for each in overlay.all("PodMonitor")):
+        assert {end["port"] for end in monitor["podMetricsEndpoints"]} <= ports["triton-llama"]
 
 
 def test_every_container_runs_the_version_of_this_project(overlay: Overlay) -> None:
@@ -199,15 +179,6 @@ def test_every_object_that_a_pod_names_exists(overlay: Overlay) -> None:
     assert claims == {manifest["metadata"]["name"] for manifest in overlay.all("PersistentVolumeClaim")}
     # The operator creates the secret; a pod starts without it.
     assert all(part["secretKeyRef"]["optional"] for part in parts if "secretKeyRef" in part)
-
-
-def test_the_server_reads_the_checkpoint_that_was_prepared(overlay: Overlay) -> None:
-    for prepare in overlay.pod.get("initContainers", []):
-        assert prepare["args"][prepare["args"].index("--out") + 1] == "/models/$(NAME)"
-        assert environment(overlay.server)["LLAMA_MODEL"] == "/models/$(CHECKPOINT)"
-        variables = [*prepare["env"], *overlay.server["env"]]
-        sources = {variable["name"]: variable.get("valueFrom") for variable in variables}
-        assert sources["NAME"] == sources["CHECKPOINT"]
 
 
 def test_a_pod_is_killed_only_after_its_drain(overlay: Overlay) -> None:

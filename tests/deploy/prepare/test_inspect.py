@@ -108,11 +108,15 @@ def test_the_contents_of_weights_are_not_read(out: Path) -> None:
     assert _describe(out, Settings()).info == expected
 
 
-def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(original)]) == 0
-    model, saved, served, ends, chats, defaults, memory = capsys.readouterr().out.splitlines()
+def test_the_lines_name_model_precision_and_memory(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(original, tmp_path / "changed"))
+    (folder / "generation_config.json").write_text('{"no_repeat_ngram_size": 3, "bos_token_id": 1}')
+    assert main([str(folder)]) == 0
+    model, saved, served, ends, chats, defaults, ignored, memory = capsys.readouterr().out.splitlines()
     assert model == (
-        f"model    {original}: llama, 2 layers, hidden 64, 4 heads (2 KV) of 16, vocabulary 3,072, context 128"
+        f"model    {folder}: llama, 2 layers, hidden 64, 4 heads (2 KV) of 16, vocabulary 3,072, context 128"
     )
     assert saved == "saved    floats; F32 1.8 MiB"
     assert served == (
@@ -120,17 +124,9 @@ def test_the_lines_name_model_precision_and_memory(original: Path, capsys: pytes
     )
     assert ends == "ends     a completion ends at 2 '</s>' (config)"
     assert chats == "chats    default"
-    assert defaults.startswith("defaults max_tokens=128 min_tokens=0 temperature=0.0 ")
+    assert defaults.startswith("defaults max_tokens=128 min_tokens=0 temperature=")
+    assert ignored == "ignored  of the generation config: no_repeat_ngram_size 3"
     assert memory.startswith("memory   on cpu: weights 2 MiB + cache 2 MiB (4,096 tokens x 512 B: 32 sequences of 128 ")
-
-
-def test_ignored_fields_of_the_generation_config_are_a_line(
-    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(shutil.copytree(original, tmp_path / "changed"))
-    (folder / "generation_config.json").write_text('{"no_repeat_ngram_size": 3, "bos_token_id": 1}')
-    assert main([str(folder)]) == 0
-    assert "\nignored  of the generation config: no_repeat_ngram_size 3\n" in capsys.readouterr().out
 
 
 def test_the_settings_are_those_of_the_environment(
@@ -179,15 +175,12 @@ def test_more_inputs_than_int32_sums_hold_are_refused(tmp_path: Path, tokenizer:
         _describe(folder, Settings(quantization="int8"))
 
 
-def test_no_weights_of_a_hub_id_are_downloaded(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_id_is_described_once_it_is_downloaded(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([MODEL, "--revision", "v1"]) == 1
     model, refused = capsys.readouterr().out.splitlines()
     assert model.startswith(f"model    {MODEL}: llama, 2 layers, ")
     assert refused.startswith(f"refused  1 files of weights aren't downloaded, first {WEIGHTS}; `hf download {MODEL}`")
     assert hub.downloads(WEIGHTS) == []
-
-
-def test_a_hub_id_is_described_once_it_is_downloaded(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    resolve_folder(MODEL, None)
-    assert main([MODEL]) == 0
+    resolve_folder(MODEL, "v1")
+    assert main([MODEL, "--revision", "v1"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == LINES

@@ -1,4 +1,4 @@
-"""Which evidence proves that a model computes, and the probe's exit codes; end_to_end/test_health has a real Triton."""
+"""Which evidence proves that a model computes, and the probe's exit codes; end_to_end has a real Triton."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from deploy.code_blocks import ROOT
-from deploy.commands import CommandFailedError, run
+from deploy.programs import CommandFailedError, run
 
 # Variables that steer compose, the build or the server; a test sets its own, and only those.
 STEERING = ("COMPOSE_", "HF_", "LLAMA_", "PIP_", "TRITON_")
@@ -39,7 +39,7 @@ class DockerEngine:
     def docker(
         self, *arguments: str | Path, timeout: float = 60, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run `docker ARGUMENTS` in the repository; errors as for `commands.run`."""
+        """Run `docker ARGUMENTS` in the repository; errors as for `programs.run`."""
         command = ["docker", *arguments]
         return run(command, timeout=timeout, environment=self.environment, directory=ROOT, check=check)
 

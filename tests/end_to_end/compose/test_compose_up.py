@@ -31,10 +31,6 @@ def test_a_generation_over_grpc_is_complete(served: ComposeProject) -> None:
         assert client.generate("The list class in Python", max_tokens=20, min_tokens=20).num_output_tokens == 20
 
 
-def test_llama_unary_is_ready_by_default(served: ComposeProject) -> None:
-    assert CLIENT.get(f"http://{served.address(HTTP)}/v2/models/llama_unary/ready").is_success
-
-
 def test_every_port_is_published_on_this_machine_only_metrics_too(served: ComposeProject) -> None:
     addresses = [served.address(port) for port in (HTTP, GRPC, METRICS)]
     assert all(address.startswith("127.0.0.1:") for address in addresses)

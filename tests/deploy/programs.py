@@ -1,33 +1,25 @@
-"""Programs from Debian's packages, unpacked into a cache and not installed. apt verifies the packages' signatures."""
+"""Commands that are run within a time limit, and programs from Debian's packages.
+
+The packages are unpacked into a cache and not installed. apt verifies their signatures.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Sequence
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from deploy.commands import CommandFailedError, run
 from made_once import made_once
 
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 APT_S = 240.0
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-llama"
-
-
-class Prometheus(NamedTuple):
-    """The two programs of one release."""
-
-    server: Path
-    promtool: Path
-
-
-def prometheus_or_skip() -> Prometheus:
-    """Return Prometheus and promtool, as `programs_or_skip` does."""
-    return Prometheus(*programs_or_skip("prometheus", ["prometheus", "promtool"]))
 
 
 def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> list[Path]:
@@ -69,3 +61,39 @@ def _download(package: str, temporary: Path, release: str) -> Path:
     run([*apt, "download", package], timeout=APT_S, directory=temporary / "debs")
     (deb,) = (temporary / "debs").iterdir()
     return deb
+
+
+class CommandFailedError(Exception):
+    """A command failed or timed out; the message holds all of its output."""
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` for at most `timeout` seconds and return its output as text.
+
+    Raises CommandFailedError on a timeout and, with `check`, on an exit code other than 0.
+    """
+    # The program `timeout` ends a whole group: docker's plugins are its children, and must not outlive the limit.
+    words = ["timeout", "--signal=KILL", str(timeout), *map(str, command)]
+    ended = subprocess.run(
+        words,
+        env=environment,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    timed_out = ended.returncode == -signal.SIGKILL
+    if timed_out or (check and ended.returncode != 0):
+        failure = f"timed out after {timeout:g} s" if timed_out else f"exit code {ended.returncode}"
+        output = f"--- stdout\n{ended.stdout}\n--- stderr\n{ended.stderr}"
+        raise CommandFailedError(f"{failure}: {shlex.join(words)}\n{output}")
+    return ended

@@ -1,18 +1,21 @@
-"""Shortcuts to a real checkpoint, an engine, and runs of it.
+"""Shortcuts to a real checkpoint, an engine and its pages, and runs of it.
 
 Settings come from the arguments alone, never from the machine's environment.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 import torch
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion, Result
 from llama_engine.engine.sequence import Sequence
 from llama_engine.engine.step_result import StepResult
+from llama_engine.kernels.cpu.build import object_path
+from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner
@@ -29,6 +32,13 @@ def load(quantization: str, **parameters: str) -> LoadedModel:
     """Load a checkpoint on the CPU, the embedded one if no `model` is given."""
     values = {"model": str(EMBEDDED), "quantization": quantization, **parameters}
     return load_checkpoint(Settings.parse(values, {}), torch.device("cpu"))
+
+
+def needs_compiled_kernels(instruction_set: str | None = None) -> None:
+    """Skip the test unless an instruction set's kernels are built and this CPU runs them; None is any of them."""
+    wanted = [name for name in allowed_instruction_sets() if instruction_set in (None, name)]
+    if not any(object_path(name).exists() for name in wanted):
+        pytest.skip("no kernels are compiled: no C++ compiler, or no AVX2")
 
 
 def engine_of(checkpoint: LoadedModel, slots: int = 8, **parameters: str) -> Engine:
@@ -55,6 +65,22 @@ def spoil_cache(engine: Engine, page: int | None = None) -> None:
     """Fill a page, or all of them, with NaN; in INT8 that is the scales, and the rest are the largest numbers."""
     for tensor in cache_tensors(engine, page):
         tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
+
+
+def free_pages(engine: Engine) -> list[int]:
+    """The pages that hold nothing."""
+    return list(engine._pages._pool._free)
+
+
+def assert_consistent(engine: Engine) -> None:
+    """Pages that no sequence holds are available; the page that a sequence writes to is its alone."""
+    sequences, shape = [*engine._batch.sequences, *engine._prefill.sequences], engine.plan.shape
+    holders = Counter(page for sequence in sequences for page in sequence.pages)
+    assert len(holders) + engine._pages.num_available == shape.pages
+    for sequence in sequences:
+        written = sequence.pages[sequence.num_computed // shape.page_size :]
+        assert all(holders[page] == 1 for page in written)
+        assert (sequence.kv_slot is None) == (not sequence.pages)
 
 
 def attention_by_sequence(

@@ -17,10 +17,9 @@ from unittest.mock import patch
 
 import torch
 from engine.cpu_kernels.models import random_adapter
-from engine.engines import engine_of, spoil_cache
+from engine.engines import assert_consistent, engine_of, free_pages, spoil_cache
 from engine.guesses import guess_at_random
 from engine.int8_layers import threads
-from engine.pages import assert_consistent, free_pages
 from engine.prompts import random_request
 from llama_engine.checkpoint.pooling import Pooling
 from llama_engine.engine.engine import Engine

@@ -1,12 +1,14 @@
-"""The logits of a sequence by a model runner, without an engine."""
+"""The logits of a sequence by a model runner, without an engine, and transformers' model to compare them with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import ModelRunner, TokenChunk
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
 def logits_of(
@@ -33,3 +35,15 @@ def logits_of(
             token = torch.tensor([tokens[position]])
             hidden.append(runner.decode(torch.tensor([1]), token, torch.tensor([position]), position + 1))
         return runner.logits(torch.cat(hidden))
+
+
+def oracle(checkpoint: LoadedModel) -> PreTrainedModel:
+    """Return transformers' model, in the dtype and on the device of the checkpoint."""
+    return _load(checkpoint.name, checkpoint.info.dtype, checkpoint.info.device)
+
+
+@lru_cache(1)
+def _load(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
+    assert isinstance(model, PreTrainedModel)
+    return model.requires_grad_(False)

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import EMBEDDED, completions, engine_of, load
-from engine.logits import logits_of
-from engine.oracle import oracle
+from engine.engines import EMBEDDED, completions, engine_of, load, needs_compiled_kernels
+from engine.logits import logits_of, oracle
 from llama_engine.errors import MAX_LINE, CheckpointError
 from llama_engine.model.loader import LoadedModel, loading
 from llama_engine.model.precision import choose_device

@@ -13,8 +13,7 @@ from unittest.mock import patch
 
 import torch
 from adapter_files import write_adapter
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import alone, engine_of
+from engine.engines import alone, engine_of, needs_compiled_kernels
 from engine.guesses import eager_drafter, guess_at_random
 from engine.guided_texts import EngineOf, tag
 from engine.prompts import any_requests

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import Run, add_all, engine_of, load, run, spoil_cache
+from engine.engines import Run, add_all, engine_of, load, needs_compiled_kernels, run, spoil_cache
 from engine.families import MAX_MODEL_LEN, save_family
 from engine.forward_passes import ForwardPass, watching
-from engine.oracle import oracle
+from engine.logits import oracle
 from engine.parsing import DEFAULTS, tensor
 from engine.prompts import request_of
 from llama_engine.checkpoint.pooling import Pooling

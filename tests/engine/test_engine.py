@@ -3,8 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import add_all, alone, attention_by_sequence, completions, engine_of, load, spoil_cache
+from engine.engines import (
+    add_all,
+    alone,
+    attention_by_sequence,
+    completions,
+    engine_of,
+    load,
+    needs_compiled_kernels,
+    spoil_cache,
+)
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
 from llama_engine.errors import GenerationError

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import EMBEDDED, load
+from engine.engines import EMBEDDED, load, needs_compiled_kernels
 from engine.exact_bits import Bits
 
 from models.quantized_checkpoints import write

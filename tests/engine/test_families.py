@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import attention_by_sequence, load
+from engine.engines import attention_by_sequence, load, needs_compiled_kernels
 from engine.exact_bits import Bits
 from engine.families import CHECKPOINTS, MAX_MODEL_LEN, save_family
-from engine.logits import logits_of
-from engine.oracle import oracle
+from engine.logits import logits_of, oracle
 from engine.recorded_graphs import Recording
 from llama_engine.checkpoint import config
 from llama_engine.checkpoint.architecture import FAMILIES, read_architecture

@@ -10,8 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import EMBEDDED, completions, engine_of, load
+from engine.engines import EMBEDDED, completions, engine_of, load, needs_compiled_kernels
 from engine.gguf_files import LLAMA3, MODELS, small_model, write_model
 from gguf import GGMLQuantizationType as Kind
 from llama_engine.checkpoint.architecture import read_architecture

@@ -8,8 +8,7 @@ from importlib.util import find_spec, module_from_spec
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import load
+from engine.engines import load, needs_compiled_kernels
 from engine.int8_layers import random_weight
 from engine.logits import logits_of
 from llama_engine.checkpoint.per_channel import requantized

@@ -8,7 +8,7 @@ from engine.engines import attention_by_sequence, engine_of, run, with_tokens_as
 from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.guesses import guess_at_random
-from engine.oracle import oracle
+from engine.logits import oracle
 from engine.prompts import random_prompt, request_of
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel

@@ -7,8 +7,15 @@ from functools import cache
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import attention_by_sequence, cache_tensors, completions, engine_of, load, spoil_cache
+from engine.engines import (
+    attention_by_sequence,
+    cache_tensors,
+    completions,
+    engine_of,
+    load,
+    needs_compiled_kernels,
+    spoil_cache,
+)
 from engine.logits import logits_of
 from engine.prompts import requests_of
 from llama_engine.engine import memory_plan

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from engine.checkpoints import save_small
-from engine.compiled_kernels import needs_compiled_kernels
 from llama_engine.text.tokenizer import Tokenizer
 from python_process import run_python
 
@@ -21,7 +20,7 @@ CONSTANT = 48 << 20
 PROGRAM = """
 import sys
 from pathlib import Path
-from engine.engines import load
+from engine.engines import load, needs_compiled_kernels
 
 def status(key):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())

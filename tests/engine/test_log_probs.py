@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.engines import completions, engine_of, run, tokens_in, with_tokens_as_text
-from engine.oracle import oracle
+from engine.logits import oracle
 from engine.prompts import requests_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion

@@ -9,8 +9,8 @@ import pytest
 from engine.engines import completions, engine_of, load, with_tokens_as_text
 from engine.families import CHECKPOINTS, MAX_MODEL_LEN, save_family
 from engine.greedy import LONGEST, GreedyReference, Tally, compare_one
+from engine.logits import oracle
 from engine.lora_adapters import save_adapter
-from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.request.generation_request import GenerationRequest
 from notes import Note

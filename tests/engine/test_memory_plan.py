@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import attention_by_sequence, engine_of, runner_of
+from engine.engines import attention_by_sequence, engine_of, needs_compiled_kernels, runner_of
 from llama_engine.engine import memory_plan
 from llama_engine.engine.memory_plan import MemoryPlan, plan_memory
 from llama_engine.errors import OutOfMemoryPlan

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.engines import Run, alone, engine_of, run, spoil_cache
-from engine.pages import assert_consistent, free_pages
+from engine.engines import Run, alone, assert_consistent, engine_of, free_pages, run, spoil_cache
 from engine.prompts import request_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion

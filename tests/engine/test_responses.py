@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from engine.backend_utils import Request, TritonError, reading, text
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import engine_of
+from engine.engines import engine_of, needs_compiled_kernels
 from engine.metrics import RecordingRegistry
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Chunk, Event, ResponseSink

@@ -10,8 +10,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import completions, engine_of, load
+from engine.engines import completions, engine_of, load, needs_compiled_kernels
 from engine.guided_texts import END, EngineOf
 from engine.prompts import any_requests, request_of
 from engine.scheduling import running

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from engine.pages import assert_consistent
+from engine.engines import assert_consistent
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import RequestError

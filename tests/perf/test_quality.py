@@ -11,7 +11,7 @@ import pytest
 import torch
 from aiohttp import web
 from engine.engines import EMBEDDED
-from engine.oracle import oracle
+from engine.logits import oracle
 from engine.prompts import random_prompt
 from llama_engine.model.loader import LoadedModel
 from llama_engine.settings import Settings

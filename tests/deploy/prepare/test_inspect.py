@@ -10,8 +10,7 @@ import pytest
 import torch
 from deploy.prepare.conftest import MODEL, WEIGHTS, Hub
 from engine.checkpoints import save_small
-from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import load
+from engine.engines import load, needs_compiled_kernels
 from llama_engine.checkpoint.headers import read_checkpoint_headers
 from llama_engine.checkpoint.hub import resolve_folder
 from llama_engine.engine.memory_plan import plan_memory

@@ -1,14 +1,12 @@
 """An engine's LoRA adapters: loaded, listed and unloaded; what fails changes nothing; prefixes are of one adapter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from adapter_files import damage, write_adapter
-from engine.engines import engine_of
+from engine.engines import completions, engine_of, load, run
 from engine.prompts import request_of
 from llama_engine.engine.adapters import folder_inside, lora_limits
 from llama_engine.engine.engine import Engine
@@ -16,6 +14,7 @@ from llama_engine.errors import CheckpointError, InvalidRequest, InvalidSettings
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.settings import Settings
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +41,6 @@ def _of(engine: Engine, name: str, request: GenerationRequest) -> GenerationRequ
     """Return the request by a loaded adapter."""
     (adapter,) = (adapter for adapter in engine.adapters.loaded() if adapter.name == name)
     return replace(request, adapter=adapter)
-
-
-def test_an_adapter_of_the_settings_is_loaded_at_start(engine: Engine) -> None:
-    (adapter,) = engine.adapters.loaded()
-    assert (adapter.name, adapter.number, adapter.rank, adapter.index) == ("a", 7, 4, 1)
 
 
 def test_a_damaged_adapter_of_the_settings_is_named(int8: LoadedModel, loras: Path) -> None:
@@ -102,9 +96,7 @@ def test_prefixes_are_shared_by_one_version_of_an_adapter(checkpoint: LoadedMode
 
     def cached(request: GenerationRequest) -> int:
         sequence = engine.builder.build(request)
-        engine.add(sequence)
-        while engine.num_sequences:
-            engine.step()
+        run(engine, [sequence])
         return sequence.num_cached_prompt_tokens
 
     def reload(name: str, folder: str) -> None:
@@ -118,6 +110,18 @@ def test_prefixes_are_shared_by_one_version_of_an_adapter(checkpoint: LoadedMode
     assert cached(_of(engine, "x", base)) == 0
     reload("x", "a")
     assert [cached(each) for each in (base, _of(engine, "x", base))] == [32, 32]
+
+
+def test_an_adapter_beyond_float16_changes_no_other_sequence(loras: Path, tmp_path: Path) -> None:
+    checkpoint, huge = load("none", dtype="float16"), write_adapter(tmp_path / "huge", 1)
+    weights = huge / "adapter_model.safetensors"
+    save_file({name: 1e6 * tensor for name, tensor in load_file(weights).items()}, weights)
+    engine = engine_of(checkpoint, 4, lora_adapters=f"a={loras / 'a'}", max_loras="2", prefix_cache="off")
+    base = request_of(checkpoint, 1, 40)
+    requests = [base, _of(engine, "a", base)]
+    expected = completions(engine, requests)
+    engine.adapters.load("huge", 0, huge)
+    assert completions(engine, requests) == expected
 
 
 @pytest.mark.parametrize("path", ["..", "{outside}", "link", "a/../../other", "missing", "a/file", "\0", "x" * 5000])

@@ -1,7 +1,5 @@
 """Every family that the engine serves computes what transformers' own class does, and in INT8 keeps its bits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from engine.engines import attention_by_sequence, load, needs_compiled_kernels
-from engine.exact_bits import Bits
 from engine.families import CHECKPOINTS, MAX_MODEL_LEN, save_family
+from engine.int8_layers import threads
 from engine.logits import logits_of, oracle
-from engine.recorded_graphs import Recording
+from engine.test_cuda_graphs import Recording
+from engine.test_exact_bits import Bits
 from llama_engine.checkpoint import config
 from llama_engine.checkpoint.architecture import FAMILIES, read_architecture
 from llama_engine.checkpoint.config import read_config
@@ -90,13 +89,9 @@ def test_logits_with_an_outlier_threshold_are_those_of_transformers(folder: Path
 def test_gelu_has_the_same_bits_at_any_place() -> None:
     rows = torch.randn(7, 9217, generator=torch.Generator().manual_seed(0))
     alone = torch.stack([gelu_tanh(row) for row in rows])
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 3, 5):
-            torch.set_num_threads(count)
+    for count in (1, 3, 5):
+        with threads(count):
             assert torch.equal(gelu_tanh(rows), alone)
-    finally:
-        torch.set_num_threads(threads)
     assert torch.allclose(alone, torch.nn.functional.gelu(rows, approximate="tanh"), rtol=1e-5, atol=1e-6)
 
 

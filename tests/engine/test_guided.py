@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from engine.guided_texts import END, FUNCTION_CALL, allowed_tokens, conforms, tag, tokens_of
-from engine.small_tokenizers import llama2_like
+from engine.test_tokenizer import llama2_like
 from llama_engine.guides.compiler import Guides
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 

@@ -7,15 +7,34 @@ from pathlib import Path
 
 import pytest
 from engine.engines import EMBEDDED
-from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.checkpoint.config import read_config
 from llama_engine.errors import CheckpointError
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+WORDS = ["▁def", "▁the", "▁class", "ing", "▁é", "▁", "▁▁▁▁", "\n", "lambda", *"()abcdeö🙂"]
 CHARACTERS = ("🙂", "☂️", "e\u0301", "ñ", "한", "\u0000", "𝔘")
+
+
+def wrapped(backend: FastTokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special_tokens)
+
+
+def llama2_like() -> PreTrainedTokenizerFast:
+    """Ids: <unk> <s> </s>, 256 bytes, the words, and <tool>, an added token that is text."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
+    backend = FastTokenizer(
+        models.BPE({piece: index for index, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = wrapped(backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
+    return tokenizer
 
 
 def text_of(vocabulary: Vocabulary, tokens: Iterable[int]) -> str:

@@ -1,7 +1,5 @@
 """GGUF files of small models with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

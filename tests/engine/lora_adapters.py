@@ -1,7 +1,5 @@
 """Small random LoRA adapters, written by PEFT."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,26 +16,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 
-def save_adapter(
-    base: Path,
-    folder: Path,
-    config: Mapping[str, object] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> PeftModel:
+def save_adapter(base: Path, folder: Path, config: Mapping[str, object] | None = None) -> PeftModel:
     """Save an adapter of random weights for the checkpoint `base` in `folder`; return PEFT's model with it."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     torch.manual_seed(0)
-    # Without PEFT's initialization, which zeroes B, and without its conversion of BF16 to float32.
-    values: dict[str, Any] = {
-        "target_modules": "all-linear",
-        "init_lora_weights": False,
-        "task_type": "CAUSAL_LM",
-        **(config or {}),
-    }
+    # Without PEFT's initialization, which zeroes B.
+    values: dict[str, Any] = {"target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM"}
     with warnings.catch_warnings():
         # PEFT asks transformers for gradient checkpointing by a name that will be removed.
         warnings.simplefilter("ignore", FutureWarning)
-        adapted = get_peft_model(model, LoraConfig(**values), autocast_adapter_dtype=False)
+        adapted = get_peft_model(model, LoraConfig(**{**values, **(config or {})}), autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
     adapted.save_pretrained(str(folder))
     return adapted.eval().requires_grad_(False)

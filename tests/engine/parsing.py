@@ -13,6 +13,8 @@ from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 
+Values = dict[str, Any]
+
 MAX_MODEL_LEN = 64
 DEFAULTS = GenerationDefaults(
     {
@@ -38,27 +40,26 @@ def tensor(name: str, rows: list[Any]) -> NDArray[Any]:
 
 
 def parse_rows(
-    tokenizer: Tokenizer,
-    parameters: dict[str, object] | None = None,
-    truncates: bool = False,
-    /,
-    **inputs: list[Any],
+    tokenizer: Tokenizer, parameters: Values | None = None, options: Values | None = None, /, **inputs: list[Any]
 ) -> list[GenerationRequest]:
-    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN, truncate_max_tokens=truncates)
+    """Parse a request. options: the parser's, by their names."""
+    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN, **(options or {}))
     return parser.parse({name: tensor(name, rows) for name, rows in inputs.items()}, parameters)
 
 
 def parse(
-    tokenizer: Tokenizer, parameters: dict[str, object] | None = None, truncates: bool = False, /, **values: object
+    tokenizer: Tokenizer, parameters: Values | None = None, options: Values | None = None, /, **values: object
 ) -> GenerationRequest:
     """Parse a request of one row, of a prompt that has one if there is none."""
     inputs = values if "input_ids" in values else {"text_input": "def f", **values}
-    (request,) = parse_rows(tokenizer, parameters, truncates, **{name: [value] for name, value in inputs.items()})
+    (request,) = parse_rows(tokenizer, parameters, options, **{name: [value] for name, value in inputs.items()})
     return request
 
 
-def refusal(tokenizer: Tokenizer, parameters: dict[str, object] | None = None, /, **values: object) -> str:
+def refusal(
+    tokenizer: Tokenizer, parameters: Values | None = None, options: Values | None = None, /, **values: object
+) -> str:
     """Return why a request of one row is refused."""
     with pytest.raises(InvalidRequest) as refused:
-        parse(tokenizer, parameters, **values)
+        parse(tokenizer, parameters, options, **values)
     return str(refused.value)

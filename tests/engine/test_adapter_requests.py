@@ -1,25 +1,15 @@
 """Requests that name an adapter, and requests that load or unload one, as the parser reads them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
-from engine.parsing import DEFAULTS, MAX_MODEL_LEN, tensor
+from engine.parsing import parse, refusal, tensor
 from llama_engine.errors import InvalidRequest, OtherAdapter
 from llama_engine.request.adapter_choice import Adapter, AdapterCommand, parse_command
-from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 
 LOADED = SQL, JSON = Adapter("sql", 7, "d1", 16, 1), Adapter("org/json", 0, "d2", 8, 2)
-
-
-def _parse(tokenizer: Tokenizer, loaded: tuple[Adapter, ...], /, **values: object) -> GenerationRequest:
-    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN, adapters=lambda: loaded)
-    inputs = {"text_input": "def f", **values}
-    (request,) = parser.parse({name: tensor(name, [value]) for name, value in inputs.items()})
-    return request
+OPTIONS = {"adapters": lambda: LOADED}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +24,7 @@ def _parse(tokenizer: Tokenizer, loaded: tuple[Adapter, ...], /, **values: objec
     ],
 )
 def test_a_request_names_its_adapter(tokenizer: Tokenizer, values: dict[str, object], adapter: Adapter | None) -> None:
-    assert _parse(tokenizer, LOADED, **values).adapter == adapter
+    assert parse(tokenizer, None, OPTIONS, **values).adapter == adapter
 
 
 @pytest.mark.parametrize(
@@ -52,14 +42,12 @@ def test_a_request_names_its_adapter(tokenizer: Tokenizer, values: dict[str, obj
 def test_an_adapter_that_cannot_serve_the_request_is_refused(
     tokenizer: Tokenizer, values: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        _parse(tokenizer, LOADED, **values)
-    assert message in str(refused.value)
+    assert message in refusal(tokenizer, None, OPTIONS, **values)
 
 
 def test_a_name_is_refused_where_none_is_loaded(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="lora_name is 'sql'; it must be missing: no adapter with one is loaded"):
-        _parse(tokenizer, (), lora_name="sql")
+    refused = refusal(tokenizer, lora_name="sql")
+    assert refused == "lora_name is 'sql'; it must be missing: no adapter with one is loaded"
 
 
 @pytest.mark.parametrize(("field", "value", "named"), [("lora_name", "sql", "'sql'"), ("lora_task_id", 7, "7")])
@@ -68,7 +56,7 @@ def test_another_version_of_an_adapter_has_a_code_of_its_own(
 ) -> None:
     message = rf"^{field} {named} is another version than the one of the request's lora_digest$"
     with pytest.raises(OtherAdapter, match=message) as refused:
-        _parse(tokenizer, LOADED, lora_digest="d2", **{field: value})
+        parse(tokenizer, None, OPTIONS, lora_digest="d2", **{field: value})
     assert refused.value.code == "OTHER_ADAPTER"
 
 

@@ -1,7 +1,5 @@
 """Configs as the engine reads them, beside transformers' own."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine.engines import EMBEDDED
+from engine.gguf_files import LLAMA3
 from llama_engine.checkpoint.architecture import FAMILIES, read_architecture
 from llama_engine.checkpoint.config import IRRELEVANT, USED, read_config
 from llama_engine.errors import CheckpointError
@@ -16,13 +15,7 @@ from llama_engine.model.loader import loading
 from transformers import CONFIG_MAPPING, GenerationConfig, LlamaConfig, PreTrainedConfig
 
 SMALL = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 64}
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA_3 = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
 CONFIGS = {
     "embedded": json.loads((EMBEDDED / "config.json").read_text()),
     "defaults": {"model_type": "llama"},

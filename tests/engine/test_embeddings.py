@@ -1,9 +1,7 @@
 """Embeddings: those of transformers in FP32, computed beside completions, leaving nothing in the KV cache.
 
-`exact_bits` compares their bits in random mixes.
+`test_exact_bits` compares their bits in random mixes.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +12,15 @@ from engine.engines import Run, add_all, engine_of, load, needs_compiled_kernels
 from engine.families import MAX_MODEL_LEN, save_family
 from engine.forward_passes import ForwardPass, watching
 from engine.logits import oracle
-from engine.parsing import DEFAULTS, tensor
+from engine.parsing import parse, refusal
 from engine.prompts import request_of
 from llama_engine.checkpoint.pooling import Pooling
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
 from llama_engine.engine.step_health import MAX_FAILED_STEPS, StepHealth
-from llama_engine.errors import GenerationError, InvalidRequest
+from llama_engine.errors import GenerationError
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.request.parser import RequestParser
 from llama_engine.text.tokenizer import Tokenizer
 from torch.nn import functional
 
@@ -76,7 +73,8 @@ def test_nothing_of_an_embedding_stays_in_the_cache_or_is_taken_from_it(int8: Lo
     outcome = run(engine, [engine.builder.build(embedding_request(request.prompt_tokens)) for _ in range(2)])
     assert sum(step.prefill_tokens for step in outcome.steps) == 200
     after = engine.take_cache_counts()
-    assert (after.used_pages, after.idle_pages, after.free_pages) == (0, before.idle_pages, before.free_pages)
+    # The first prompt's full pages.
+    assert (after.used_pages, after.idle_pages, after.free_pages) == (0, 100 // 16, before.free_pages)
     assert [step.cache.queried_tokens for step in outcome.steps if step.cache] == [0] * len(outcome.steps)
 
 
@@ -103,13 +101,10 @@ def test_an_embedding_that_is_preempted_has_the_same_bits(int8: LoadedModel) -> 
     alone = _engine(checkpoint, slots=1)
     expected = run(alone, [alone.builder.build(request)]).results
     engine = _engine(checkpoint, prefill_tokens="2", kv_cache_tokens="192")
-    writers = [engine.builder.build(request_of(checkpoint, seed, 14, max_tokens=40)) for seed in range(2)]
-    for writer in writers:
-        engine.add(writer)
+    writers = add_all(engine, [request_of(checkpoint, seed, 14, max_tokens=40) for seed in range(2)])
     while not all(writer.num_output_tokens for writer in writers):
         engine.step()
-    sequence = engine.builder.build(request)
-    engine.add(sequence)
+    (sequence,) = add_all(engine, [request])
     steps = [engine.step() for _ in range(160)]
     assert sum(step.preempted for step in steps) > 0
     assert [sequence.result] == expected
@@ -132,8 +127,7 @@ def test_a_pass_that_fails_costs_no_other_embedding(int8: LoadedModel) -> None:
 
 def test_an_embedding_that_is_not_finite_is_an_error(fp32: LoadedModel) -> None:
     engine = _engine(fp32, prefill_tokens="48")
-    sequence = engine.builder.build(embedding_request(_prompts(fp32)[-1]))
-    engine.add(sequence)
+    (sequence,) = add_all(engine, [embedding_request(_prompts(fp32)[-1])])
     engine.step()
     for page in sequence.pages:
         spoil_cache(engine, page)
@@ -151,15 +145,9 @@ def test_steps_that_only_embed_are_no_failures(int8: LoadedModel) -> None:
     assert not health.failing
 
 
-def _parse(tokenizer: Tokenizer, embeds: bool = True, /, **values: object) -> GenerationRequest:
-    parser = RequestParser(tokenizer, DEFAULTS, 64, embeds=embeds)
-    inputs = {"text_input": "def f", "return_embedding": True, **values}
-    (request,) = parser.parse({name: tensor(name, [value]) for name, value in inputs.items()})
-    return request
-
-
 def test_a_text_has_the_tokenizers_special_tokens(tokenizer: Tokenizer) -> None:
-    request = _parse(tokenizer, priority=3, cache_salt="a", return_perf_metrics=True)
+    values = {"return_embedding": True, "priority": 3, "cache_salt": "a", "return_perf_metrics": True}
+    request = parse(tokenizer, None, {"embeds": True}, **values)
     assert request.prompt_tokens == tokenizer.encode("def f")
     assert (request.max_tokens, request.priority) == (0, 3)
 
@@ -177,12 +165,9 @@ def test_a_text_has_the_tokenizers_special_tokens(tokenizer: Tokenizer) -> None:
 def test_what_an_embedding_cannot_have_is_refused(
     tokenizer: Tokenizer, embeds: bool, values: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        _parse(tokenizer, embeds, **values)
-    assert message in str(refused.value)
+    assert message in refusal(tokenizer, None, {"embeds": embeds}, return_embedding=True, **values)
 
 
 def test_a_completion_is_refused_where_there_is_no_head(tokenizer: Tokenizer) -> None:
-    parser = RequestParser(tokenizer, DEFAULTS, 64, generates=False, embeds=True)
-    with pytest.raises(InvalidRequest, match="return_embedding is false or missing; it must be true: the checkpoint"):
-        parser.parse({"text_input": tensor("text_input", ["def f"])})
+    refused = refusal(tokenizer, None, {"generates": False, "embeds": True})
+    assert refused.startswith("return_embedding is false or missing; it must be true: the checkpoint")

@@ -1,7 +1,5 @@
 """The pooling of a checkpoint, from sentence-transformers' files, GGUF's metadata or the setting; base models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -70,11 +68,7 @@ def test_pooling_is_read_from_the_files_of_sentence_transformers(
     [
         ((TRANSFORMER, POOLING), {"pooling_mode_cls_token": True}, "pooling_mode is 'cls_token'; this engine serves "),
         ((TRANSFORMER, POOLING), {"pooling_mode": ["mean", "max"]}, "pooling_mode is 'mean, max'; this engine serves "),
-        (
-            (TRANSFORMER, POOLING),
-            {"pooling_mode_mean_tokens": "false"},
-            "pooling_mode_mean_tokens is 'false'; it must ",
-        ),
+        ((TRANSFORMER, POOLING), {"pooling_mode_mean_tokens": "false"}, "pooling_mode_mean_tokens is 'false'; it must"),
         ((TRANSFORMER, POOLING), {"pooling_mode_mean_tokens": False}, "pooling_mode_mean_tokens is false; one of "),
         ((TRANSFORMER, POOLING, DENSE, NORMALIZE), {}, "its modules are 'Transformer, Pooling, Dense, Normalize'; "),
     ],

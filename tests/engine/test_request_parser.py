@@ -93,11 +93,11 @@ def test_max_tokens_beyond_the_room_is_refused(tokenizer: Tokenizer, room: int) 
 
 
 def test_the_request_overrides_whether_max_tokens_is_cut(tokenizer: Tokenizer, room: int) -> None:
-    assert parse(tokenizer, None, True, max_tokens=2000).max_tokens == room
+    assert parse(tokenizer, None, {"truncate_max_tokens": True}, max_tokens=2000).max_tokens == room
     assert parse(tokenizer, truncate_max_tokens=True, max_tokens=2000).max_tokens == room
     assert parse(tokenizer, truncate_max_tokens=True, max_tokens=3).max_tokens == 3
-    with pytest.raises(InvalidRequest, match=f"^max_tokens is 2000; it must be at most {room}: "):
-        parse(tokenizer, None, True, truncate_max_tokens=False, max_tokens=2000)
+    refused = refusal(tokenizer, None, {"truncate_max_tokens": True}, truncate_max_tokens=False, max_tokens=2000)
+    assert refused.startswith(f"max_tokens is 2000; it must be at most {room}: ")
 
 
 def test_default_lengths_are_cut_to_the_room(tokenizer: Tokenizer) -> None:

@@ -1,9 +1,8 @@
 """The RoPE tables have the bits of transformers' rotary embedding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from engine.gguf_files import LLAMA3
 from llama_engine.checkpoint.architecture import read_architecture
 from llama_engine.checkpoint.rope import RopeTables, max_positions, rope_tables
 from llama_engine.errors import CheckpointError
@@ -11,7 +10,6 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 LONGROPE = {
     "rope_type": "longrope",
@@ -45,7 +43,7 @@ def _tables(config: PreTrainedConfig, max_model_len: int) -> RopeTables:
         *((_config(**parameters), LlamaRotaryEmbedding) for parameters in (
             {"rope_theta": 500000.0},
             {"partial_rotary_factor": 0.5},
-            {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192},
+            LLAMA3,
             {"rope_type": "linear", "factor": 2.5},
             {"rope_type": "dynamic", "factor": 2.5},
             YARN,

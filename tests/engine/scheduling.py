@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -119,6 +120,14 @@ class Running:
         return [sent_result(sequence) for sequence in sequences]
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def client_of(sequence: Sequence) -> Client:
     assert isinstance(sequence.context.sink, Client)
     return sequence.context.sink
@@ -137,10 +146,10 @@ def scheduler_threads() -> list[threading.Thread]:
 
 
 @contextmanager
-def running(checkpoint: LoadedModel, slots: int, stats: type[Stats] = Stats, **parameters: str) -> Iterator[Running]:
+def running(checkpoint: LoadedModel, slots: int, **parameters: str) -> Iterator[Running]:
     """Start a scheduler on an engine, and end it."""
     engine, registry, pace = engine_of(checkpoint, slots, **parameters), RecordingRegistry(), Pace()
-    dispatcher, recorder = ResponseDispatcher(), stats(registry, slots)
+    dispatcher, recorder = ResponseDispatcher(), Stats(registry, slots)
     with watching(pace):
         scheduler = Scheduler(engine, dispatcher, recorder, STUCK_SECONDS)
         try:

@@ -1,10 +1,7 @@
 """Adapters loaded and unloaded by requests while others are computed."""
 
-from __future__ import annotations
-
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +13,7 @@ import pytest
 from adapter_files import damage, write_adapter
 from engine.backend_utils import Request, request_reader, text
 from engine.prompts import request_of
-from engine.scheduling import SECONDS, Running, running
+from engine.scheduling import SECONDS, Running, running, until
 from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
@@ -45,10 +42,7 @@ class Served:
 
     def answer(self, request: Request) -> Any:  # noqa: ANN401 - an error's text, or JSON
         """Wait for the answer to a command or a refused request, and return it."""
-        deadline = time.monotonic() + SECONDS
-        while not request.sent:
-            assert time.monotonic() < deadline, "no answer"
-            time.sleep(0.005)
+        until(lambda: request.sent)
         ((response, final),) = request.sent
         assert final
         return str(response.error) if response.error else json.loads(response.values()["text_output"][0])
@@ -85,7 +79,8 @@ def _serving(parts: Running, folder: Path, checkpoint: LoadedModel) -> Iterator[
 def test_an_adapter_can_be_loaded_while_another_waits_to_be_unloaded(served: Served) -> None:
     served.start("a")
     unload = served.ask(lora_name="a", lora_path="")
-    assert [each["number"] for each in served.answer(served.ask(lora_name="again", lora_path="a"))] == [0]
+    (again,) = served.answer(served.ask(lora_name="again", lora_path="a"))
+    assert (again["number"], again["rank"]) == (0, 4)
     assert not unload.sent
 
 

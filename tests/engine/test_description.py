@@ -1,7 +1,5 @@
 """The description of the served model, which is all that the OpenAI endpoint knows of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
@@ -86,7 +84,9 @@ def _reply(reader: RequestReader, request: Request) -> str:
 def test_an_empty_digest_is_answered_with_the_document(reader: RequestReader) -> None:
     description = reader.engine.description
     assert _reply(reader, Request(description_digest=text(""))) == description.reply("", ())
-    assert json.loads(description.reply("", ())) == {**json.loads(description.document), "adapters": []}
+    adapters = [{"name": "sql", "number": 7, "digest": "d1", "rank": 16}]
+    reply = json.loads(description.reply("", [Adapter("sql", 7, "d1", 16, 1)]))
+    assert reply == {**json.loads(description.document), "adapters": adapters}
 
 
 def test_the_current_digest_is_answered_with_itself_alone(reader: RequestReader) -> None:
@@ -99,11 +99,6 @@ def test_the_description_is_built_under_scheduling_batch(reader: RequestReader) 
     batch = replace(reader, inflight=False)
     response: Any = batch.read(cast(Any, Request(description_digest=text("")))).build()
     assert response.values() == {"text_output": [reader.engine.description.reply("", ())]}
-
-
-def test_a_description_lists_the_loaded_adapters(fp32: LoadedModel) -> None:
-    reply = engine_of(fp32).description.reply("", [Adapter("sql", 7, "d1", 16, 1)])
-    assert json.loads(reply)["adapters"] == [{"name": "sql", "number": 7, "digest": "d1", "rank": 16}]
 
 
 def test_a_request_for_the_description_is_not_logged(reader: RequestReader, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,10 +125,3 @@ def test_a_request_for_the_description_has_nothing_else(
 def test_a_request_prepared_for_another_model_is_refused_before_its_values(reader: RequestReader) -> None:
     request = Request('{"max_tokens": 1000000}', text_input=text("x"), description_digest=text("other"))
     assert str(_response(reader, request).error).startswith("OTHER_MODEL: another model is served")
-
-
-def test_a_request_prepared_for_this_model_is_computed(reader: RequestReader) -> None:
-    digest = reader.engine.description.digest
-    parser = replace(reader.parser, digest=digest)
-    (request,) = parser.parse({"text_input": text("x"), "description_digest": text(digest)})
-    assert request.prompt == "x"

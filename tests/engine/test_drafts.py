@@ -1,7 +1,5 @@
 """Drafts change no answer: tokens, log probabilities and texts are those without, whether guesses are right or not."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -13,11 +11,11 @@ from unittest.mock import patch
 
 import torch
 from adapter_files import write_adapter
-from engine.engines import alone, engine_of, needs_compiled_kernels
+from engine.engines import alone, engine_of, needs_compiled_kernels, run
 from engine.guesses import eager_drafter, guess_at_random
 from engine.guided_texts import EngineOf, tag
 from engine.prompts import any_requests
-from engine.transcripts import Transcript, cuts, transcripts
+from engine.transcripts import Transcript, build, cuts, transcripts
 from llama_engine.engine.draft_budget import DraftBudget
 from llama_engine.engine.draft_matches import MAX_FINISHED, MAX_FINISHED_TOKENS, FinishedIndexes, NgramIndex
 from llama_engine.engine.drafts import Acceptance
@@ -93,15 +91,9 @@ def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
 
 def _guesses(engine: Engine, request: GenerationRequest) -> dict[str, tuple[int, int]]:
     """Return the numbers of guessed and right tokens by source."""
-    sequence = engine.builder.build(request)
-    if request.guided_decoding_guide_type:
-        sequence.follow_guide(
-            engine.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide).result()
-        )
-    engine.add(sequence)
-    counts = dict.fromkeys(DRAFT_SOURCES, (0, 0))
-    while engine.num_sequences:
-        for draft in engine.step().drafts:
+    sequence, counts = build(engine, request), dict.fromkeys(DRAFT_SOURCES, (0, 0))
+    for step in run(engine, [sequence]).steps:
+        for draft in step.drafts:
             drafted, accepted = counts[draft.source]
             counts[draft.source] = drafted + len(draft.tokens), accepted + draft.accepted
     drafted, accepted = (sum(of) for of in zip(*counts.values(), strict=True))
@@ -150,10 +142,7 @@ def test_a_verification_that_fails_costs_the_guesses_alone(int8: LoadedModel) ->
     guess_at_random(engine, lambda _: tokens_of(engine_of(int8, 1, speculation="off"), PLAIN), random.Random(2))
     with patch.object(engine._decode._sampler, "sample", _failing_on_lists(engine._decode._sampler)):
         sequence = engine.builder.build(PLAIN)
-        engine.add(sequence)
-        errors = 0
-        while engine.num_sequences:
-            errors += engine.step().errors
+        errors = run(engine, [sequence]).errors
     assert sequence.result == expected
     assert errors > 0
     assert sequence.num_accepted_draft_tokens == 0

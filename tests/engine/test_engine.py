@@ -3,16 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from engine.engines import (
-    add_all,
-    alone,
-    attention_by_sequence,
-    completions,
-    engine_of,
-    load,
-    needs_compiled_kernels,
-    spoil_cache,
-)
+from engine.engines import add_all, alone, attention_by_sequence, completions, engine_of, load, needs_compiled_kernels
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
 from llama_engine.errors import GenerationError
@@ -31,20 +22,6 @@ def test_removing_a_sequence_again_or_after_its_end_frees_no_other_slot(fp32: Lo
     while engine.num_sequences:
         engine.step()
     assert [last.result] == alone(fp32, [last.request])
-
-
-def test_a_sequence_that_is_not_finite_fails_alone(checkpoint: LoadedModel) -> None:
-    engine, requests = engine_of(checkpoint, 4), requests_of(checkpoint, 4)
-    expected = alone(checkpoint, requests)
-    sequences = add_all(engine, requests)
-    engine.step()
-    for page in sequences[1].pages:
-        spoil_cache(engine, page)
-    while engine.num_sequences:
-        engine.step()
-    assert str(sequences[1].result) == "the model's logits for this request were not finite"
-    assert [sequences[row].result for row in (0, 2, 3)] == [expected[row] for row in (0, 2, 3)]
-    assert engine.generate(requests) == expected
 
 
 def test_warming_up_fails_on_a_model_whose_decode_step_fails(int8: LoadedModel) -> None:

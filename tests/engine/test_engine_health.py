@@ -1,15 +1,12 @@
 """Health and readiness of a model: steps that hang, steps that fail, and how it becomes ready again."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from engine.forward_passes import ForwardPass, watching
 from engine.metrics import finished_sequence
-from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running
+from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running, until
 from llama_engine.engine.events import FAILURE, Completion
 from llama_engine.engine.scheduler import Scheduler
 from llama_engine.engine.step_health import MAX_FAILED_STEPS, StepHealth
@@ -38,13 +35,6 @@ class _Fault:
         assert self.go.wait(SECONDS)
         if not self.mended.is_set():
             raise RuntimeError("no kernel")
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def _fail_until_broken(scheduled: Running) -> int:
@@ -98,7 +88,7 @@ def test_a_model_is_not_ready_while_a_step_is_stuck(fp32: LoadedModel, monkeypat
         assert not readiness.check()
         scheduled.pace.run_free()
         scheduled.scheduler.wait_until_finished(sequences)
-        _until(readiness.check)
+        until(readiness.check)
 
 
 def test_a_model_that_fails_every_step_is_not_ready_until_a_probe_succeeds(
@@ -113,13 +103,13 @@ def test_a_model_that_fails_every_step_is_not_ready_until_a_probe_succeeds(
         passes = fault.passes
         for _ in range(5):
             assert not readiness.check()
-        _until(lambda: fault.passes > passes)
+        until(lambda: fault.passes > passes)
         for _ in range(5):
             assert not readiness.check()
         assert caplog.text.count("the model isn't ready: ") == 1
         fault.mended.set()
         fault.go.set()
-        _until(lambda: readiness.check() and not scheduled.scheduler.failing)
+        until(lambda: readiness.check() and not scheduled.scheduler.failing)
         (good,) = scheduled.add(REQUEST)
         scheduled.scheduler.wait_until_finished([good])
         assert isinstance(good.result, Completion)
@@ -141,7 +131,7 @@ def test_a_model_whose_engine_thread_has_ended_is_not_ready(fp32: LoadedModel, m
         readiness = Readiness(scheduled.engine, scheduled.scheduler)
         monkeypatch.setattr(Scheduler, "_admit", end)
         scheduled.add(REQUEST)
-        _until(lambda: scheduled.scheduler.problem() == "the engine's thread has ended")
+        until(lambda: scheduled.scheduler.problem() == "the engine's thread has ended")
         assert not readiness.check()
 
 

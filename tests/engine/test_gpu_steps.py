@@ -1,15 +1,15 @@
 """Loading and whole steps of the engine on a GPU without a device: one device, planned dtypes, one wait a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from engine.engines import add_all
 from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
+from engine.transcripts import build
 from llama_engine.engine.cuda_graphs import Action, DecodeGraphs, graph_count
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
@@ -80,15 +80,10 @@ def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> N
 
 
 def test_a_step_with_guides_waits_once(gpu: Gpu) -> None:
-    guides = [("regex", "1{5}|2"), ("", "")]
-    requests = [
-        GenerationRequest("", (TOKEN,) * 9, max_tokens=3, guided_decoding_guide_type=kind, guided_decoding_guide=guide)
-        for kind, guide in guides
-    ]
-    sequences = [gpu.engine.builder.build(request) for request in requests]
-    for sequence, (kind, guide) in zip(sequences, guides, strict=True):
-        if kind:
-            sequence.follow_guide(gpu.engine.guides.start(kind, guide).result())
+    plain = GenerationRequest("", (TOKEN,) * 9, max_tokens=3)
+    requests = [replace(plain, guided_decoding_guide_type="regex", guided_decoding_guide="1{5}|2"), plain]
+    sequences = [build(gpu.engine, request) for request in requests]
+    for sequence in sequences:
         gpu.engine.add(sequence)
     # As without guides: their masks are filled on the host, and copied without waiting.
     _finish(gpu)

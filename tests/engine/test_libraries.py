@@ -1,9 +1,6 @@
 """What the engine imports, in processes of their own; pyproject's contracts say which part may import which."""
 
-from __future__ import annotations
-
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +14,12 @@ SERVER = {"torch", "transformers", "bitsandbytes", "numpy", "huggingface_hub", "
 """The server's packages by the names they are imported by; huggingface_hub and regex come with transformers."""
 OPTIONAL = {"llguidance", "gguf", "msgspec", "opentelemetry", "zmq"}
 BACKEND = "triton_python_backend_utils"
-IMPORT_AND_LOAD = f"""
+IMPORT = f"""
 import gc, sys, types
 sys.modules |= {{"{BACKEND}": types.ModuleType("{BACKEND}")}} | dict.fromkeys({OPTIONAL | {"triton"}})
 import model
+"""
+IMPORT_AND_LOAD = f"""{IMPORT}
 import torch
 print(gc.isenabled())
 from llama_engine.engine.engine import Engine
@@ -41,12 +40,6 @@ def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_version_folder_has_the_model_alone() -> None:
     assert {path.name for path in ENGINE.iterdir()} - {"__pycache__"} == {"model.py", "llama_engine"}
-
-
-def test_model_py_imports_the_libraries_first() -> None:
-    program = (ENGINE / "model.py").read_text()
-    imports = re.findall(r"^(?:import|from) (llama_engine\S*|torch|transformers)", program, re.M)
-    assert imports[0] == "llama_engine.libraries"
 
 
 def test_the_engine_imports_only_the_servers_packages() -> None:
@@ -82,7 +75,7 @@ def test_openmp_threads_spin_as_long_as_the_environment_says(
 
 
 @pytest.mark.long
-def test_libgomp_takes_the_spin_count() -> None:
-    # It prints its settings as torch loads it.
-    done = _run("import llama_engine.libraries", OMP_DISPLAY_ENV="verbose")
+def test_libgomp_takes_the_spin_count_of_the_model() -> None:
+    # It prints its settings as torch loads it, which model.py must not do before.
+    done = _run(IMPORT, OMP_DISPLAY_ENV="verbose")
     assert "GOMP_SPINCOUNT = '1000'" in done.stderr

@@ -1,4 +1,4 @@
-"""The pages of the KV cache: which are evicted first, and their counts. `exact_bits` has their contents."""
+"""The pages of the KV cache: which are evicted first. `test_exact_bits` has their contents."""
 
 from collections.abc import Iterable
 from unittest.mock import Mock
@@ -68,17 +68,3 @@ def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
     assert manager.allocate(_sequence((7, 7, 7)), 0)
     found = [len(_match(manager, (*tokens, 0))) for tokens in (old, new)]
     assert found == [2, 3]
-
-
-def test_counts_add_up_and_are_taken_once() -> None:
-    manager = _manager(6)
-    _cache(manager, range(12))
-    assert manager.allocate(_sequence(tuple(range(14))), 0)
-    preempted = _sequence((9,))
-    preempted.output_tokens, preempted.first_token_at = [8], 1.0
-    assert manager.allocate(preempted, 0)
-    manager.release(preempted)
-    counts = manager.take_counts()
-    assert (counts.used_pages, counts.idle_pages, counts.free_pages) == (4, 0, 2)
-    assert (counts.queried_tokens, counts.hit_tokens, counts.evicted_pages) == (12 + 14, 12, 0)
-    assert manager.take_counts().hit_tokens == 0

@@ -1,17 +1,14 @@
-"""A KV cache with too few pages: who is preempted, and who waits. `exact_bits` has preemption in random mixes."""
-
-from __future__ import annotations
+"""A KV cache with too few pages: who is preempted, and who waits. `test_exact_bits` has preemption in random mixes."""
 
 from dataclasses import replace
 
 import pytest
-from engine.engines import alone, engine_of
+from engine.engines import add_all, alone, engine_of
 from engine.prompts import request_of
-from engine.scheduling import client_of, running
+from engine.scheduling import running
 from llama_engine.engine.engine import Engine
 from llama_engine.errors import InvalidSettings, Unavailable
 from llama_engine.model.loader import LoadedModel
-from llama_engine.observability.metrics import PREEMPTIONS
 
 MODEL_LEN = 128
 
@@ -31,9 +28,7 @@ def test_the_youngest_of_the_lowest_priority_is_preempted(short: LoadedModel) ->
     # Of different lengths, so that they need their pages in different steps.
     requests = [request_of(short, seed, 20 + seed, max_tokens=60) for seed in range(4)]
     requests[0] = replace(requests[0], priority=5)
-    sequences = [engine.builder.build(request) for request in requests]
-    for sequence in sequences:
-        engine.add(sequence)
+    sequences = add_all(engine, requests)
     while not engine.step().preempted:
         assert engine.num_sequences == 4
     assert [sequence.kv_slot is None for sequence in sequences] == [True, False, False, False]
@@ -46,7 +41,7 @@ def test_the_oldest_is_never_preempted_and_newcomers_wait(short: LoadedModel) ->
     """Under a stream of arrivals: what was preempted goes first, and it isn't preempted at every page."""
     engine = _engine(short, 4)
     sequences = [engine.builder.build(request_of(short, seed, 20, max_tokens=60)) for seed in range(12)]
-    waiting, preempted = list(sequences), 0
+    waiting, preempted, queried = list(sequences), 0, 0
     while waiting or engine.num_sequences:
         if waiting and engine.can_admit(waiting[0]):
             engine.add(waiting.pop(0))
@@ -55,11 +50,14 @@ def test_the_oldest_is_never_preempted_and_newcomers_wait(short: LoadedModel) ->
         step = engine.step()
         assert not had_slot or oldest in step.finished or oldest.kv_slot is not None
         preempted += step.preempted
+        queried += step.cache.queried_tokens if step.cache else 0
         queued = [bool(sequence.output_tokens) for sequence in engine._prefill.sequences]
         assert queued == sorted(queued, reverse=True), "a newcomer is before what was preempted"
     assert [sequence.result for sequence in sequences] == alone(short, [sequence.request for sequence in sequences])
     # Each sequence takes five pages for its output; a storm would preempt at most of them.
     assert 0 < preempted < len(sequences)
+    # What was preempted isn't looked up again.
+    assert queried == 20 * len(sequences)
 
 
 def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: LoadedModel) -> None:
@@ -70,17 +68,6 @@ def test_a_sequence_that_waits_for_pages_keeps_its_deadline(short: LoadedModel) 
         results = started.finish([holder, *late, *patient])
     assert isinstance(results[1], Unavailable)
     assert [results[0], results[2]] == alone(short, [holder.request, patient[0].request])
-
-
-def test_a_preempted_stream_is_sent_whole(short: LoadedModel) -> None:
-    with running(short, 4, kv_cache_tokens=str(MODEL_LEN + 32)) as started:
-        streams = started.add(*[request_of(short, seed, 20, max_tokens=60) for seed in range(4)], stream=True)
-        started.finish(streams)
-    expected = alone(short, [stream.request for stream in streams])
-    assert ["".join(chunk.text for chunk in client_of(stream).chunks) for stream in streams] == [
-        result.text for result in expected
-    ]
-    assert started.registry.counts[PREEMPTIONS.name] > 0
 
 
 def test_a_pool_smaller_than_a_sequence_is_refused(short: LoadedModel) -> None:

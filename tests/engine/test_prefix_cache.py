@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.engines import Run, alone, assert_consistent, engine_of, free_pages, run, spoil_cache
+from engine.engines import Run, add_all, alone, assert_consistent, engine_of, run, spoil_cache
 from engine.prompts import request_of
 from llama_engine.engine.engine import Engine
 from llama_engine.engine.events import Completion
@@ -73,20 +73,13 @@ def test_a_sequence_is_admitted_only_if_pages_remain_beside_its_prefix(int8: Loa
     engine = engine_of(replace(int8, max_model_len=256), 4, kv_cache_tokens="272", prefill_tokens="512")
     long = request_of(int8, 1, 208, max_tokens=8)
     _computed(engine, [long])
-    holder = engine.builder.build(request_of(int8, 2, 30, max_tokens=40))
-    engine.add(holder)
+    add_all(engine, [request_of(int8, 2, 30, max_tokens=40)])
     engine.step()
     # All of its prefix is cached, but nothing is left for its last page and the other's growth.
     follower = engine.builder.build(_followed(long, tuple(range(300, 330))))
     assert not engine.can_admit(follower)
-    engine.add(engine.builder.build(request_of(int8, 3, 5)))
+    add_all(engine, [request_of(int8, 3, 5)])
     assert not engine.can_admit(follower)
-
-
-def test_off_finds_nothing_and_keeps_nothing(int8: LoadedModel) -> None:
-    engine, request = engine_of(int8, 2, prefix_cache="off"), request_of(int8, 1, 100)
-    assert [_computed(engine, [request])[1] for _ in range(2)] == [100, 100]
-    assert len(free_pages(engine)) == engine.plan.shape.pages
 
 
 @pytest.mark.parametrize("prefix", ["own", "found"])
@@ -94,8 +87,7 @@ def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(int8: LoadedModel,
     engine, request = engine_of(int8, 2), request_of(int8, 1, 100)
     if prefix == "found":
         _computed(engine, [request])
-    sequence = engine.builder.build(request)
-    engine.add(sequence)
+    (sequence,) = add_all(engine, [request])
     engine.step()
     for page in sequence.pages:
         spoil_cache(engine, page)
@@ -108,8 +100,7 @@ def test_a_sequence_that_is_not_finite_leaves_nothing_to_find(int8: LoadedModel,
 
 def test_a_cancelled_sequence_leaves_what_it_has_computed(int8: LoadedModel) -> None:
     engine, request = engine_of(int8, 2), request_of(int8, 1, 100)
-    sequence = engine.builder.build(request)
-    engine.add(sequence)
+    (sequence,) = add_all(engine, [request])
     engine.step()
     engine.remove(sequence)
     outcome, computed = _computed(engine, [request])

@@ -3,14 +3,12 @@
 Tokens that can't be its own are refused.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace
 
 import pytest
-from engine.engines import completions, engine_of, load, needs_compiled_kernels
+from engine.engines import completions, engine_of, load, needs_compiled_kernels, run
 from engine.guided_texts import END, EngineOf
 from engine.prompts import any_requests, request_of
 from engine.scheduling import running
@@ -118,14 +116,10 @@ def test_only_what_the_prefix_cache_lacks_is_computed(int8: LoadedModel) -> None
     request = request_of(int8, 1, 40, max_tokens=40)
     engine = engine_of(int8, 2)
     first = engine.builder.build(request)
-    engine.add(first)
-    while engine.num_sequences:
-        engine.step()
+    run(engine, [first])
     engine.take_cache_counts()
     second = engine.builder.build(replace(request, resume_ids=tuple(first.output_tokens[:30])))
-    assert engine.can_admit(second)
-    engine.add(second)
-    step = engine.step()
+    step, *_ = run(engine, [second]).steps
     assert step.prefill_tokens == 70 - 64
     assert step.cache is not None
     assert (step.cache.queried_tokens, step.cache.hit_tokens) == (70, 64)

@@ -1,7 +1,5 @@
 """Sequences that wait for their guides: they delay no other, and are cancelled, late and drained as all that wait."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
@@ -12,7 +10,7 @@ from dataclasses import replace
 import pytest
 from engine.engines import alone
 from engine.prompts import request_of, requests_of
-from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
+from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result, until
 from llama_engine.engine import guide_queue
 from llama_engine.engine.events import Completion, RequestContext
 from llama_engine.engine.guide_queue import MAX_WAITING_GUIDES
@@ -128,8 +126,7 @@ def test_no_more_guides_than_slots_are_compiled_for_sequences_that_wait(fp32: Lo
         busy = scheduled.add(request_of(fp32, 0, 12, 6), request_of(fp32, 1, 12, 6))
         scheduled.pace.let(2)
         choices = add_choices(scheduled, guided("[a-c]{5}", n=16))
-        while any(choice.status is Status.WAITING_FOR_GUIDE for choice in choices[:2]):
-            time.sleep(0.001)
+        until(lambda: all(choice.status is not Status.WAITING_FOR_GUIDE for choice in choices[:2]))
         scheduled.pace.let(2)
         assert [choice.guide is None for choice in choices] == [False] * 2 + [True] * 14
         scheduled.pace.run_free()

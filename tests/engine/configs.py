@@ -1,7 +1,5 @@
 """The model's configs, read with Triton's own protobuf."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations

@@ -1,7 +1,5 @@
 """Random damages of a checkpoint's or an adapter's files, and a limit of the memory that reading them may take."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

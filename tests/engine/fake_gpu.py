@@ -4,8 +4,6 @@ PyTorch's FakeTensorMode refuses an operation on tensors of different devices or
 of the engine is checked without a GPU. Values that the host reads are constants, and each read is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

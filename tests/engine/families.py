@@ -1,7 +1,5 @@
 """Small random checkpoints of each family that the engine serves, with the family's real settings in miniature."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Actions before the forward passes of engines, at their model runners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Drafts of a test's choice: a sequence's own next tokens up to a random place, then wrong ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Random INT8 weights and activations of linear layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The logits of a sequence by a model runner, without an engine, and transformers' model to compare them with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

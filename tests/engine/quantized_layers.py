@@ -1,7 +1,5 @@
 """One linear layer in the formats of other quantizers, as a checkpoint saves it and as the weight reader reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

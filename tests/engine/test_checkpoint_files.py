@@ -1,7 +1,5 @@
 """A checkpoint's file that is unreadable or incomplete is refused by name and reason, in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The configs differ only where the design's table differs; inputs and outputs are the contract with clients."""
 
-from __future__ import annotations
-
 import pytest
 from engine.configs import FILES, read_config
 from llama_engine.settings import Settings

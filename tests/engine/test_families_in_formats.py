@@ -1,7 +1,5 @@
 """Model types in formats: the logits are those of transformers' model with the weights that were read."""
 
-from __future__ import annotations
-
 from itertools import cycle, product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokenizers of model families in the engine: their tokens, their text, the tokens that end an answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints of other quantizers' formats are read exactly, or requantized to INT8 rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

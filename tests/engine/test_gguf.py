@@ -1,7 +1,5 @@
 """GGUF: the config, the tensors and the integers of a file are those of the model it was made from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """GGUF files as files: folders, shards, tokenizers that aren't known, and contents that a file can't have."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Structured output through the engine: what a guide, and everything beside it, makes of a completion."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import Future

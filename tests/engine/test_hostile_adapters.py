@@ -3,8 +3,6 @@
 One that is read changes no completion of the base model.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter

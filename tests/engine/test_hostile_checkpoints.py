@@ -1,7 +1,5 @@
 """A damaged checkpoint is served or refused in one line: no other exception, no crash, no hang, bounded memory."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The KV cache: nothing of a former sequence reaches the next one, and the dtypes of the setting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,11 +1,10 @@
 """The memory that loading takes, in a process of its own: freed memory of other tests would be used first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from engine.checkpoints import save_small
+from engine.engines import needs_compiled_kernels
 from llama_engine.text.tokenizer import Tokenizer
 from python_process import run_python
 
@@ -20,7 +19,7 @@ CONSTANT = 48 << 20
 PROGRAM = """
 import sys
 from pathlib import Path
-from engine.engines import load, needs_compiled_kernels
+from engine.engines import load
 
 def status(key):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())

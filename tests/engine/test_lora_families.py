@@ -1,7 +1,5 @@
 """An adapter of PEFT on each family's checkpoint: greedy FP32 tokens are those of PEFT's own model, in any batch."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Variants and contents of other quantizers' formats that are refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Any value of any field, in each way that it can be given, is accepted or refused by name; nothing else is raised."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

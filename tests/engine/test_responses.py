@@ -1,7 +1,5 @@
 """Requests become sequences, and their events responses: rows and choices in order, streams, final flags, errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Spans of sequences that ended early or have no valid parent, and a collector that is down."""
 
-from __future__ import annotations
-
 import logging
 import math
 import socket

@@ -1,7 +1,5 @@
 """The weight reader returns what transformers loads, bit for bit, fused, in private memory."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Those that this machine can't run are compiled with emulated instructions (emulated.cpp).
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Mapping, Sequence

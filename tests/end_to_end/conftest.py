@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from collector import Collector, collector
 from end_to_end.metrics import Metrics
-from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import PLANS, SHARED, SOON, planned
+from end_to_end.servers import in_front_of
 from frontend.endpoints import Endpoint
 from triton_local.server import LocalTriton
 

@@ -65,7 +65,6 @@ SHARED = {
 
 PLANS = {
     **SHARED,
-    "batched_fp16": Plan("batched_fp16"),
     "failing": Plan("streaming", _LATE, "faulty_model"),
     # For a test that kills it.
     "mortal": Plan("streaming", {**_TWO_SLOTS, **_LATE}, "slow_model"),

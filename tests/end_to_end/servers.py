@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from frontend.endpoints import Endpoint, endpoint
 from triton_local.ports import Service
 from triton_local.server import LocalTriton
 from triton_supervisor.process import model_processes
@@ -69,6 +71,14 @@ def new_server(
         # A failed test shows what was logged while it ran, of this level and above.
         on_log_line=logging.getLogger(f"tritonserver.{variant}").warning,
     )
+
+
+@contextmanager
+def in_front_of(server: LocalTriton, **changes: object) -> Iterator[Endpoint]:
+    """Serve the OpenAI endpoint in front of a server; `changes`: settings other than the defaults."""
+    metrics = {"triton_metrics": server.metrics_address}
+    with endpoint(int(server.grpc_address.rpartition(":")[2]), **metrics | changes) as served:
+        yield served
 
 
 def ports_of(server: LocalTriton) -> dict[Service, int]:

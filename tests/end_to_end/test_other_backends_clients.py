@@ -97,16 +97,6 @@ def sampling(**values: object) -> NDArray[Any]:
     return np.array([json.dumps(PARAMETERS | values).encode()], np.object_)
 
 
-KSERVE = {"temperature": 0.0, "top_p": 0.9, "max_tokens": TOKENS, "stop": ["snowman"], "frequency_penalty": 0.5}
-
-
-def test_kserves_parameters_are_inputs(narrow_streaming: LocalTriton) -> None:
-    url = f"http://{narrow_streaming.http_address}/v2/models/llama/generate"
-    answered = HTTP.post(url, json={"text_input": PROMPT, "parameters": KSERVE})
-    expected = ask(narrow_streaming, generate, text_input=PROMPT, **KSERVE)
-    assert answered.json()["text_output"] == expected.text
-
-
 @pytest.fixture
 def greedy(narrow_streaming: LocalTriton) -> Answer:
     """Llama's own answer to vllm_backend's client."""

@@ -7,8 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from end_to_end.browser.chromium import chromium
-from end_to_end.openai_endpoint import in_front_of
-from end_to_end.servers import ROOT, new_server
+from end_to_end.servers import ROOT, in_front_of, new_server
 from frontend.endpoints import HOST, Endpoint
 from playwright.sync_api import Page, ViewportSize, expect
 from triton_local.default_model import fetch_default_model

@@ -11,9 +11,8 @@ import pytest
 from adjacent_ports import adjacent_ports
 from end_to_end.clients.environments import installed
 from end_to_end.clients.question import MODEL
-from end_to_end.openai_endpoint import in_front_of
 from end_to_end.plans import copy_repository
-from end_to_end.servers import is_healthy, new_server, ports_of, until
+from end_to_end.servers import in_front_of, is_healthy, new_server, ports_of, until
 from frontend.endpoints import HOST, Endpoint
 from triton_llama_openai.triton_load import PAGE_SIZES
 from triton_local.ports import choose_ports

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import cast
 
 import click
 
 from triton_llama.address import Protocol, ServerAddress
-from triton_llama.batch.command import REJECTED, run_batch
+from triton_llama.batch.command import run_batch
 from triton_llama.client import AsyncLlamaClient, LlamaClient
 from triton_llama.errors import (
     AccessDeniedError,
@@ -30,25 +30,18 @@ from triton_llama.sampling_params import INPUTS, SamplingOptions, SamplingParams
 from triton_llama.status import ModelInfo, read_model_info, status_lines
 
 SERVER_ERROR = 7
-_EXIT_CODES = {
-    LlamaConnectionError: 3,
-    LlamaTimeoutError: 4,
-    RejectedInputError: REJECTED,
-    OverloadedError: 6,
-    AccessDeniedError: 8,
+_EXIT_CODES: Mapping[int, tuple[type[TritonLlamaError] | None, str]] = {
+    0: (None, "everything was answered"),
+    1: (None, "another failure: a closed pipe, Ctrl-C"),
+    2: (None, "wrong use of the command line"),
+    3: (LlamaConnectionError, "no connection to the server, or it broke"),
+    4: (LlamaTimeoutError, "no answer in time"),
+    5: (RejectedInputError, "input rejected; run-batch: some lines have no answer"),
+    6: (OverloadedError, "server overloaded; try later"),
+    SERVER_ERROR: (None, "server error, model not found or not ready"),
+    8: (AccessDeniedError, "access denied: 401 or 403"),
 }
-_EPILOG = """\b
-Exit codes:
-  0  everything was answered
-  1  another failure: a closed pipe, Ctrl-C
-  2  wrong use of the command line
-  3  no connection to the server, or it broke
-  4  no answer in time
-  5  input rejected; run-batch: some lines have no answer
-  6  server overloaded; try later
-  7  server error, model not found or not ready
-  8  access denied: 401 or 403
-"""
+_EPILOG = "\n".join(["\b\nExit codes:", *(f"  {code}  {cause}" for code, (_, cause) in _EXIT_CODES.items())])
 _TYPES: dict[str, click.types.ParamType[object]] = {
     "STRING": click.STRING,
     "INT32": click.INT,
@@ -72,7 +65,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except TritonLlamaError as error:
             click.echo(f"Error: {error}", err=True)
-            ctx.exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), SERVER_ERROR))
+            codes = (code for code, (kind, _) in _EXIT_CODES.items() if kind and isinstance(error, kind))
+            ctx.exit(next(codes, SERVER_ERROR))
 
 
 def _protocol(url: str) -> Protocol:

@@ -3,29 +3,85 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_llama.base_client import BaseClient
+from triton_llama.address import Protocol, ServerAddress
 from triton_llama.completion import AsyncCompletionStream, Completion, CompletionStream
 from triton_llama.errors import DecoupledModelError, ServerError
 from triton_llama.grpc_transport import AsyncGrpcTransport, GrpcTransport
-from triton_llama.sampling_params import Options, SamplingParams
+from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus
-from triton_llama.tensors import PreparedRequest, prepare_embeddings
+from triton_llama.tensors import PreparedRequest, prepare, prepare_embeddings
 
 if TYPE_CHECKING:
     from triton_llama.http_transport import AsyncHttpTransport, HttpTransport
 
 EMBEDDINGS_AT_ONCE = 16
 """Requests of one call of `embed` that are in flight together."""
+TransportT = TypeVar("TransportT")
 
 
-class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
+class _Client(Generic[TransportT]):
+    """The arguments of both clients."""
+
+    def __init__(
+        self,
+        url: str,
+        protocol: Protocol = "http",
+        model: str = "llama",
+        *,
+        timeout: float = 60.0,
+        connect_timeout: float = 5.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Check the arguments; the first request connects.
+
+        Args:
+            url: `HOST:PORT`, or with a scheme: `http://`, `https://`, `grpc://`, `grpcs://`.
+            protocol: `http` or `grpc`.
+            model: the model's name in the repository.
+            timeout: seconds. Over gRPC for a whole request or stream, after which the server cancels it. Over HTTP for
+                each wait: to connect, to send, and for the next bytes of the answer, so that a stream may take longer
+                as long as it goes on. A stream over HTTP is then cancelled on the server; another request is not.
+            connect_timeout: seconds of `timeout` that making a connection may take.
+            headers: sent with every request (an `Authorization` for a gateway, say).
+
+        Raises:
+            ValueError: a malformed URL, an unknown protocol, a timeout that isn't positive.
+        """
+        self.server = ServerAddress.parse(url, protocol)
+        self.model = model
+        self._timeout = _check_seconds("timeout", timeout)
+        self._transport = self._open(_check_seconds("connect_timeout", connect_timeout), headers or {})
+        # Set at the first refusal of a streaming (decoupled) model. Streams take every model, but over HTTP they carry
+        # no status for errors, so they aren't the first choice.
+        self._decoupled = False
+
+    def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> TransportT:
+        raise NotImplementedError
+
+    def _prepare(
+        self,
+        prompt: str,
+        params: SamplingParams | None,
+        stream: bool,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> tuple[PreparedRequest, float]:
+        """Return a request and its timeout."""
+        return prepare(prompt, (params or SamplingParams()).with_options(**sampling), stream), self._seconds(timeout)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else _check_seconds("timeout", timeout)
+
+
+class LlamaClient(_Client["HttpTransport | GrpcTransport"]):
     """A client of one model on one server; threads may share it.
 
         with LlamaClient("localhost:8000") as client:
@@ -127,7 +183,7 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         return HttpTransport(self.server, connect_timeout, headers)
 
 
-class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
+class AsyncLlamaClient(_Client["AsyncHttpTransport | AsyncGrpcTransport"]):
     """`LlamaClient` in asyncio, for the event loop in which it sends its first request.
 
         async with AsyncLlamaClient("localhost:8000") as client:
@@ -214,3 +270,9 @@ def _embedding_of(completion: Completion) -> NDArray[np.float32]:
     if completion.embedding is None:
         raise ServerError("the server's answer lacks the output embedding")
     return completion.embedding
+
+
+def _check_seconds(name: str, seconds: float) -> float:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{name} is {seconds}, must be a positive number of seconds")
+    return seconds

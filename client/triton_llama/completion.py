@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
@@ -53,6 +53,12 @@ class Completion:
     """That of the prompt, [size], if the request is for one; the text is then empty."""
     times: Times | None = None
     """For a request with `return_perf_metrics`, else None."""
+
+    @classmethod
+    def of(cls, chunk: Chunk, request_id: str, seed: int) -> Completion:
+        """Return the completion whose only chunk is this one."""
+        shared = {field.name for field in fields(cls)} - {"request_id", "seed"}
+        return cls(request_id=request_id, seed=seed, **{name: getattr(chunk, name) for name in shared})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +126,8 @@ class _Stream:
         """
         if self._last is None:
             raise RuntimeError("a stream has no completion before its last chunk")
-        return Completion(
-            text=self.text,
-            finish_reason=self._last.finish_reason,
-            num_input_tokens=self._last.num_input_tokens,
-            num_output_tokens=self._num_output_tokens,
-            request_id=self.request_id,
-            seed=self.seed,
-            num_cached_tokens=self._last.num_cached_tokens,
-            num_accepted_draft_tokens=self._last.num_accepted_draft_tokens,
-            num_rejected_draft_tokens=self._last.num_rejected_draft_tokens,
-            embedding=self._last.embedding,
-            times=self._last.times,
-        )
+        whole = replace(self._last, text=self.text, num_output_tokens=self._num_output_tokens)
+        return Completion.of(whole, self.request_id, self.seed)
 
     def _add(self, chunk: Chunk) -> Chunk:
         self._texts.append(chunk.text)

@@ -2,7 +2,7 @@
 
 Not on its clients: these allow one stream each and mix the responses of all requests on it. Here each request has its
 own call, which ends and can be cancelled for itself; gRPC carries any number of them on one connection.
-Timeouts are arguments; their defaults are in `base_client`.
+Timeouts are arguments; their defaults are in `client`.
 """
 
 from __future__ import annotations
@@ -119,10 +119,7 @@ class AsyncGrpcTransport(_Transport):
     _library = grpc.aio
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
-        """Complete a prompt in one exchange. timeout: seconds in all.
-
-        Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
-        """
+        """Complete a prompt in one exchange, as `GrpcTransport.infer` does."""
         message = encode_request(model, request.request_id, request.tensors, request.outputs)
         with grpc_errors(self._server, timeout):
             response = await self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)

@@ -10,7 +10,7 @@ import json
 import ssl
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import TypedDict
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -50,33 +50,23 @@ def _http_errors(server: ServerAddress, timeout: float) -> Iterator[None]:
         raise LlamaConnectionError(f"no connection to {server}: {one_line(str(error))}") from error
 
 
-class _Options(TypedDict):
-    """The arguments of both of httpx's clients."""
-
-    base_url: str
-    verify: ssl.SSLContext | bool
-    headers: dict[str, str]
-    limits: httpx.Limits
-    trust_env: bool
-
-
 class _Transport:
     """Settings of both transports."""
 
     def __init__(self, server: ServerAddress, connect_timeout: float, headers: Mapping[str, str]) -> None:
         self._server = server
         self._connect_timeout = connect_timeout
-        self._options = _Options(
-            base_url=f"{'https' if server.tls else 'http'}://{server.authority}{server.base_path}",
+        self._options: dict[str, Any] = {
+            "base_url": f"{'https' if server.tls else 'http'}://{server.authority}{server.base_path}",
             # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
-            verify=ssl.create_default_context() if server.tls else False,
+            "verify": ssl.create_default_context() if server.tls else False,
             # Without this header, httpx asks Triton to compress each response.
-            headers={"Accept-Encoding": "identity", **headers},
+            "headers": {"Accept-Encoding": "identity", **headers},
             # As many connections as there are requests in flight.
-            limits=httpx.Limits(keepalive_expiry=15.0),
+            "limits": httpx.Limits(keepalive_expiry=15.0),
             # The address is the address used, whatever proxy the environment names.
-            trust_env=False,
-        )
+            "trust_env": False,
+        }
 
     def _timeout(self, seconds: float) -> httpx.Timeout:
         return httpx.Timeout(seconds, connect=min(seconds, self._connect_timeout))
@@ -133,10 +123,7 @@ class AsyncHttpTransport(_Transport):
         self._client = httpx.AsyncClient(**self._options)
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
-        """Complete a prompt in one exchange. timeout: seconds to wait for the next bytes.
-
-        Raises DecoupledModelError if the model only streams, and the other errors of `errors`.
-        """
+        """Complete a prompt in one exchange, as `HttpTransport.infer` does."""
         with _http_errors(self._server, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = await self._client.post(path, json=body, timeout=self._timeout(timeout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import NamedTuple
@@ -30,8 +31,7 @@ class NoMetricsError(Exception):
 
 def metrics_address(server: ServerAddress) -> str:
     """Return Triton's default address for metrics: the same host, as far above the server's port as by default."""
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"{host}:{server.port + METRICS_PORT - DEFAULT_PORTS[server.protocol]}"
+    return replace(server, port=server.port + METRICS_PORT - DEFAULT_PORTS[server.protocol]).authority
 
 
 def read_samples(address: str, model: str, timeout: float = _TIMEOUT_S) -> list[Sample]:

@@ -65,7 +65,7 @@ def _chunk(outputs: Mapping[str, Sequence[object]], row: int, index: int) -> Chu
         output_ids=tuple(token for token in own_ids if token >= 0),
         seed=_optional_integer_of(outputs, "seed", row),
         embedding=embedding,
-        times=_times_of(outputs, row),
+        times=Times(*(_integer_of(outputs, name, row) for name in _TIMES)) if outputs.keys() >= {*_TIMES} else None,
     )
 
 
@@ -87,10 +87,6 @@ def _optional_integer_of(outputs: Mapping[str, Sequence[object]], name: str, row
     return _integer_of(outputs, name, row) if name in outputs else None
 
 
-def _times_of(outputs: Mapping[str, Sequence[object]], row: int) -> Times | None:
-    return Times(*(_integer_of(outputs, name, row) for name in _TIMES)) if outputs.keys() >= {*_TIMES} else None
-
-
 def read_chunk(outputs: Mapping[str, Sequence[object]]) -> Chunk:
     """Return the only chunk of a response; raises as `read_chunks`."""
     chunks = read_chunks(outputs, range(1))
@@ -101,17 +97,4 @@ def read_chunk(outputs: Mapping[str, Sequence[object]]) -> Chunk:
 
 def read_completion(outputs: Mapping[str, Sequence[object]], request_id: str, seed: int) -> Completion:
     """Return the only response to a request, which was sent with this id and seed; raises as `read_chunks`."""
-    chunk = read_chunk(outputs)
-    return Completion(
-        text=chunk.text,
-        finish_reason=chunk.finish_reason,
-        num_input_tokens=chunk.num_input_tokens,
-        num_output_tokens=chunk.num_output_tokens,
-        request_id=request_id,
-        seed=seed,
-        num_cached_tokens=chunk.num_cached_tokens,
-        num_accepted_draft_tokens=chunk.num_accepted_draft_tokens,
-        num_rejected_draft_tokens=chunk.num_rejected_draft_tokens,
-        embedding=chunk.embedding,
-        times=chunk.times,
-    )
+    return Completion.of(read_chunk(outputs), request_id, seed)

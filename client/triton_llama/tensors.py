@@ -15,6 +15,7 @@ from numbers import Integral
 from typing import SupportsFloat
 
 from tritonclient.grpc import service_pb2 as messages
+from tritonclient.utils import deserialize_bytes_tensor
 
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.outputs import EMBEDDING_OUTPUT_NAMES, OUTPUT_NAMES
@@ -24,7 +25,6 @@ Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 _NUMBERS = {name: struct.calcsize(f"<{_FORMATS[name]}") for name in ("INT32", "INT64", "UINT64", "FP32")}
 """The bytes of each type of numbers."""
-_SIZE = struct.Struct("<I")
 _FP32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
@@ -78,25 +78,12 @@ def decode(name: str, datatype: str, content: bytes) -> list[str] | list[int] | 
     """
     try:
         if datatype == "BYTES":
-            return _strings(content)
+            return [text.decode() for text in deserialize_bytes_tensor(content)]
         if datatype in _NUMBERS:
             return list(struct.unpack(f"<{len(content) // _NUMBERS[datatype]}{_FORMATS[datatype]}", content))
     except (struct.error, UnicodeDecodeError):
         pass
     raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
-
-
-def _strings(content: bytes) -> list[str]:
-    texts: list[str] = []
-    start = 0
-    while start < len(content):
-        (size,) = _SIZE.unpack_from(content, start)
-        end = start + 4 + size
-        if end > len(content):
-            raise struct.error
-        texts.append(content[start + 4 : end].decode())
-        start = end
-    return texts
 
 
 @dataclass(frozen=True)
@@ -136,16 +123,10 @@ def prepare_embeddings(texts: Sequence[str], lora_name: str) -> list[PreparedReq
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str, must be a sequence of them")
-    return [_prepare_embedding(text, lora_name) for text in texts]
-
-
-def _prepare_embedding(text: str, lora_name: str) -> PreparedRequest:
-    tensors = (
-        Tensor("text_input", "BYTES", (_string("text_input", text),)),
-        Tensor("return_embedding", "BOOL", (True,)),
-        Tensor("lora_name", "BYTES", (_string("lora_name", lora_name),)),
-    )
-    return PreparedRequest(uuid.uuid4().hex, 0, tensors, EMBEDDING_OUTPUT_NAMES)
+    inputs = [Tensor("text_input", "BYTES", (_string("text_input", text),)) for text in texts]
+    flag = Tensor("return_embedding", "BOOL", (True,))
+    adapter = Tensor("lora_name", "BYTES", (_string("lora_name", lora_name),))
+    return [PreparedRequest(uuid.uuid4().hex, 0, (text, flag, adapter), EMBEDDING_OUTPUT_NAMES) for text in inputs]
 
 
 def _integer(bits: int, signed: bool) -> Callable[[str, object], Value]:

@@ -20,11 +20,8 @@ from triton_llama.batch.request_lines import BatchRequest, read_custom_ids, read
 from triton_llama.errors import RejectedInputError
 
 if TYPE_CHECKING:
-    from triton_llama.batch.runner import BatchRunner
-    from triton_llama.batch.sender import SendOptions
+    from triton_llama.batch.runner import BatchRunner, SendOptions
 
-REJECTED = 5
-"""The exit code for rejected input, and where the file of errors has lines."""
 OPENAI_PORT = 9000
 _HINT = "the same command with --resume continues"
 _PATH = click.Path(path_type=Path)
@@ -113,8 +110,7 @@ def run_batch(
             raise click.ClickException(f"{error}; {_HINT}") from error
     click.echo(f"{progress.answered:,} of {progress.total:,} lines are answered in {out}, {progress.tokens:,} tokens")
     if progress.failed:
-        click.echo(f"Error: {progress.failed:,} lines are without an answer, see {errors_file}", err=True)
-        raise click.exceptions.Exit(REJECTED)
+        raise RejectedInputError(f"{progress.failed:,} lines are without an answer, see {errors_file}")
 
 
 def _check_files(source: Path, out: Path, errors_file: Path, resume: bool) -> None:

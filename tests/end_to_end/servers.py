@@ -15,7 +15,6 @@ import httpx
 import psutil
 import pytest
 from frontend.endpoints import Endpoint, endpoint
-from triton_local.ports import Service
 from triton_local.server import LocalTriton
 from triton_supervisor.process import model_processes
 
@@ -52,7 +51,7 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
-    ports: Mapping[Service, int] = MappingProxyType({}),
+    ports: Mapping[str, int] = MappingProxyType({}),
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint, not started.
 
@@ -81,7 +80,7 @@ def in_front_of(server: LocalTriton, **changes: object) -> Iterator[Endpoint]:
         yield served
 
 
-def ports_of(server: LocalTriton) -> dict[Service, int]:
+def ports_of(server: LocalTriton) -> dict[str, int]:
     """Return the ports of a server, for another one in its place."""
     return {service: int(address.rpartition(":")[2]) for service, address in server.addresses.items()}
 

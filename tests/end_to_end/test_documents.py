@@ -12,7 +12,6 @@ import pytest
 from deploy.code_blocks import ROOT, Block, page_blocks
 from end_to_end.servers import new_server
 from triton_local.openai_endpoint import OpenAIEndpoint
-from triton_local.ports import Service
 
 DEFAULT = "SmolLM2-135M-Instruct"
 """The pages say the default checkpoint's name; the tests' checkpoint answers to it."""
@@ -21,7 +20,7 @@ DEFAULT = "SmolLM2-135M-Instruct"
 @pytest.fixture(scope="module")
 def default_ports() -> Iterator[None]:
     """A server and its OpenAI endpoint on their default ports."""
-    ports: dict[Service, int] = {"http": 8000, "grpc": 8001, "metrics": 8002}
+    ports: dict[str, int] = {"http": 8000, "grpc": 8001, "metrics": 8002}
     with (
         new_server("streaming", {"LLAMA_POOLING": "mean"}, ports=ports) as server,
         OpenAIEndpoint("127.0.0.1", 9000, grace=5) as endpoint,

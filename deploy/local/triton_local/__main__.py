@@ -17,8 +17,7 @@ import click
 from triton_supervisor.settings import RefusedError, whole_number
 
 from triton_local.errors import EndpointEndedError, InterruptedStartError, InvalidSettingError, LauncherError
-from triton_local.example_command import example_command
-from triton_local.openai_endpoint import OpenAIEndpoint
+from triton_local.openai_endpoint import OpenAIEndpoint, example_command
 from triton_local.ports import choose_ports, resolve_host
 from triton_local.server import LocalTriton
 
@@ -103,10 +102,8 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
         with server, endpoint or contextlib.nullcontext():
             if endpoint is not None:
                 endpoint.start(server.grpc_address, server.metrics_address)
-            stopper.server_is_ready()
-            addresses = {str(service): address for service, address in server.addresses.items()}
-            if endpoint is not None:
-                addresses["openai"] = endpoint.address
+            stopper.ready = True
+            addresses = server.addresses | ({} if endpoint is None else {"openai": endpoint.address})
             _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
             for service, address in server.addresses.items():
                 _say(f"  {service:<7} {address}")
@@ -147,7 +144,7 @@ def _write_ready_file(path: Path | None, facts: Mapping[str, object] | None) -> 
 
 
 class _Stopper:
-    """Signal handling: before the server is ready a signal aborts the start, later it requests the drain.
+    """Signal handling: before the server is `ready` a signal aborts the start, later it requests the drain.
 
     told_to_end: whether the drain is requested.
     """
@@ -155,22 +152,18 @@ class _Stopper:
     def __init__(self, server: LocalTriton, endpoint: OpenAIEndpoint | None) -> None:
         self._server = server
         self._endpoint = endpoint
-        self._ready = False
+        self.ready = False
         self.told_to_end = False
         for signum in _STOP_SIGNALS:
             signal.signal(signum, self._handle)
         signal.signal(signal.SIGQUIT, self._kill)
-
-    def server_is_ready(self) -> None:
-        """From now on signals request the drain."""
-        self._ready = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         """Repeated signals change nothing: make and a terminal send several."""
         if self.told_to_end:
             return
         self.told_to_end = True
-        if not self._ready:
+        if not self.ready:
             raise InterruptedStartError(signum)
         # The endpoint's requests have as long as those that the server has after them.
         name, limit = signal.Signals(signum).name, self._server.grace * (1 if self._endpoint is None else 2)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from triton_local.errors import InvalidSettingError, StartFailedError
@@ -39,9 +38,7 @@ class LocalEnvoy:
     def __enter__(self) -> LocalEnvoy:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def address(self, listener: str) -> str:

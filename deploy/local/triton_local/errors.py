@@ -1,27 +1,18 @@
-"""The launcher's errors, each with a message for the user.
-
-LauncherError
-├── MissingPartError        the wheel, its stub for this Python, a shared libpython, NumPy below 2, or the default
-│                           checkpoint: exit code 2
-├── InvalidSettingError     a port, host, config, model or option that can't be used: exit code 2
-├── StartFailedError        tritonserver ended before it was ready, or wasn't ready in time: exit code 1
-├── EndpointEndedError      the OpenAI endpoint ended by itself: exit code 70
-└── InterruptedStartError   a signal came before it was ready: exit code 128 + signal
-"""
+"""The launcher's errors, each with a message for the user and the command line's exit code."""
 
 
 class LauncherError(Exception):
-    """Base of all; `str()` is the message, `exit_code` the command line's exit code."""
+    """Base of all; `str()` is the message."""
 
     exit_code = 2
 
 
 class MissingPartError(LauncherError):
-    """nvidia-pytriton, its stub, a shared libpython, a NumPy that the stub works with or the default checkpoint."""
+    """The wheel, its stub for this Python, a shared libpython, NumPy below 2, or the default checkpoint is missing."""
 
 
 class InvalidSettingError(LauncherError):
-    """A setting that can't be used; nothing is started."""
+    """A port, host, config, model or option can't be used; nothing is started."""
 
 
 class StartFailedError(LauncherError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
-from types import TracebackType
+
+from triton_supervisor.triton import Address, AnswerError, exchange
 
 from triton_local.errors import InvalidSettingError, StartFailedError
 from triton_local.ports import choose_ports, reachable_host, resolve_host
@@ -16,6 +19,8 @@ _LISTENS = re.compile(r"serving (.+?)(?:, .+)?, listening on ")
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "tokenizers")
 _END_S = 10.0
 """Seconds beyond the grace period for the endpoint's own end."""
+_MODELS_S = 5.0
+"""Timeout of the endpoint's list of models."""
 
 
 class OpenAIEndpoint:
@@ -34,6 +39,10 @@ class OpenAIEndpoint:
         self._host = resolve_host(host)
         self._port_holder = ExitStack()
         self._port = choose_ports(self._host, {"openai": port}, self._port_holder)["openai"]
+        self.address = f"{reachable_host(self._host)}:{self._port}"
+        """HOST:PORT for clients on this machine."""
+        self.url = f"http://{self.address}/v1"
+        """The base URL for OpenAI clients."""
         self._grace = grace
         self._process: subprocess.Popen[str] | None = None
         self.served_name = ""
@@ -41,20 +50,8 @@ class OpenAIEndpoint:
     def __enter__(self) -> OpenAIEndpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT for clients on this machine."""
-        return f"{reachable_host(self._host)}:{self._port}"
-
-    @property
-    def url(self) -> str:
-        """The base URL for OpenAI clients."""
-        return f"http://{self.address}/v1"
 
     @property
     def exit_code(self) -> int | None:
@@ -103,3 +100,26 @@ class OpenAIEndpoint:
                 except subprocess.TimeoutExpired:
                     process.kill()
         self._port_holder.close()
+
+
+def example_command(address: str, model: str) -> str:
+    """Return a command that asks the endpoint at HOST:PORT, as a shell takes it: for a chat, or else an embedding."""
+    path: str
+    body: dict[str, object]
+    question = "What is the capital of France?"
+    if _embeds_alone(address):
+        path, body = "embeddings", {"model": model, "input": question}
+    else:
+        messages = [{"role": "user", "content": question}]
+        path, body = "chat/completions", {"model": model, "messages": messages, "max_tokens": 60, "temperature": 0}
+    return f"curl -s http://{address}/v1/{path} -d {shlex.quote(json.dumps(body))}"
+
+
+def _embeds_alone(address: str) -> bool:
+    """Return whether the model serves embeddings alone; False where the list of models needs an API key."""
+    try:
+        answer = exchange(Address.parse(address), "GET", "/v1/models", _MODELS_S)
+    except AnswerError:
+        # The caller's loop reports an endpoint that has ended.
+        return False
+    return answer.status == 200 and [model["tasks"] for model in json.loads(answer.body)["data"]][:1] == [["embed"]]

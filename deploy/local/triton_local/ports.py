@@ -5,12 +5,10 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Literal
 
 from triton_local.errors import InvalidSettingError
 
-Service = Literal["http", "grpc", "metrics"]
-SERVICES: tuple[Service, ...] = ("http", "grpc", "metrics")
+SERVICES = ("http", "grpc", "metrics")
 """tritonserver's."""
 
 

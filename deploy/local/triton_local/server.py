@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 from triton_supervisor import process
@@ -32,7 +31,7 @@ from triton_supervisor.tritonserver_options import Options, refuse_reserved, ser
 
 from triton_local.default_model import fetch_default_model
 from triton_local.errors import InvalidSettingError, StartFailedError
-from triton_local.ports import SERVICES, Service, choose_ports, reachable_host, resolve_host
+from triton_local.ports import SERVICES, choose_ports, reachable_host, resolve_host
 from triton_local.runtime import Interpreter, find_wheel, link_runtime, refuse_numpy_2, runtime_environment
 from triton_local.triton_log import MAX_LINES, failure_reason
 
@@ -95,9 +94,17 @@ class LocalTriton:
             has_metrics = Options.parse(self._extra).metrics is not None
         except RefusedError as error:
             raise InvalidSettingError(str(error)) from error
-        self._services = tuple(service for service in SERVICES if service != "metrics" or has_metrics)
         self._address = resolve_host(host)
         self._ports = choose_ports(self._address, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
+        reachable = reachable_host(self._address)
+        self.http_address, self.grpc_address, self.metrics_address = (
+            f"{reachable}:{self._ports[service]}" for service in SERVICES
+        )
+        """HOST:PORT of each service, as a client on this machine reaches it."""
+        self.addresses = {"http": self.http_address, "grpc": self.grpc_address}
+        """Those of the services that run: `extra_args` may turn the metrics off."""
+        if has_metrics:
+            self.addresses["metrics"] = self.metrics_address
         self._interpreter = Interpreter.current()
         self._wheel = find_wheel(self._interpreter.site_packages)
         refuse_numpy_2(self._interpreter, self._wheel)
@@ -113,30 +120,8 @@ class LocalTriton:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def http_address(self) -> str:
-        """host:port of the HTTP service, as a client on this machine reaches it."""
-        return self._service_address("http")
-
-    @property
-    def grpc_address(self) -> str:
-        """host:port of the gRPC service, as a client on this machine reaches it."""
-        return self._service_address("grpc")
-
-    @property
-    def metrics_address(self) -> str:
-        """host:port of the metrics service, as a client on this machine reaches it."""
-        return self._service_address("metrics")
-
-    @property
-    def addresses(self) -> dict[Service, str]:
-        """host:port of each service; without the metrics' where `extra_args` turn them off."""
-        return {service: self._service_address(service) for service in self._services}
 
     @property
     def exit_code(self) -> int | None:
@@ -253,21 +238,19 @@ class LocalTriton:
 
     def _is_ready(self) -> bool:
         api = RepositoryApi(Address.parse(self.http_address), {})
-        listens = all(self._listens(service) for service in self._services)
+        listens = all(map(_listens, self.addresses.values()))
         return listens and all(api.is_ready(model) for model in self._models)
-
-    def _listens(self, service: Service) -> bool:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            return probe.connect_ex((reachable_host(self._address), self._ports[service])) == 0
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError("the server hasn't been started: use LocalTriton as a context manager")
         return self._process
 
-    def _service_address(self, service: Service) -> str:
-        self._running()
-        return f"{reachable_host(self._address)}:{self._ports[service]}"
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 def find_repository(path: Path | None) -> Path:

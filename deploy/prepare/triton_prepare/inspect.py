@@ -80,7 +80,7 @@ def _saved(saved: SavedTensors, config: PreTrainedConfig) -> str:
     for name, tensor in saved.items():
         block = saved.block_type(name) if isinstance(saved, GgufTensors) else None
         dtypes[tensor.dtype if block is None else block.name] += tensor.end - tensor.begin
-    parts = ", ".join(f"{dtype} {_mib(count)}" for dtype, count in dtypes.most_common())
+    parts = ", ".join(f"{dtype} {count / (1 << 20):,.1f} MiB" for dtype, count in dtypes.most_common())
     method = saved_quantization(config)
     return f"{'floats' if method == 'none' else method}; {parts}"
 
@@ -92,10 +92,6 @@ def _served(checkpoint: LoadedModel) -> str:
     now = saved_quantization(checkpoint.config) == "none" and set(info.linears) - {dtype}
     start = "; quantized at each start" if now else ""
     return f"{info.computation}; linear layers {linears}, everything else {dtype}{start}"
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):,.1f} MiB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from deploy.local.conftest import Launch, own_lines
 from deploy.supervisor.supervisors import alive
 from end_to_end.plans import copy_repository
 from end_to_end.servers import HTTP, until
-from triton_local.example_command import example_command
+from triton_local.openai_endpoint import example_command
 
 DRAINS = "SIGQUIT: at once"
 """In the line about the first signal."""

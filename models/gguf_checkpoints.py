@@ -1,7 +1,5 @@
 """Write a Llama in floats as a GGUF file, as llama.cpp's `convert_hf_to_gguf.py` and `llama-quantize` do.
 
-    python -m models.gguf_checkpoints SOURCE TYPE FILE
-
 The types' mixes are llama.cpp's: the head is Q6_K under Q4_0 and Q4_K_M, and in Q4_K_M some layers' values and
 `down_proj`, too. Q8_0 and Q4_0 are the gguf package's, whose bytes are llama.cpp's. K quants are rounded to nearest
 here (`llama-quantize` searches for better scales) in the layout of `block_q4_K` and `block_q6_K` in ggml-common.h.
@@ -11,20 +9,21 @@ The tokenizer has to be a byte-level BPE with GPT-2's pattern, such as `pydoc-ll
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFValueType as ValueType
 from gguf import LlamaFileType, TokenType
 from numpy.typing import NDArray
-from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from models.quantized_checkpoints import saved_tensors
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -59,7 +58,8 @@ def write(source: Path, name: str, target: Path) -> Path:
         f"{config.model_type}.vocab_size": config.vocab_size,
         **_tokenizer(source, config),
     }
-    return write_tensors(target, config, _tensors(source), lambda title: _kind(title, kind, config), metadata)
+    tensors = ((key, tensor.to(torch.float32).numpy()) for key, tensor in saved_tensors(source))
+    return write_tensors(target, config, tensors, lambda title: _kind(title, kind, config), metadata)
 
 
 def write_tensors(
@@ -80,7 +80,10 @@ def write_tensors(
     # Seven billion parameters would take 7 GB of memory.
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
     for key, value in {**_metadata(config, architecture), **metadata}.items():
-        _add(writer, key, value)
+        if value not in (None, "", []):
+            type_ = ValueType.get_type(value)
+            # llama.cpp reads unsigned integers.
+            writer.add_key_value(key, value, ValueType.UINT32 if type_ is ValueType.INT32 else type_)
     for name, tensor in tensors:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -121,19 +124,6 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    if isinstance(value, list | tuple):
-        writer.add_array(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-
-
 def rope_divisors(config: PreTrainedConfig) -> Floats:
     """Return what Llama 3's scaling divides the frequencies by, as `generate_extra_tensors` of the converter does."""
     dim, theta = config.head_dim, config.rope_parameters["rope_theta"]
@@ -162,13 +152,6 @@ def _tokenizer(source: Path, config: PreTrainedConfig) -> dict[str, object]:
     }
     template = (source / "chat_template.jinja").read_text()
     return {**{f"tokenizer.ggml.{key}": value for key, value in values.items()}, "tokenizer.chat_template": template}
-
-
-def _tensors(source: Path) -> Iterator[tuple[str, Floats]]:
-    for path in sorted(source.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118 - not a mapping
-                yield key, file.get_tensor(key).to(torch.float32).numpy()
 
 
 def _interleaved(tensor: Floats, head: int) -> Floats:
@@ -233,12 +216,3 @@ def _shared(scales: Floats, largest: int) -> tuple[NDArray[np.float16], Bytes]:
     shared = (scales.max(1, keepdims=True) / largest).astype(np.float16)
     unit = np.maximum(shared.astype(np.float32), 1e-12)
     return shared, (scales / unit).round().clip(0, largest).astype(np.uint8)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m models.gguf_checkpoints", description=__doc__)
-    parser.add_argument("source", type=Path, help="a folder with a Llama's config.json, tokenizer and safetensors")
-    parser.add_argument("type", choices=TYPES)
-    parser.add_argument("target", type=Path, help="a file, replaced")
-    options = parser.parse_args()
-    print(write(options.source, options.type, options.target))

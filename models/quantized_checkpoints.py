@@ -1,7 +1,5 @@
 """Write a float checkpoint again in a quantized format that people have on disk: for tests and benchmarks.
 
-    python -m models.quantized_checkpoints SOURCE FORMAT TARGET
-
 Weights of the layers' linears are rounded to nearest, without calibration: another quantizer has other values in the
 same layout. Embedding, norms and head stay floats. Each layout is its library's, which reads what is written here:
 
@@ -15,7 +13,6 @@ same layout. Embedding, norms and head stay floats. Each layout is its library's
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +52,7 @@ def write(source: Path, name: str, target: Path) -> Path:
         if file.is_file() and not file.name.startswith("model"):
             shutil.copyfile(file, target / file.name)
     tensors: Tensors = {}
-    for key, tensor in _tensors(source):
+    for key, tensor in saved_tensors(source):
         if key.endswith("_proj.weight"):
             linear = key.removesuffix(".weight")
             written = chosen.write(linear, tensor)
@@ -70,7 +67,8 @@ def write(source: Path, name: str, target: Path) -> Path:
     return target
 
 
-def _tensors(source: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def saved_tensors(source: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of a folder's safetensors files, one tensor in memory at a time."""
     for path in sorted(source.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -265,13 +263,4 @@ FORMATS: Mapping[str, Format] = {
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [GROUP, GROUP]},
     ),
 }
-"""By the names of the command line."""
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m models.quantized_checkpoints", description=__doc__)
-    parser.add_argument("source", type=Path, help="a folder with config.json and safetensors in floats")
-    parser.add_argument("format", choices=FORMATS)
-    parser.add_argument("target", type=Path, help="a folder, created")
-    options = parser.parse_args()
-    print(write(options.source, options.format, options.target))
+"""By name."""

@@ -3,8 +3,8 @@
     python -m models.adapters.train
 
 capitals answers in capital letters, json with a JSON object {"answer": …}. Both are LoRA of rank 8 on four of the seven
-linear layers of each decoder layer, saved in BF16. The loss is that of the answer's tokens alone. The program prints
-each adapter's greedy answers to questions that it wasn't trained with. It needs the extra `dev`.
+linear layers of each decoder layer, saved in BF16. The loss is that of the answer's tokens alone. It needs the
+extra `dev`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from models.adapters.questions import HELD_OUT, Example, training_examples
+from models.adapters.questions import Example, training_examples
 from models.smollm2.fetch import FOLDER, fetch
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -30,17 +30,11 @@ IGNORED = -100
 """The label of a token without a loss."""
 
 
-def capitals(example: Example) -> str:
-    """Return the sentence in capital letters."""
-    return example.sentence.upper()
-
-
-def json_object(example: Example) -> str:
-    """Return the short answer in a JSON object."""
-    return json.dumps({"answer": example.answer})
-
-
-ADAPTERS: dict[str, Callable[[Example], str]] = {"capitals": capitals, "json": json_object}
+ADAPTERS: dict[str, Callable[[Example], str]] = {
+    "capitals": lambda example: example.sentence.upper(),
+    "json": lambda example: json.dumps({"answer": example.answer}),
+}
+"""What each answers."""
 
 
 def chat(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
@@ -51,7 +45,7 @@ def chat(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
 
 
 def train(name: str) -> None:
-    """Train the adapter and write it into the folder of its name; print its answers to the held-out questions."""
+    """Train the adapter and write it into the folder of its name."""
     random.seed(0)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
@@ -92,16 +86,6 @@ def train(name: str) -> None:
     folder = Path(__file__).with_name(name)
     model.save_pretrained(str(folder))
     (folder / "README.md").unlink()
-    for parameter in trained:
-        # In FP32, as the base is.
-        parameter.data = parameter.data.float()
-    model.eval()
-    for question in HELD_OUT:
-        prompt = torch.tensor([chat(tokenizer, question)])
-        output = model.generate(  # type: ignore[no-untyped-call]
-            input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False
-        )
-        print(f"  {question:40} {tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True)}", flush=True)
 
 
 if __name__ == "__main__":

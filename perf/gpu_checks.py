@@ -24,8 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf.checkpoint import EMBEDDED
 from perf.load.workload import PROMPT_TOKENS, engine_requests
-from perf.quality import text
-from perf.quality.divergence import Forward, distances, summary
+from perf.quality.divergence import PROSE, Forward, distances, from_text, summary
 
 SLOTS = 32
 BUDGETS = (7, 40, 512)
@@ -132,6 +131,6 @@ def divergence(device: torch.device, quantization: str, dtype: str) -> dict[str,
     base = Settings(model=str(EMBEDDED), quantization="none", dtype="float32")
     reference = load_checkpoint(base, device)
     candidate = load_checkpoint(replace(base, quantization=quantization, dtype=dtype), device)
-    texts = text.from_text(text.PROSE.read_text(), reference.tokenizer.pretrained, reference.max_model_len)
+    texts = from_text(PROSE.read_text(), reference.tokenizer.pretrained, reference.max_model_len)
     tokens = distances(Forward(reference), Forward(candidate), texts)
     return {"loaded": candidate.info.describe(), **summary(tokens)}

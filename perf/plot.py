@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from perf.environment import ROOT
 from perf.load.workload import SLOTS
 from perf.report import distance
-from perf.results_file import RESULTS, Row, at, read
+from perf.results_file import RESULTS, at, read
 from perf.table import figure
 
 PICTURE = ROOT / "docs" / "speed.svg"
@@ -16,8 +15,10 @@ WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 720, 400, 70, 50, 20, 30
 COLORS = {"triton_llama": "#0969da", "vllm": "#8250df", "llama_cpp": "#bc4c00", "openvino": "#1a7f37"}
 
 
-def drawn(rows: Sequence[Row]) -> str:
-    """Return the picture of the rows that have a quality measurement."""
+def picture() -> str:
+    """Return the picture of the committed results that have a quality measurement; without any, an empty one."""
+    path = RESULTS / "bench-smollm2.json"
+    rows = read(path).measured() if path.exists() else []
     points = [
         (math.log10(at(quality, "kl_nats/mean")), row["tokens_per_second"], row)
         for row in rows
@@ -60,12 +61,6 @@ def drawn(rows: Sequence[Row]) -> str:
         label = f"{row['title']}: {figure(y)}"
         lines.append(f'<text x="{across(x):.0f}" y="{last:.0f}" text-anchor="{anchor}" fill="{color}">{label}</text>')
     return "\n".join([*lines, "</svg>", ""])
-
-
-def picture() -> str:
-    """Return the picture of the committed results; without any, an empty one."""
-    path = RESULTS / "bench-smollm2.json"
-    return drawn(read(path).measured() if path.exists() else [])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from perf import environment
@@ -30,6 +29,8 @@ class Results:
     def __init__(self, path: Path, kind: str, settings: Mapping[str, Any], command: str, merge: bool = False) -> None:
         self._path = path
         self._partial = path.with_suffix(".partial")
+        self.measurements: dict[str, Mapping[str, Any]] = {}
+        """Those so far, by key."""
         self._content: dict[str, Any] = {
             "kind": kind,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -37,7 +38,7 @@ class Results:
             "machine": environment.describe(),
             "settings": dict(settings),
             "runs": {},
-            "measurements": {},
+            "measurements": self.measurements,
         }
         if merge and path.exists():
             last = json.loads(path.read_text())
@@ -45,16 +46,11 @@ class Results:
                 run = {name: last[name] for name in ("date", "command", "machine")}
                 self._content["runs"] = {**last["runs"], run["date"]: run}
                 for key, measurement in last["measurements"].items():
-                    self._content["measurements"][key] = {"run": run["date"], **measurement}
-
-    @property
-    def measurements(self) -> Mapping[str, Mapping[str, Any]]:
-        """The measurements so far, by key."""
-        return MappingProxyType(self._content["measurements"])
+                    self.measurements[key] = {"run": run["date"], **measurement}
 
     def add(self, key: str, measurement: Mapping[str, Any]) -> None:
         """Add a measurement and write the partial file."""
-        self._content["measurements"][key] = dict(measurement)
+        self.measurements[key] = measurement
         self._write()
 
     def section(self, name: str, content: object) -> None:

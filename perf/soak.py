@@ -28,7 +28,7 @@ from perf.environment import pss_mib
 from perf.load.generator import generate
 from perf.load.protocols import Request, Target
 from perf.load.workload import requests
-from perf.results_file import Results
+from perf.results_file import RESULTS, Results
 from perf.resumption.__main__ import GRACE_S, ROUND_S, USERS, Requests, load
 from perf.resumption.workload import mixed
 
@@ -46,10 +46,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=positive, default=30.0, help="default 30")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
-    parser.add_argument("--output", type=Path, default=Path("perf/results/soak.json"), metavar="FILE")
     options = parser.parse_args()
     settings = {"model": options.model.name, "users": 3 * USERS, "max_growth_mib": MAX_GROWTH_MIB}
-    results = Results(options.output, "soak", settings, make_command("soak"))
+    results = Results(RESULTS / "soak.json", "soak", settings, make_command("soak"))
     faults: list[str] = []
     samples: list[dict[str, float]] = []
     plain, chats = requests(options.model, "uniform", REQUESTS, MEAN_OUTPUT), mixed(options.model, REQUESTS)
@@ -75,7 +74,7 @@ def main() -> int:
     results.section("faults", faults)
     results.finish()
     print(*faults, sep="\n")
-    print(f"{'FAILED' if faults else 'passed'}: {len(samples)} rounds, growth in MiB {growth}; {options.output}")
+    print(f"{'FAILED' if faults else 'passed'}: {len(samples)} rounds, growth in MiB {growth}; perf/results/soak.json")
     return 1 if faults else 0
 
 

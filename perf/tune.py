@@ -27,7 +27,7 @@ from perf.command import CORES, Budget, count, existing_checkpoint, make_command
 from perf.device_rates import measure_rates
 from perf.environment import ROOT
 from perf.load.workload import PROMPT_TOKENS, passages
-from perf.results_file import Results
+from perf.results_file import RESULTS, Results
 from perf.servers.triton import our_server
 
 SLOTS = (32, 16, 64, 8)
@@ -98,11 +98,10 @@ def main() -> None:
     add("--users", type=count, default=32, help="default 32")
     add("--requests", type=count, default=64, help="measured, after one per user (default 64)")
     add("--output-tokens", type=count, default=100, help="mean of the uniform lengths (default 100)")
-    add("--output", type=Path, default=Path("perf/results/tune.json"), metavar="FILE")
     options = parser.parse_args()
     checkpoint = options.model or default_checkpoint()
     settings = {name: value for name, value in vars(options).items() if isinstance(value, int | float)}
-    results = Results(options.output, "tune", {"model": described(checkpoint), **settings}, make_command("tune"))
+    results = Results(RESULTS / "tune.json", "tune", {"model": described(checkpoint), **settings}, make_command("tune"))
     bench = Bench(results, Budget(options.budget), measure_rates(CORES))
     load = passages("tune", "uniform", options.users, options.requests, options.output_tokens)
     environment = {"LLAMA_MAX_MODEL_LEN": str(PROMPT_TOKENS + 2 * options.output_tokens)}
@@ -113,7 +112,7 @@ def main() -> None:
     key = best(results.measurements, options.slo_p95_ms)
     results.section("best", key)
     results.finish()
-    print(f"written to {options.output}")
+    print("written to perf/results/tune.json")
     if key is None:
         sys.exit(f"tune: no point has a p95 of at most {options.slo_p95_ms:g} ms; fewer users, or a higher SLO")
     print(f"\nthe best within {options.slo_p95_ms:g} ms, for config.pbtxt:\n")

@@ -18,9 +18,8 @@ from pathlib import Path
 import llama_engine.libraries  # noqa: F401 - before anything that imports bitsandbytes
 
 from perf import environment, report
-from perf.bench import lora_steps
 from perf.bench.cases import CASES
-from perf.bench.lora import USERS
+from perf.bench.lora import USERS, measure_steps
 from perf.bench.measure import Bench
 from perf.checkpoint import described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
@@ -56,7 +55,7 @@ def main() -> None:
     multiprocessing.set_forkserver_preload(["perf.bench.cases"])
     budget = Budget(options.budget)
     rates = measure_rates(CORES)
-    budget.say(f"{environment.device()}, {CORES} threads; {rates.describe()}")
+    budget.say(f"{environment.device()}: {rates.to_json()}")
     for name in options.only:
         measure_case(name, options, budget, rates)
 
@@ -75,7 +74,7 @@ def measure_case(name: str, options: argparse.Namespace, budget: Budget, rates: 
     bench = Bench(results, budget, rates)
     try:
         if steps:
-            lora_steps.measure(results, options.users or USERS)
+            measure_steps(results, options.users or USERS)
         for server, checkpoint, loads in cases:
             selected = [
                 load._replace(seconds=load.seconds and (options.seconds or load.seconds))

@@ -6,9 +6,7 @@ can't spoil a run of an hour.
 
 from __future__ import annotations
 
-import re
 import statistics
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,8 @@ from pathlib import Path
 import psutil
 from llama_engine.errors import one_line
 from transformers import LlamaConfig
+from triton_llama.metrics_page import read_samples
+from triton_supervisor.triton import MODEL
 
 from perf import perf_analyzer
 from perf.checkpoint import described, quantized
@@ -34,9 +34,7 @@ LOAD_S = 600.0
 """Maximum seconds of one load, and at most a quarter of the time left, so that a slow server leaves time for others."""
 START_S = 30.0
 """Minimum seconds left to start another load."""
-_COUNTER = re.compile(
-    r"^(llama_step_sequences_(?:sum|count)|nv_inference_(?:exec_)?count)(?:\{.*\})? (\S+)$", re.MULTILINE
-)
+_COUNTERS = ("llama_step_sequences_sum", "llama_step_sequences_count", "nv_inference_count", "nv_inference_exec_count")
 
 
 @dataclass(frozen=True)
@@ -147,11 +145,11 @@ class Bench:
 
 
 def _counters(metrics_address: str) -> Counter[str]:
-    """Return the counters of sequences, steps, requests and batches, summed over their labels."""
+    """Return the model's counters, summed over their other labels."""
     counters = Counter[str]()
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=30) as response:
-        for name, value in _COUNTER.findall(response.read().decode()):
-            counters[name] += int(float(value))
+    for name, _, value in read_samples(metrics_address, MODEL):
+        if name in _COUNTERS:
+            counters[name] += int(value)
     return counters
 
 

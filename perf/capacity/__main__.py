@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -51,10 +50,9 @@ def main() -> None:
     """Compute the numbers of replicas, run the check and write the result."""
     parser = argparse.ArgumentParser(prog="make capacity", description=__doc__)
     parser.add_argument("--seconds", type=positive, default=45.0, help="of each load; default 45")
-    parser.add_argument("--output", type=Path, default=RESULTS / "capacity.json", metavar="FILE")
     options = parser.parse_args()
     settings = {"model": smollm2().name, "replicas": REPLICAS, "threads": 1, "output_tokens": OUTPUT_TOKENS}
-    results = Results(options.output, "capacity", settings, make_command("capacity"))
+    results = Results(RESULTS / "capacity.json", "capacity", settings, make_command("capacity"))
     row = SERVER.to_json()
     for name, kind in KINDS.items():
         rate = highest_rate(benchmarked(*MEASURED[name]), kind)

@@ -115,10 +115,6 @@ class Run:
         # Scheduled, not sent: the window starts at the very answer that made the first one's place free.
         begun = [self.records[first].scheduled for first, _ in sent]
         ended = [self.records[last].ended for _, last in sent]
-        return steady_state(begun, ended, sum(first < self.warmup for first in firsts))
-
-
-def steady_state(sent: Sequence[float], answered: Sequence[float], warmup: int) -> Window:
-    """Return the steady-state window of requests that were sent and answered at these moments, in any order."""
-    last = max(sent)
-    return Window(sorted(sent)[warmup], min(moment for moment in answered if moment > last))
+        warmup = sum(first < self.warmup for first in firsts)
+        last = max(begun)
+        return Window(sorted(begun)[warmup], min(moment for moment in ended if moment > last))

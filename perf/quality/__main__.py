@@ -31,8 +31,18 @@ from perf import report
 from perf.bench.cases import CASES
 from perf.checkpoint import quantized, smollm2
 from perf.command import CORES, make_command
-from perf.quality import served, text
-from perf.quality.divergence import Distances, Forward, distances, perplexity, summary
+from perf.quality import served
+from perf.quality.divergence import (
+    CONTEXT,
+    PROSE,
+    Distances,
+    Forward,
+    Texts,
+    distances,
+    from_text,
+    perplexity,
+    summary,
+)
 from perf.results_file import RESULTS, Results, read
 from perf.servers.running import NotRunError, Server
 from perf.table import markdown
@@ -68,7 +78,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--model", help="path or hub id of a Llama in safetensors (default: SmolLM2-135M-Instruct)")
-    add("--text", type=Path, default=text.PROSE, help="UTF-8 file (default: a chapter of Alice in Wonderland)")
+    add("--text", type=Path, default=PROSE, help="UTF-8 file (default: a chapter of Alice in Wonderland)")
     add("--quantized", type=Path, nargs="+", metavar="PATH", help="compare these quantized checkpoints of it instead")
     servers = {case.server.key: case.server for case in CASES["smollm2"](None)}
     others = [key for key in servers if not key.startswith("triton_llama")]
@@ -95,8 +105,8 @@ def _measure(options: argparse.Namespace, servers: Sequence[Server]) -> None:
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
     base = Settings(model=options.model or str(smollm2()))
     reference = load_checkpoint(replace(base, quantization="none"), device)
-    context = min(text.CONTEXT, reference.max_model_len)
-    texts = text.from_text(content, reference.tokenizer.pretrained, context)
+    context = min(CONTEXT, reference.max_model_len)
+    texts = from_text(content, reference.tokenizer.pretrained, context)
     settings = {
         "model": options.model or "SmolLM2-135M-Instruct",
         "context": context,
@@ -124,7 +134,7 @@ def _measure(options: argparse.Namespace, servers: Sequence[Server]) -> None:
     results.finish()
 
 
-def beside(server: Server, reference: Forward, checkpoint: Path, texts: text.Texts) -> dict[str, object]:
+def beside(server: Server, reference: Forward, checkpoint: Path, texts: Texts) -> dict[str, object]:
     """Compare what a server predicts with the reference. Raises NotRunError or OSError."""
     converted = quantized(checkpoint, server.converted) if server.converted else checkpoint
     with server.start(converted, CORES) as running:
@@ -144,7 +154,7 @@ def load(base: Settings, device: torch.device, candidate: Candidate) -> LoadedMo
 
 
 def compared(
-    candidate: Candidate, reference: LoadedModel, loaded: LoadedModel, texts: Sequence[Sequence[int]]
+    candidate: Candidate, reference: LoadedModel, loaded: LoadedModel, texts: Texts
 ) -> dict[str, dict[str, object]]:
     """Compare the loaded candidate with the reference; return measurements by key, the reference's first."""
     forward = Forward(loaded, str(candidate.settings.get("kv_cache_dtype", "auto")))

@@ -5,21 +5,35 @@ For one predicted token with the reference's distribution P and the candidate's 
     KL(P || Q) = sum of P (log P - log Q)      nats; what is lost by using Q where P is right; 0 if they are equal
     agreement  = P and Q have their maximum at the same token: greedy decoding continues alike
     loss       = -log of the probability of the text's token; its mean's exponential is the perplexity
+
+The text is cut into parts of a context, each predicted from its own beginning. By default it is alice.txt: chapter VII
+of Lewis Carroll's "Alice's Adventures in Wonderland" (1865, in the public domain), as in the Canterbury corpus, a
+paragraph a line.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from llama_engine.model.loader import LoadedModel
 from llama_engine.model.model_runner import TokenChunk
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+PROSE = Path(__file__).with_name("alice.txt")
+CONTEXT = 512
+"""Tokens of a part, where a model allows it."""
+MIN_TOKENS = 100
+"""Fewer predicted tokens have no 99th percentile."""
 POSITIONS_AT_ONCE = 256
 """Positions per pass of the head: a whole text's logits (4,096 x 32,000) would exceed the activations of the rest."""
+
+Texts = Sequence[Sequence[int]]
+"""Token ids, at least 2 in each; all but the first are predicted."""
 
 
 class Distances(NamedTuple):
@@ -69,8 +83,25 @@ class Forward:
         return self._runner.run_chunks([TokenChunk(0, 0, tuple(text))], every=True)
 
 
+def from_text(text: str, tokenizer: PreTrainedTokenizerBase, context: int) -> Texts:
+    """Cut a text into parts of `context` tokens, at least 2, each after a BOS if the tokenizer has one.
+
+    Raises ValueError for a text with less than MIN_TOKENS to predict.
+    """
+    # The tokenizer would add a BOS before the first one only.
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    room = context - len(begin)
+    texts = [[*begin, *ids[first : first + room]] for first in range(0, len(ids), room)]
+    # Without a BOS the last one may have a single token, which nothing predicts.
+    texts = [each for each in texts if len(each) > 1]
+    if (predicted := sum(len(each) - 1 for each in texts)) < MIN_TOKENS:
+        raise ValueError(f"the text has {predicted} tokens to predict; {MIN_TOKENS} are needed")
+    return texts
+
+
 @torch.inference_mode()
-def distances(reference: Forward, candidate: Forward, texts: Sequence[Sequence[int]]) -> Tokens:
+def distances(reference: Forward, candidate: Forward, texts: Texts) -> Tokens:
     """Predict every token but each text's first; compare the candidate with the reference.
 
     Each text is a pass of its own: bitsandbytes takes the outlier columns over everything in a pass.

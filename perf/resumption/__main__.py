@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 from triton_local.openai_endpoint import OpenAIEndpoint
 
@@ -36,7 +35,7 @@ from perf.environment import StealTime
 from perf.load.generator import generate
 from perf.load.protocols import Protocol, Request, Target
 from perf.load.records import Record
-from perf.results_file import Results
+from perf.results_file import RESULTS, Results
 from perf.resumption.answers import Answers, compare
 from perf.resumption.tritons import ENVIRONMENT, in_front_of, kill_at_random, restart_all, running_tritons
 from perf.resumption.workload import mixed
@@ -69,10 +68,9 @@ def main() -> int:
     parser.add_argument("--pause", type=positive, default=6.0, help="mean seconds from start to kill; default 6")
     parser.add_argument("--minutes", type=positive, default=3.0, help="of kills in a part; default 3")
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a checkpoint, context 512 or more")
-    parser.add_argument("--output", type=Path, default=Path("perf/results/resumption.json"), metavar="FILE")
     options = parser.parse_args()
     settings = {"model": options.model.name, "users": 2 * USERS, "pause": options.pause, "environment": ENVIRONMENT}
-    results = Results(options.output, "resumption", settings, make_command("resumption"))
+    results = Results(RESULTS / "resumption.json", "resumption", settings, make_command("resumption"))
     os.environ["TRITON_LLAMA_OPENAI_LOG_REQUESTS"] = "none"
     requests: Requests = mixed(options.model, options.requests)
     reference: Answers = {}
@@ -85,7 +83,7 @@ def main() -> int:
         ):
             kill = partial(kill_at_random, servers, pause=options.pause, seconds=60 * options.minutes)
             disturb: Disturbance = partial(restart_all, servers) if name == "rolling" else kill
-            for run, action in (("quiet", _quiet), ("disturbed", disturb)):
+            for run, action in (("quiet", lambda _: Counter[str]()), ("disturbed", disturb)):
                 answers, measured = measure(url, endpoint, requests, action)
                 reference = reference or answers
                 errors, different = compare(reference, answers)
@@ -99,7 +97,7 @@ def main() -> int:
                 results.add(f"{name}/{run}", measured)
                 print(f"{name}/{run}: {measured}", flush=True)
     results.finish()
-    print(f"{'FAILED' if failed else 'passed'}; {options.output}")
+    print(f"{'FAILED' if failed else 'passed'}; perf/results/resumption.json")
     return 1 if failed else 0
 
 
@@ -158,10 +156,6 @@ def resumptions(endpoint: OpenAIEndpoint) -> Counter[str]:
     with urllib.request.urlopen(f"http://{endpoint.address}/metrics", timeout=10) as page:
         found = _RESUMPTIONS.findall(page.read().decode())
     return Counter({outcome: int(float(value)) for outcome, value in found})
-
-
-def _quiet(_: threading.Event) -> Counter[str]:
-    return Counter()
 
 
 if __name__ == "__main__":

@@ -18,11 +18,10 @@ from pathlib import Path
 import psutil
 from triton_local.envoy import LocalEnvoy
 from triton_local.openai_endpoint import OpenAIEndpoint
-from triton_local.ports import SERVICES, Service
+from triton_local.ports import SERVICES, choose_ports
 from triton_local.server import LocalTriton
 
 from perf.environment import family
-from perf.servers.running import held_port
 
 ENVIRONMENT = {
     # Two servers on two cores.
@@ -37,19 +36,11 @@ _POLL_S = 0.1
 class RestartedTriton:
     """A server of a checkpoint at these ports. pauses: seconds from each end until it was ready again."""
 
-    def __init__(self, checkpoint: Path, ports: Mapping[Service, int]) -> None:
+    def __init__(self, checkpoint: Path, ports: Mapping[str, int]) -> None:
         """Start nothing."""
         self._checkpoint, self._ports = checkpoint, ports
         self.local = self._new()
         self.pauses: list[float] = []
-
-    def start(self) -> None:
-        """Start it, and wait until it is ready. Raises a LauncherError."""
-        self.local.start()
-
-    def stop(self) -> None:
-        """End it gracefully; it is not started again."""
-        self.local.stop()
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to the process of that name, and start the server again when it has ended.
@@ -104,15 +95,15 @@ def running_tritons(count: int, checkpoint: Path) -> Iterator[list[RestartedTrit
     """Yield `count` servers of a checkpoint in ENVIRONMENT, which run during the block."""
     with ExitStack() as held:
         # Between an end and the next start, too.
-        ports = [{service: held.enter_context(held_port()) for service in SERVICES} for _ in range(count)]
+        ports = [choose_ports("127.0.0.1", dict.fromkeys(SERVICES, 0), held) for _ in range(count)]
         servers = [RestartedTriton(checkpoint, each) for each in ports]
         try:
             with ThreadPoolExecutor() as threads:
-                list(threads.map(RestartedTriton.start, servers))
+                list(threads.map(lambda server: server.local.start(), servers))
             yield servers
         finally:
             with ThreadPoolExecutor() as threads:
-                list(threads.map(RestartedTriton.stop, servers))
+                list(threads.map(lambda server: server.local.stop(), servers))
 
 
 @contextmanager

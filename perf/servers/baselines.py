@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig
+from triton_local.ports import choose_ports
 
 from perf.adapters import RANK
 from perf.checkpoint import DTYPES, OPENVINO, fastest, parameters, unquantized
@@ -25,7 +26,7 @@ from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.load.workload import SLOTS
 from perf.roofline import BYTES, Weights
-from perf.servers.running import HOST, NotRunError, Running, Server, held_port, running, shown
+from perf.servers.running import HOST, NotRunError, Running, Server, running, shown
 
 VLLM, LLAMA_CPP = ROOT / ".work" / "vllm", ROOT / ".work" / "llama.cpp"
 TOP = 1000
@@ -159,7 +160,8 @@ def _baseline(
         else:
             files = [file for name in ("*.safetensors", "*.gguf", "*_model.bin") for file in checkpoint.glob(name)]
             size = sum(file.stat().st_size for file in files)
-        with held_port() as port:
+        with ExitStack() as held:
+            port = choose_ports(HOST, {key: 0}, held)[key]
             plan = launch(checkpoint, threads, port)
             target = Target(key, plan.protocol, f"http://{HOST}:{port}", "llama", plan.fields)
             environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), **plan.environment}

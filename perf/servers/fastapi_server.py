@@ -37,12 +37,8 @@ class Question(BaseModel):
     max_tokens: int = Field(ge=1)
 
 
-class Completion(BaseModel):
-    """An answer, without the prompt."""
-
-    text_output: str
-    num_input_tokens: int
-    num_output_tokens: int
+Completion = dict[str, str | int]
+"""An answer's fields, as above."""
 
 
 class Pretrained:
@@ -64,11 +60,11 @@ class Pretrained:
         generated = self.model.generate(**inputs, max_new_tokens=max(lengths))  # type: ignore[misc]  # self is a protocol
         completions = generated[:, inputs["input_ids"].shape[1] :]
         return [
-            Completion(
-                text_output=str(self.tokenizer.decode(tokens[:length], skip_special_tokens=True)),
-                num_input_tokens=len(prompt),
-                num_output_tokens=length,
-            )
+            {
+                "text_output": str(self.tokenizer.decode(tokens[:length], skip_special_tokens=True)),
+                "num_input_tokens": len(prompt),
+                "num_output_tokens": length,
+            }
             for tokens, prompt, length in zip(completions, prompts, lengths, strict=True)
         ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,18 +83,6 @@ def shown(command: Sequence[str], checkpoint: Path) -> str:
         word = checkpoint.resolve().name if word == str(checkpoint) else word.replace(f"{ROOT}/", "")
         words.append(Path(word).name if word.startswith("/") else word)
     return shlex.join(words)
-
-
-@contextmanager
-def held_port() -> Iterator[int]:
-    """Reserve a free port until the block ends. Yields the port.
-
-    It is bound without listening: Linux assigns it to no other socket, and a server can still bind it by its number.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((HOST, 0))
-        yield int(held.getsockname()[1])
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from llama_engine.text.tokenizer import Tokenizer
 from perf.load.protocols import Target
 from perf.quality import divergence, served
 from perf.quality.__main__ import CANDIDATES, OUTLIER_COLUMNS, Candidate, compared, load
-from perf.quality.divergence import Forward, Tokens, distances, perplexity, summary
-from perf.quality.text import from_text
+from perf.quality.divergence import Forward, Tokens, distances, from_text, perplexity, summary
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,6 @@ def block_signals() -> None:
 
 
 def wait_for_signal() -> int | None:
-    """Wait for POLL_S, or until a signal or a child's end; return the signal, None without."""
+    """Wait for POLL_S at most; return the signal that came, SIGCHLD at a child's end, None without one."""
     received = signal.sigtimedwait(_TAKEN, POLL_S)
     return None if received is None else received.si_signo

@@ -140,7 +140,7 @@ class OutputParser:
 
     @property
     def ended(self) -> bool:
-        """Whether the output ends here, whatever the model goes on to write."""
+        """Whether a call that had to be made is complete: the answer ends here, whatever the model goes on to write."""
         return isinstance(self._calls, ForcedCalls) and self._calls.ended
 
     def take_tokens(self) -> list[TokenLogprobs]:

@@ -105,7 +105,10 @@ class Engine:
         return self._pages.take_counts()
 
     def can_admit(self, sequence: Sequence) -> bool:
-        """Return whether a slot is free, and pages for the sequence besides those that queued sequences need."""
+        """Return whether a slot is free, and pages for the sequence besides those that queued sequences need.
+
+        Running ones keep a page each to grow into. An engine without sequences admits any.
+        """
         if not self.num_sequences or self.num_sequences == self.slots:
             return not self.num_sequences
         available, starting = self._pages.num_available - self._prefill.headroom(), [*self._prefill.queue, sequence]

@@ -76,5 +76,5 @@ class BitsandbytesNf4:
         """Return None: no groups."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
-        """Raises CheckpointError: the products take integers."""
+        """Always raises CheckpointError: who reads weights here needs integers, and NF4 is transformers' to load."""
         raise CheckpointError(f"{self._saved.source} has {linear.name} in NF4")

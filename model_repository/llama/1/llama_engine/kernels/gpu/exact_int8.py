@@ -5,7 +5,8 @@ A token's activations x are scale · q, and the integer q is one INT8 term or tw
     q = 254 · high + low        Σ x·w = scale · weight scale · (254 · Σ high·w + Σ low·w)
 
 Integer sums are exact in any order, and all other operations are elementwise. So a token's result has the same bits in
-any batch and for any chunking of a prompt, and the same bits as the CPU's compiled kernels (`cpu_reference.linear`).
+any batch and for any chunking of a prompt, and, with as many terms, the same bits as the CPU's compiled kernels
+(`cpu_reference.linear`).
 This module has not run on a GPU yet; the tests run it on CPU tensors.
 """
 

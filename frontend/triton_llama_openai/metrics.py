@@ -47,14 +47,8 @@ class _LoadMetrics(Collector):
     def __init__(self, loads: Callable[[], Loads]) -> None:
         self._loads = loads
 
-    def describe(self) -> list[Metric]:
-        return self._families({})
-
     def collect(self) -> list[Metric]:
-        return self._families(self._loads())
-
-    def _families(self, loads: Loads) -> list[Metric]:
-        name = "model_name"
+        loads, name = self._loads(), "model_name"
         totals = {model: _total(list(tritons.values())) for model, tritons in loads.items()}
         families: list[Metric] = []
         for metric, (meaning, value) in _GAUGES.items():
@@ -106,30 +100,25 @@ class _LoraGauge(Collector):
     def __init__(self, use: Callable[[], LoraUse]) -> None:
         self._use = use
 
-    def describe(self) -> list[GaugeMetricFamily]:
-        return [self._family()]
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        family, use = self._family(), self._use()
-        if use.loaded:
-            family.add_metric([str(use.loaded), ",".join(use.running), ",".join(use.waiting)], time.time())
-        return [family]
-
-    def _family(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily(
+    def collect(self) -> list[Metric]:
+        use = self._use()
+        family = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Time of the scrape. Its labels are max_lora (loaded adapters, which all run at once), "
             "running_lora_adapters and waiting_lora_adapters: those of this endpoint's requests with and without a "
             "token, with commas between. Absent without adapters.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
+        if use.loaded:
+            family.add_metric([str(use.loaded), ",".join(use.running), ",".join(use.waiting)], time.time())
+        return [family]
 
 
 class Metrics:
     """One endpoint's metrics, in a registry of their own. loads: returns those known now."""
 
     def __init__(self, loads: Callable[[], Loads] = dict, lora_use: Callable[[], LoraUse] = LoraUse) -> None:
-        self._registry = CollectorRegistry(auto_describe=True)
+        self._registry = CollectorRegistry()
         self.requests = Counter(
             "llama_openai_requests",
             "Requests answered, by route and code; code 499: the client has left before, or has not read its stream.",
@@ -162,7 +151,6 @@ class Metrics:
         self.in_flight = Gauge(
             "llama_openai_requests_in_flight", "Requests that run, scrapes apart.", registry=self._registry
         )
-
         self._registry.register(_LoadMetrics(loads))
         self._registry.register(_LoraGauge(lora_use))
 

@@ -19,10 +19,10 @@ REFUSED: list[tuple[Json, str]] = [
     ({"temperature": 1.5}, "temperature is 1.5; it must be less than or equal to 1"),
     ({"stop_sequences": [""]}, "stop_sequences[0] is ''"),
     ({"container": "c"}, "container is not supported"),
-    ({"messages": [user(IMAGE)]}, "messages[0].content[0] is not supported: it is a block of type 'image'"),
-    ({"messages": [user({"text": "a"})]}, "it must be a block with a type"),
+    ({"messages": [user(IMAGE)]}, "messages[0].content[0] is {'type': 'image', 'source':"),
+    ({"messages": [user({"text": "a"})]}, "{'text': 'a'}; it must be a block of type text or tool_result"),
     ({"messages": [user({"type": "text", "text": "a", "citations": [{}]})]}, "citations is not supported"),
-    ({"messages": [user(RESULT | {"content": [IMAGE]})]}, "messages[0].content[0].content[0] is not supported"),
+    ({"messages": [user(RESULT | {"content": [IMAGE]})]}, "content[0].content[0].type is 'image'; it must"),
     ({"messages": [user(RESULT)]}, "messages[0].content[0].tool_use_id is '1'; it must be the id of a"),
     (
         {"messages": [user(), assistant({"type": "thinking", "thinking": "a"})]},

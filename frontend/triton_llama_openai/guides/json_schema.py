@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from triton_llama_openai.protocol.schema import JsonObject
 
@@ -108,17 +107,12 @@ _ENFORCED_PATTERN = re.compile(f"(?:{'|'.join(_PATTERN_PARTS)})*+", re.DOTALL)
 groups, anchors in the middle, and escapes and braces of other dialects."""
 
 
-@dataclass(frozen=True)
-class Unenforced:
-    """A keyword that can't be enforced. path: in its schema, such as `.properties.a.uniqueItems`."""
+def enforceable(schema: JsonObject) -> tuple[JsonObject, list[str]]:
+    """Return the schema without what llguidance can't enforce, and the paths of the keywords without effect in it.
 
-    keyword: str
-    path: str
-
-
-def enforceable(schema: JsonObject) -> tuple[JsonObject, list[Unenforced]]:
-    """Return the schema without what llguidance can't enforce, and the keywords that therefore have no effect."""
-    dropped: list[Unenforced] = []
+    A path is `.properties.a.uniqueItems`.
+    """
+    dropped: list[str] = []
 
     def kept(part: object, path: str) -> object:
         if not isinstance(part, dict):
@@ -130,7 +124,7 @@ def enforceable(schema: JsonObject) -> tuple[JsonObject, list[Unenforced]]:
             if _is_enforced(key, value, part):
                 remaining[key] = value
             else:
-                dropped.append(Unenforced(key, f"{path}.{key}"))
+                dropped.append(f"{path}.{key}")
         return _with_subschemas(remaining, lambda inner, inner_path: kept(inner, path + inner_path))
 
     result = kept(schema, "")

@@ -106,7 +106,7 @@ def strict_schema(schema: JsonObject, path: str) -> JsonObject:
     """Return a schema with its objects closed. Raises ApiError, with the keyword's path, if it can't be enforced."""
     result, unenforced = enforceable(close_objects(schema))
     if unenforced:
-        param = path + unenforced[0].path
+        param = path + unenforced[0]
         raise ApiError(400, f"{param} can't be enforced; leave it out", param, "unsupported_parameter")
     return result
 
@@ -122,7 +122,7 @@ def lenient_schema(schema: JsonObject, field: str) -> tuple[JsonObject, list[str
     options = result.get("x-guidance", {})
     if isinstance(options, dict) and '"oneOf":' in _dumps(result):
         result["x-guidance"] = {"coerce_one_of": True, **options}
-    return result, sorted({f"{field}.{dropped.keyword}" for dropped in unenforced})
+    return result, sorted({f"{field}.{dropped.rpartition('.')[2]}" for dropped in unenforced})
 
 
 def follow(prefix: JsonObject, guide: Guide) -> Guide:

@@ -86,10 +86,8 @@ class ChoiceEvents(AnswerEvents):
         """
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason, **(additions or {})}
         start = self._head if head is None else _encode_head(head)
-        return start + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
-
-    def _counts(self) -> bytes:
-        return b'],"usage":' + dumps(self._usage_so_far()) + b"}\n\n"
+        counts = b'],"usage":' + dumps(self._usage_so_far()) + b"}\n\n" if self._continuous_usage else self._tail
+        return start + dumps(choice) + counts
 
     def _usage_so_far(self) -> JsonObject:
         return self._usage.body(before_text=not self._begun)

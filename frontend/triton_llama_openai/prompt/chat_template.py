@@ -173,11 +173,11 @@ def render_messages(
         raise ApiError(400, message, "chat_template_kwargs", "invalid_value")
     if documents is not None:
         variables["documents"] = documents
-    turns = [_turn(message, index, template.id_length) for index, message in enumerate(messages)]
+    turns = [_turn(message, template.id_length) for message in messages]
     placeholders: dict[str, str] = {}
     if guard is not None:
         (turns, tools, variables), placeholders = guard.hide((turns, tools, variables))
-    if not template.takes_tools and (tools or any(_is_about_tools(turn) for turn in turns)):
+    if not template.takes_tools and (tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)):
         if tools and turns and turns[0]["role"] != "system" and (default := template.default_system_message(variables)):
             turns.insert(0, {"role": "system", "content": default})
         turns, tools = _tools_as_text(turns, tools), []
@@ -187,7 +187,7 @@ def render_messages(
     return RenderedPrompt(text, placeholders)
 
 
-def _turn(message: Message, index: int, id_length: int | None) -> JsonObject:
+def _turn(message: Message, id_length: int | None) -> JsonObject:
     """Return a message as templates read it, a tool call's arguments as an object.
 
     id_length: of a tool call's id, of which the end is taken.
@@ -207,24 +207,11 @@ def _turn(message: Message, index: int, id_length: int | None) -> JsonObject:
             turn["reasoning_content"] = reasoning
         if message.tool_calls:
             calls = []
-            for number, call in enumerate(message.tool_calls):
-                field = f"messages[{index}].tool_calls[{number}].function.arguments"
-                function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, field)}
+            for call in message.tool_calls:
+                function = {"name": call.function.name, "arguments": parse_arguments(call.function.arguments)}
                 calls.append({"id": call.id[ids], "type": "function", "function": function})
             turn["tool_calls"] = calls
     return turn
-
-
-def _arguments(text: str, field: str) -> JsonObject:
-    """Return a call's arguments. Raises ApiError, with the field, unless they are a JSON object."""
-    arguments = parse_arguments(text)
-    if arguments is None:
-        raise ApiError(400, f"{field} is {text[:80]!r}; it must be a JSON object", field, "invalid_value")
-    return arguments
-
-
-def _is_about_tools(turn: JsonObject) -> bool:
-    return turn["role"] == "tool" or "tool_calls" in turn
 
 
 def _tools_as_text(turns: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:

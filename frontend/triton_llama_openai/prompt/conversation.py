@@ -14,17 +14,15 @@ from triton_llama_openai.guides.structured_output import follow
 from triton_llama_openai.output.output_parser import Markers, OutputParser, is_closed, is_open, is_open_in, tag_format
 from triton_llama_openai.prompt.chat_template import render_messages
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt
+from triton_llama_openai.prompt.tokenizer import PromptTokenizer, truncate
 from triton_llama_openai.prompt.tool_use import ToolUse, tool_use
-from triton_llama_openai.prompt.truncation import truncate
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
-from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation
 from triton_llama_openai.triton.inputs import Prompt
 
 if TYPE_CHECKING:
-    from triton_llama_openai.prompt.tokenizer import PromptTokenizer
     from triton_llama_openai.served.served_model import ServedModel
 
 
@@ -65,13 +63,14 @@ async def prepare_chat(
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
     without_reasoning = guided and not model.reasons_before_guides
+    kwargs = chat.chat_template_kwargs or {}
     rendered = render_messages(
         model.tokenizer.template(with_tools=bool(use.template_tools)),
         chat.messages,
         use.template_tools,
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=_template_kwargs(chat, without_reasoning=without_reasoning),
+        template_kwargs={"enable_thinking": False, **kwargs} if without_reasoning else kwargs,
         documents=chat.documents,
         field=chat.client_field("messages"),
         guard=model.tokenizer.guard if settings.special_tokens == "text" else None,
@@ -104,12 +103,6 @@ async def prepare_chat(
 
 def _prompts(chat: ChatRequest, rendered: RenderedPrompt, tokenizer: PromptTokenizer) -> list[Prompt]:
     return truncate(chat, [tokenizer.prompt_of(rendered)], tokenizer)
-
-
-def _template_kwargs(chat: ChatRequest, *, without_reasoning: bool) -> JsonObject:
-    """Return the request's variables of the template."""
-    kwargs = chat.chat_template_kwargs or {}
-    return {"enable_thinking": False, **kwargs} if without_reasoning else kwargs
 
 
 def _is_begun(chat: ChatRequest, prompt: str, markers: Markers) -> bool:

@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer, chat templates and context, as the server describes them; the bodies of /tokenize etc."""
+"""A checkpoint's tokenizer, chat templates and context, as the server describes them; truncation; /tokenize."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +12,12 @@ from triton_llama_openai.errors import invalid
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.prompt.tool_use import template_tool
+from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.description import Description
+from triton_llama_openai.triton.inputs import Prompt
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -72,13 +74,13 @@ class PromptTokenizer:
         """Return how many tokens a text by itself has."""
         return len(self.encode(text, add_special_tokens=False)) if text else 0
 
-    def prompt_ids(self, prompt: str | list[int]) -> list[int]:
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens as the server sees them."""
         if not isinstance(prompt, str):
             return prompt
         return self._without_second_bos(self.encode(prompt, add_special_tokens=True))
 
-    def first_ids(self, prompt: str | list[int], count: int) -> list[int]:
+    def first_ids(self, prompt: Prompt, count: int) -> list[int]:
         """Return a prompt's first tokens, at most `count`; of a text, the special tokens around it are among them."""
         if not isinstance(prompt, str):
             return prompt[:count]
@@ -91,7 +93,7 @@ class PromptTokenizer:
         """Keeps special tokens out of clients' texts."""
         return SpecialTokenGuard(self.backend_tokenizer, "".join(item.turn_text() for item in self.templates.values()))
 
-    def prompt_of(self, rendered: RenderedPrompt) -> str | list[int]:
+    def prompt_of(self, rendered: RenderedPrompt) -> Prompt:
         """Return a conversation's prompt: its text, or its tokens where clients' texts have special tokens in them."""
         if not rendered.placeholders:
             return rendered.text
@@ -106,9 +108,27 @@ class PromptTokenizer:
         (text,) = self.backend_tokenizer.decode_batch([tokens], skip_special_tokens=False)
         return str(text)
 
-    def token_strings(self, tokens: list[int]) -> list[str]:
-        """Return each token as the vocabulary writes it."""
-        return [self.backend_tokenizer.id_to_token(token) or "" for token in tokens]
+
+def truncate(request: SamplingRequest, prompts: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[Prompt]:
+    """Return the prompts, of longer ones the last tokens, as `truncate_prompt_tokens` says. It tokenizes texts.
+
+    As under vLLM, a BOS that is cut off isn't added again.
+
+    Raises:
+        ApiError: the request keeps more tokens than the context has room for.
+    """
+    count, room = request.truncate_prompt_tokens, tokenizer.context - 1
+    if count is None:
+        return list(prompts)
+    if count > room:
+        raise invalid("truncate_prompt_tokens", count, f"-1, or 1 … {room} (max_model_len - 1)")
+    if count < 0:
+        maximum = request.DEFAULT_MAX_TOKENS if request.max_new_tokens is None else request.max_new_tokens
+        new_tokens = maximum or 1
+        # With more new tokens than the context has, max_tokens is refused or reduced.
+        count = tokenizer.context - new_tokens if new_tokens < tokenizer.context else room
+    tokens = [tokenizer.prompt_ids(prompt) for prompt in prompts]
+    return [ids[-count:] if len(ids) > count else prompt for ids, prompt in zip(tokens, prompts, strict=True)]
 
 
 def tokenize(tokenizer: PromptTokenizer, request: TokenizeRequest, settings: Settings) -> JsonObject:
@@ -124,8 +144,15 @@ def tokenize(tokenizer: PromptTokenizer, request: TokenizeRequest, settings: Set
             tokens = tokenizer.guard.encode(rendered, special)
         else:
             tokens = tokenizer.encode(rendered.text, special)
-    strings = tokenizer.token_strings(tokens) if request.return_token_strs else None
-    return {"count": len(tokens), "max_model_len": tokenizer.context, "tokens": tokens, "token_strs": strings}
+    strings = None
+    if request.return_token_strs:
+        strings = [tokenizer.backend_tokenizer.id_to_token(token) or "" for token in tokens]
+    return {
+        "count": len(tokens),
+        "max_model_len": tokenizer.context,
+        "tokens": tokens,
+        "token_strs": strings if request.return_token_strs else None,
+    }
 
 
 def detokenize(tokenizer: PromptTokenizer, request: DetokenizeRequest) -> JsonObject:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, Tag, model_validator
-from pydantic_core import from_json
+from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError, from_json
 
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.sampling import SamplingRequest, check_names
@@ -89,11 +89,21 @@ def parse_arguments(text: str) -> JsonObject | None:
     return arguments if isinstance(arguments, dict) else None
 
 
+def _json_object(arguments: str) -> str:
+    if parse_arguments(arguments) is None:
+        raise PydanticCustomError("value_error", "Input should be a JSON object")
+    return arguments
+
+
+Arguments = Annotated[str, AfterValidator(_json_object)]
+"""The arguments of a call: JSON of an object."""
+
+
 class CalledFunction(Schema):
-    """The function of a tool call; arguments: JSON."""
+    """The function of a tool call."""
 
     name: FunctionName
-    arguments: str
+    arguments: Arguments
 
 
 class SentToolCall(Schema):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from triton_llama_openai.protocol.chat import FunctionName, parse_arguments
+from triton_llama_openai.protocol.chat import Arguments, FunctionName
 from triton_llama_openai.protocol.schema import IGNORED, CacheHint, Items, JsonObject, Schema, one_of
 
 Id = Annotated[str, Field(max_length=256)]
@@ -31,12 +31,6 @@ def _with_type(value: object) -> object:
         reason = "it is an item_reference, and nothing is stored; send items whole (clients' option store: false)"
         raise PydanticCustomError("unsupported_parameter", "{reason}", {"reason": reason})
     return {"type": "message", **item} if "role" in item else item
-
-
-def _json_object(arguments: str) -> str:
-    if parse_arguments(arguments) is None:
-        raise PydanticCustomError("value_error", "Input should be a JSON object")
-    return arguments
 
 
 class ItemPart(Schema):
@@ -68,12 +62,12 @@ class MessageItem(Schema):
 
 
 class FunctionCallItem(Schema):
-    """A call that the model made. arguments: a JSON object."""
+    """A call that the model made."""
 
     type: Literal["function_call"]
     call_id: Id
     name: FunctionName
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: Arguments
     parsed_arguments: object | None = Field(None, json_schema_extra=IGNORED)
     id: Id | None = Field(None, json_schema_extra=IGNORED)
     status: Status | None = Field(None, json_schema_extra=IGNORED)

@@ -16,8 +16,7 @@ from triton_llama_openai.guides.structured_output import guide_of
 from triton_llama_openai.output.answers import dumps, response_head, stop_reason, until_disconnect
 from triton_llama_openai.output.logprobs import CompletionLogprobs
 from triton_llama_openai.output.streaming import ChoiceEvents, stream_answer
-from triton_llama_openai.prompt.tokenizer import PromptTokenizer
-from triton_llama_openai.prompt.truncation import truncate
+from triton_llama_openai.prompt.tokenizer import PromptTokenizer, truncate
 from triton_llama_openai.protocol.completions import CompletionRequest
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request

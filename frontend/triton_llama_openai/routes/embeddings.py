@@ -18,7 +18,6 @@ from triton_llama_openai.protocol.embeddings import EmbeddingRequest
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
-from triton_llama_openai.served.served_model import ServedModel
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.embeddings import embed
 from triton_llama_openai.triton.inputs import Prompt, check_lengths
@@ -33,7 +32,9 @@ def add_embeddings(router: APIRouter, models: Models, settings: Settings) -> Non
         body = await parse_request(request, EmbeddingRequest, settings)
         record = request.state.record
         model = await models.find_for("embed", body.model, record)
-        _check_size(body, model)
+        if body.dimensions is not None and body.dimensions > model.embedding_size:
+            bound = f"at most {model.embedding_size}, the size of this model's embeddings"
+            raise invalid("dimensions", body.dimensions, bound)
         record.prompt = body.input
         # In threads: the tokenizer and the numbers of long lists take long.
         prompts = await asyncio.to_thread(_prompts, body, model.tokenizer)
@@ -41,13 +42,6 @@ def add_embeddings(router: APIRouter, models: Models, settings: Settings) -> Non
         usage = {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}
         head: JsonObject = {"object": "list", "model": model.name, "usage": usage}
         return Response(await asyncio.to_thread(_encoded, head, body, vectors), media_type="application/json")
-
-
-def _check_size(body: EmbeddingRequest, model: ServedModel) -> None:
-    """Refuse more dimensions than embeddings have. Raises ApiError."""
-    size = model.embedding_size
-    if body.dimensions is not None and body.dimensions > size:
-        raise invalid("dimensions", body.dimensions, f"at most {size}, the size of this model's embeddings")
 
 
 def _prompts(body: EmbeddingRequest, tokenizer: PromptTokenizer) -> list[Prompt]:

@@ -18,8 +18,8 @@ from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.inputs import Prompt, prompt_tensors, with_api_errors
 from triton_llama_openai.triton.merge import ChunkStream, merge
-from triton_llama_openai.triton.replica_key import replica_key
 from triton_llama_openai.triton.resumption import Resumption, TritonRequest
+from triton_llama_openai.triton.shared_prefixes import replica_key
 
 if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel

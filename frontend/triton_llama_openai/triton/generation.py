@@ -15,11 +15,10 @@ from triton_llama_openai.guides.structured_output import Guide
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.cache_salt import cache_salt_of
 from triton_llama_openai.triton.inputs import Prompt, inputs_of, with_api_errors
 from triton_llama_openai.triton.merge import ChunkStream, merge
-from triton_llama_openai.triton.replica_key import replica_key
 from triton_llama_openai.triton.resumption import Resumption, TritonRequest
+from triton_llama_openai.triton.shared_prefixes import cache_salt_of, replica_key
 from triton_llama_openai.triton.triton_client import OUTPUTS, OUTPUTS_OF_ONE
 from triton_llama_openai.triton.usage import Usage
 

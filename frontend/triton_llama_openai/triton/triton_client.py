@@ -34,7 +34,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from triton_llama_openai.errors import from_validation
 from triton_llama_openai.record import TRACEPARENT
 from triton_llama_openai.triton.description import ADAPTERS, Adapter, Description, parse_description
-from triton_llama_openai.triton.replica_key import REPLICA_HEADER
+from triton_llama_openai.triton.shared_prefixes import REPLICA_HEADER
 
 CONNECT_TIMEOUT_S = 10.0
 _KEEPALIVE = (

@@ -1,4 +1,4 @@
-"""The key by which a proxy picks a request's replica, one that may have its prompt's pages."""
+"""Whose prompts share pages: the salt of a request's cached prefixes, and the key by which proxies pick replicas."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def replica_key(
     beginning = prompt[:_CHARACTERS] if isinstance(prompt, str) else prompt[:_TOKENS]
     prefix = session or prompt_cache_key or beginning
     return hashlib.sha256(repr((adapter, cache_salt, prefix)).encode()).hexdigest()[:32]
+
+
+def cache_salt_of(key_digest: bytes, cache_salt: str | None) -> str | None:
+    """Return the salt of a request's cached prefixes, which separates tenants; None is shared with all without a salt.
+
+    key_digest: empty for one that shares with other keys. All endpoints derive the same salts, so that a chat finds its
+    prefix whichever endpoint its next turn takes.
+    """
+    scope = key_digest + (cache_salt or "").encode()
+    # Hashed once more: the digest itself, by which keys are compared, does not leave the endpoint.
+    return hashlib.sha256(b"cache salt " + scope).hexdigest()[:32] if scope else None

@@ -35,13 +35,6 @@ def test_a_system_message_that_the_template_refuses_is_a_bad_request(serve: Serv
     assert triton.prompt.startswith("<bos><start_of_turn>user\nHi<end_of_turn>\n")
 
 
-def test_granite_thinks_if_its_variable_says_so(serve: Serve, triton: FakeTriton) -> None:
-    triton.tokens = ["<think>A sum.</think>\n", "<response>4</res", "ponse>"]
-    message = serve("granite-3.3").chat(chat_template_kwargs={"thinking": True}).json()["choices"][0]["message"]
-    assert "Write your thoughts between <think></think>" in triton.prompt
-    assert (message["reasoning_content"], message["content"]) == ("A sum.", "4")
-
-
 def test_the_templates_default_system_message_stands_before_tools_as_text(serve: Serve, triton: FakeTriton) -> None:
     smollm3, default = serve("smollm3"), "You are a helpful AI assistant named SmolLM, trained by Hugging Face."
     assert smollm3.chat(messages=[USER], tools=[ADD]).status_code == 200

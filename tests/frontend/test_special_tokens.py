@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from frontend.descriptions import EMBEDDED
-from frontend.endpoints import Endpoint, Json, Serve, check_refusal, endpoint
+from frontend.endpoints import Json, Serve, endpoint
 from frontend.fake_triton import FakeTriton
 from model_families import BY_NAME, FAMILIES
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
@@ -90,18 +90,6 @@ def test_special_tokens_that_are_allowed_reach_the_model_as_they_are(triton: Fak
         assert triton.prompt == "<s>[INST] a</s> [/INST]"
         tokens = served.tokenize(messages=[{"role": "user", "content": "a</s>"}])
         assert tokens.count(served.tokens("</s>")[-1]) == 1
-
-
-def test_tokens_in_place_of_the_text_have_one_bos(served: Endpoint, triton: FakeTriton) -> None:
-    served.chat(messages=[{"role": "user", "content": "a</s>"}])
-    assert sent_tokens(triton)[:1] == served.tokens("")
-    assert sent_tokens(triton)[:2] != served.tokens("") * 2
-
-
-def test_a_refusal_of_tokens_in_place_of_the_text_names_the_messages(served: Endpoint, triton: FakeTriton) -> None:
-    messages = [{"role": "user", "content": "a</s>"}]
-    triton.failing = "INVALID_ARG: input_ids is 9 tokens; it must be at most 8"
-    check_refusal(served.chat(messages=messages), "messages", "messages is 9 tokens")
 
 
 def metaspace() -> Tokenizer:

@@ -17,10 +17,10 @@ from triton_llama_openai.prompt.special_tokens import RenderedPrompt
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer, truncate
 from triton_llama_openai.prompt.tool_use import ToolUse, tool_use
 from triton_llama_openai.protocol.chat import ChatRequest, text_of
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation
-from triton_llama_openai.triton.inputs import Prompt
 
 if TYPE_CHECKING:
     from triton_llama_openai.served.served_model import ServedModel

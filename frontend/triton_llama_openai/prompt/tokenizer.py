@@ -12,12 +12,12 @@ from triton_llama_openai.errors import invalid
 from triton_llama_openai.prompt.chat_template import ChatTemplate, InvalidTemplateError, render_messages
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
 from triton_llama_openai.prompt.tool_use import template_tool
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.description import Description
-from triton_llama_openai.triton.inputs import Prompt
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 

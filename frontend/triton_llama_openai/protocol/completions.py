@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import invalid, unsupported
-from triton_llama_openai.protocol.prompts import Prompts, prompts_of
+from triton_llama_openai.protocol.prompts import Prompt, Prompts, prompts_of
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.protocol.schema import MAX_TOKEN, Unsupported, refused
 
@@ -62,6 +62,6 @@ class CompletionRequest(SamplingRequest):
         return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> list[Prompt]:
         """Every prompt, as a text or as tokens."""
         return prompts_of(self.prompt)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import invalid
-from triton_llama_openai.protocol.prompts import Prompts, prompts_of
+from triton_llama_openai.protocol.prompts import Prompt, Prompts, prompts_of
 from triton_llama_openai.protocol.sampling import Priority, TruncatedLength
 from triton_llama_openai.protocol.schema import MAX_TOKEN, CacheSalt, ModelName, OnlyTrue, Schema, without_effect
 
@@ -42,6 +42,6 @@ class EmbeddingRequest(Schema):
         return self
 
     @property
-    def inputs(self) -> list[str | list[int]]:
+    def inputs(self) -> list[Prompt]:
         """Every input, as a text or as tokens."""
         return prompts_of(self.input)

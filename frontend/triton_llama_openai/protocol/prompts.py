@@ -10,6 +10,8 @@ from triton_llama_openai.protocol.schema import Items, TokenId, by_json_type
 
 Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[Items[TokenId], Field(min_length=1)]
+Prompt = str | list[int]
+"""A text or tokens."""
 
 
 def _prompt_kind(value: object) -> str | None:
@@ -37,11 +39,11 @@ Prompts = Annotated[
 ]
 
 
-def prompts_of(prompts: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+def prompts_of(prompts: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
     """Return every prompt, as a text or as tokens."""
     if isinstance(prompts, str):
         return [prompts]
     # The form's validation has looked at every element of what may be millions.
     if prompts and isinstance(prompts[0], int):
         return [prompts]
-    return cast("list[str | list[int]]", prompts)
+    return cast("list[Prompt]", prompts)

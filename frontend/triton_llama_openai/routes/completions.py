@@ -18,12 +18,13 @@ from triton_llama_openai.output.logprobs import CompletionLogprobs
 from triton_llama_openai.output.streaming import ChoiceEvents, stream_answer
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer, truncate
 from triton_llama_openai.protocol.completions import CompletionRequest
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.generation import Generation
-from triton_llama_openai.triton.inputs import Prompt, check_lengths
+from triton_llama_openai.triton.inputs import check_lengths
 
 
 def add_completions(router: APIRouter, models: Models, settings: Settings) -> None:

@@ -15,12 +15,13 @@ from triton_llama_openai.errors import invalid
 from triton_llama_openai.output.answers import dumps, until_disconnect
 from triton_llama_openai.prompt.tokenizer import PromptTokenizer
 from triton_llama_openai.protocol.embeddings import EmbeddingRequest
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.protocol.schema import JsonObject
 from triton_llama_openai.request_body import parse_request
 from triton_llama_openai.served.models import Models
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.triton.embeddings import embed
-from triton_llama_openai.triton.inputs import Prompt, check_lengths
+from triton_llama_openai.triton.inputs import check_lengths
 
 
 def add_embeddings(router: APIRouter, models: Models, settings: Settings) -> None:

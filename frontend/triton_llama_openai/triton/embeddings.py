@@ -14,9 +14,10 @@ from triton_llama.tensors import Tensor
 
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.protocol.embeddings import EmbeddingRequest
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.inputs import Prompt, prompt_tensors, with_api_errors
+from triton_llama_openai.triton.inputs import prompt_tensors, with_api_errors
 from triton_llama_openai.triton.merge import ChunkStream, merge
 from triton_llama_openai.triton.resumption import Resumption, TritonRequest
 from triton_llama_openai.triton.shared_prefixes import replica_key

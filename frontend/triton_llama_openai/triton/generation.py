@@ -12,10 +12,11 @@ from triton_llama.completion import Chunk
 
 from triton_llama_openai.errors import invalid
 from triton_llama_openai.guides.structured_output import Guide
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.protocol.sampling import SamplingRequest
 from triton_llama_openai.record import RequestRecord
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.triton.inputs import Prompt, inputs_of, with_api_errors
+from triton_llama_openai.triton.inputs import inputs_of, with_api_errors
 from triton_llama_openai.triton.merge import ChunkStream, merge
 from triton_llama_openai.triton.resumption import Resumption, TritonRequest
 from triton_llama_openai.triton.shared_prefixes import cache_salt_of, replica_key

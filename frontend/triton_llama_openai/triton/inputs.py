@@ -14,6 +14,7 @@ from triton_llama.tensors import Tensor
 
 from triton_llama_openai.errors import from_triton, prompt_too_long
 from triton_llama_openai.guides.structured_output import Guide
+from triton_llama_openai.protocol.prompts import Prompt
 from triton_llama_openai.protocol.sampling import PASSTHROUGH_FIELDS, SamplingRequest
 from triton_llama_openai.triton.merge import ChunkStream
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _UP_TO_THE_CONTEXT = 1 << 20
 """max_tokens beyond any context: with truncate_max_tokens the model reduces it to what the context leaves."""
-
-Prompt = str | list[int]
 
 
 def inputs_of(

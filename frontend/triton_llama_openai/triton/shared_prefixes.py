@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from triton_llama_openai.triton.inputs import Prompt
+from triton_llama_openai.protocol.prompts import Prompt
 
 REPLICA_HEADER = "x-llama-key"
 """The metadata that has the key."""

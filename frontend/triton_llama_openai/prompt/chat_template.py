@@ -20,7 +20,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from triton_llama_openai.errors import ApiError
 from triton_llama_openai.output.tool_calls import CLOSE, OPEN
 from triton_llama_openai.prompt.special_tokens import RenderedPrompt, SpecialTokenGuard
-from triton_llama_openai.protocol.chat import AssistantMessage, Message, ToolMessage, parse_arguments, text_of
+from triton_llama_openai.protocol.chat import (
+    AssistantMessage,
+    Message,
+    TemplateFields,
+    ToolMessage,
+    parse_arguments,
+    text_of,
+)
 from triton_llama_openai.protocol.schema import JsonObject
 
 _RENDERING_ERRORS = (
@@ -150,15 +157,14 @@ def render_messages(
     template: ChatTemplate | None,
     messages: Sequence[Message],
     tools: Sequence[JsonObject],
+    request: TemplateFields,
     *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    template_kwargs: JsonObject | None = None,
+    defaults: JsonObject | None = None,
     documents: Sequence[JsonObject] | None = None,
     field: str = "messages",
     guard: SpecialTokenGuard | None,
 ) -> RenderedPrompt:
-    """Return the prompt of a conversation. field: of the messages in the request, for errors.
+    """Return the prompt of a conversation. defaults: variables that the request may override. field: of the messages.
 
     guard: None allows clients to write special tokens.
 
@@ -167,7 +173,7 @@ def render_messages(
     """
     if template is None:
         raise ApiError(400, "the checkpoint has no chat template: use /v1/completions", None, "no_chat_template")
-    variables = dict(template_kwargs or {})
+    variables = {**(defaults or {}), **(request.chat_template_kwargs or {})}
     if reserved := sorted(variables.keys() & template.reserved):
         message = f"chat_template_kwargs has {reserved[0]}; it must leave the template's own variables alone"
         raise ApiError(400, message, "chat_template_kwargs", "invalid_value")
@@ -181,9 +187,10 @@ def render_messages(
         if tools and turns and turns[0]["role"] != "system" and (default := template.default_system_message(variables)):
             turns.insert(0, {"role": "system", "content": default})
         turns, tools = _tools_as_text(turns, tools), []
-    if continue_final_message:
+    if request.continue_final_message:
         return RenderedPrompt(template.render_open(turns, tools, variables), placeholders)
-    text = template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables, field=field)
+    begins_answer = request.add_generation_prompt is not False
+    text = template.render(turns, tools, add_generation_prompt=begins_answer, variables=variables, field=field)
     return RenderedPrompt(text, placeholders)
 
 

@@ -63,14 +63,12 @@ async def prepare_chat(
     # A structural tag's text is free outside of its structures.
     guided = use.guide is not None and use.guide.kind != "structural_tag"
     without_reasoning = guided and not model.reasons_before_guides
-    kwargs = chat.chat_template_kwargs or {}
     rendered = render_messages(
         model.tokenizer.template(with_tools=bool(use.template_tools)),
         chat.messages,
         use.template_tools,
-        add_generation_prompt=chat.add_generation_prompt is not False,
-        continue_final_message=bool(chat.continue_final_message),
-        template_kwargs={"enable_thinking": False, **kwargs} if without_reasoning else kwargs,
+        chat,
+        defaults={"enable_thinking": False} if without_reasoning else None,
         documents=chat.documents,
         field=chat.client_field("messages"),
         guard=model.tokenizer.guard if settings.special_tokens == "text" else None,

@@ -181,8 +181,6 @@ def _rendered(tokenizer: PromptTokenizer, request: TokenizeRequest, settings: Se
         tokenizer.template(with_tools=bool(tools)),
         request.messages or [],
         tools,
-        add_generation_prompt=request.add_generation_prompt is not False,
-        continue_final_message=bool(request.continue_final_message),
-        template_kwargs=request.chat_template_kwargs,
+        request,
         guard=tokenizer.guard if settings.special_tokens == "text" else None,
     )

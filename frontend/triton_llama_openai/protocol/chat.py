@@ -144,11 +144,23 @@ class ToolMessage(Schema):
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
-def check_continuation(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
-    """Raise ApiError if the last message is to be continued and a new one begun."""
-    if continue_final_message and add_generation_prompt:
-        message = "continue_final_message and add_generation_prompt are both true; one must be false"
-        raise ApiError(400, message, "continue_final_message", "invalid_value")
+class TemplateFields(Schema):
+    """The fields that say how the chat template renders a conversation."""
+
+    add_generation_prompt: bool | None = None
+    """vLLM's; default: true"""
+    continue_final_message: bool | None = None
+    """vLLM's; true: the last message is continued"""
+    chat_template_kwargs: TemplateKwargs | None = None
+    """vLLM's; up to 64 more variables for the template, such as `enable_thinking`; those that it already has
+    (`messages`, `tools`, …) are refused by name"""
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt are both true; one must be false"
+            raise ApiError(400, message, "continue_final_message", "invalid_value")
+        return self
 
 
 class FunctionDefinition(Schema):
@@ -201,7 +213,7 @@ class Prediction(Schema):
     content: Content
 
 
-class ChatRequest(SamplingRequest):
+class ChatRequest(TemplateFields, SamplingRequest):
     """A request of /v1/chat/completions."""
 
     INPUT_FIELDS: ClassVar[Mapping[str, str]] = {
@@ -245,13 +257,6 @@ class ChatRequest(SamplingRequest):
     stream_reasoning: OnlyTrue = without_effect("vllm-router's; false is refused")
     include_reasoning: OnlyTrue = without_effect("vllm-router's; false is refused")
 
-    add_generation_prompt: bool | None = None
-    """vLLM's; default: true"""
-    continue_final_message: bool | None = None
-    """vLLM's; true: the last message is continued"""
-    chat_template_kwargs: TemplateKwargs | None = None
-    """vLLM's; up to 64 more variables for the template, such as `enable_thinking`; those that it already has
-    (`messages`, `tools`, …) are refused by name"""
     documents: Items[JsonObject] | None = None
     """vLLM's; for templates that show documents"""
 
@@ -269,7 +274,6 @@ class ChatRequest(SamplingRequest):
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
         check_names("max_tokens", self.max_tokens, "max_completion_tokens", self.max_completion_tokens)
-        check_continuation(self.continue_final_message, self.add_generation_prompt)
         return self
 
     @property

@@ -7,11 +7,11 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.protocol.chat import Message, TemplateKwargs, Tools, check_continuation
+from triton_llama_openai.protocol.chat import Message, TemplateFields, Tools
 from triton_llama_openai.protocol.schema import Items, ModelName, Schema, TokenId
 
 
-class TokenizeRequest(Schema):
+class TokenizeRequest(TemplateFields):
     """A prompt, or a conversation, which the chat template makes one."""
 
     model: ModelName | None = None
@@ -24,12 +24,6 @@ class TokenizeRequest(Schema):
     """as a chat's"""
     add_special_tokens: bool | None = None
     """default: true for a text, false for messages"""
-    add_generation_prompt: bool | None = None
-    """as a chat's"""
-    continue_final_message: bool | None = None
-    """as a chat's"""
-    chat_template_kwargs: TemplateKwargs | None = None
-    """as a chat's"""
     return_token_strs: bool | None = None
     """true: `token_strs`, otherwise null"""
 
@@ -38,7 +32,6 @@ class TokenizeRequest(Schema):
         if (self.prompt is None) == (self.messages is None):
             number = "neither" if self.prompt is None else "both"
             raise ApiError(400, f"{number} of prompt and messages is given; it must be one", "prompt", "invalid_value")
-        check_continuation(self.continue_final_message, self.add_generation_prompt)
         return self
 
 

@@ -1,4 +1,4 @@
-"""Small checkpoints of model families, without weights: kind of tokenizer, special tokens, end tokens, template."""
+"""The tokenizers and templates of model families, without weights; `engine/families.py` has small models of them."""
 
 from __future__ import annotations
 

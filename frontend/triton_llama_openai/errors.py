@@ -26,8 +26,8 @@ from triton_llama.errors import (
 _SHOWN = 80
 """Characters of a refused value in its message."""
 
-_MESSAGES = "/v1/messages"
-_MESSAGES_TYPES = {
+_MESSAGES_PATH = "/v1/messages"
+_ERROR_TYPES_OF_MESSAGES = {
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
@@ -63,14 +63,14 @@ class ApiError(Exception):
 
     def messages_body(self, request_id: str) -> dict[str, object]:
         """Return the JSON that a client of the Messages API gets."""
-        kind = _MESSAGES_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        kind = _ERROR_TYPES_OF_MESSAGES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Return an error as the client gets it. scope: the request's."""
     path = scope["path"]
-    if path == _MESSAGES or path.startswith((f"{_MESSAGES}/", f"/v1{_MESSAGES}")):
+    if path == _MESSAGES_PATH or path.startswith((f"{_MESSAGES_PATH}/", f"/v1{_MESSAGES_PATH}")):
         body = error.messages_body(scope["state"]["record"].id)
     else:
         body = error.body()

@@ -12,7 +12,7 @@ from triton_llama_openai.protocol.schema import Items, ModelName, Schema, TokenI
 
 
 class TokenizeRequest(TemplateFields):
-    """A prompt, or a conversation, which the chat template makes one."""
+    """Either a prompt or a conversation, of which the chat template makes a prompt."""
 
     model: ModelName | None = None
     """a served name, another one is 404; not needed where there is only one"""

@@ -68,8 +68,9 @@ class DraftBudget:
         return best if rates[best] > gain * rates[0] else 0
 
     def record(self, tokens: int, seconds: float, verified: bool) -> None:
-        """Follow the time of a step; NaN is unknown. A step that was interrupted counts as one of twice its time.
+        """Follow the time of a step; NaN is unknown.
 
+        It counts as at least half and at most twice what was expected, since a step may have been interrupted.
         verified: whether it had drafts.
         """
         if not self._seconds or math.isnan(seconds):

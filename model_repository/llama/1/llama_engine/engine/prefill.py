@@ -1,6 +1,7 @@
 """Chunked prefill: selects the prompts of each prefill pass, computes them, and isolates failures.
 
-Prompts are computed in order of arrival, those of preempted sequences first, with the output so far or a resumed one.
+Prompts are computed in the order in which they were admitted, those of preempted sequences first, with the output so
+far or a resumed one.
 Each decode step is preceded by one pass of at most `budget` tokens, which bounds how long decoding sequences wait.
 Prompts that fit the budget are computed together; a longer prompt is computed in chunks, one per pass. A sequence gets
 its KV slot and pages when its prefill begins, and waits if there are too few; later sequences then wait, too. Of its
@@ -153,7 +154,7 @@ class Prefill:
         shares: list[PromptShare] = []
         computed: set[bytes] = set()
         tokens = embedded = 0
-        share = self._embedding_budget()
+        embedding_budget = self._embedding_budget()
         for sequence in list(self.queue):
             if sequence.share in shares or sequence.prompt_source() is not None:
                 continue
@@ -164,7 +165,7 @@ class Prefill:
             size = sequence.num_tokens - matching * self._pages.page_size
             embeds = sequence.request.return_embedding
             embedded += size if embeds else 0
-            if embeds and embedded > share and group:
+            if embeds and embedded > embedding_budget and group:
                 continue
             tokens += size
             if tokens > self._budget and group:
@@ -177,7 +178,7 @@ class Prefill:
             computed.update(uncomputed)
             if sequence.share is not None:
                 shares.append(sequence.share)
-            if size > (share if embeds else self._budget):
+            if size > (embedding_budget if embeds else self._budget):
                 self.partial, self._partial_hidden = sequence, None
                 break
         return group

@@ -1,10 +1,10 @@
 """Which activations have two 8-bit terms in exact INT8 products: `ActivationTerms`.
 
 A token is here its activations, the input of one linear layer: a scale times integers q = low + 254 · high, with both
-terms from -127 to 127. Only the token's outliers have a high term. They are the values above a multiple of its other
-values' mean magnitude, and the scale is that of the largest of these others. So outliers have 15 bits, and the others
-have 8 bits that outliers don't coarsen. `largest_inlier` (cpu/quantize.h) finds them. On a GPU all activations
-have the same number of terms.
+terms from -127 to 127. Only the token's outliers have a high term. They are the values above `int8_outlier_ratio` (the
+setting) times its other values' mean magnitude, and the scale is that of the largest of these others. So outliers have
+15 bits, and the others have 8 bits that outliers don't coarsen. `largest_inlier` (cpu/quantize.h) finds them. On a GPU
+all activations have the same number of terms.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
-from functools import cached_property
 
-from llama_engine.text.partial_match import PartialMatch
+from llama_engine.text.partial_match import partial_matches
 
 _Decoder = getincrementaldecoder("utf-8")
 
@@ -38,8 +37,8 @@ class OutputText:
         self._stop_tokens = stop_tokens
         self._bytes = bytearray()
         self._decoder = _Decoder("replace")
-        # The numbers of bytes that were returned by `next_delta`, and that were appended to the partial matches.
-        self._returned = self._matched = 0
+        # The number of bytes that `next_delta` has returned.
+        self._returned = 0
         self.num_tokens = 0
         self.finish_reason = ""
         self.stop_reason = ""
@@ -77,17 +76,10 @@ class OutputText:
         """
         end = len(self._bytes)
         if not self.finish_reason:
-            for word in self._partial_matches:
-                word.append(self._bytes[self._matched :])
-            self._matched = end
-            end -= max((word.matched for word in self._partial_matches), default=0)
+            end -= max((next(partial_matches(self._bytes, word), 0) for word in self._stop_words), default=0)
         delta = self._decoder.decode(self._bytes[self._returned : end], final=bool(self.finish_reason))
         self._returned = end
         return delta
-
-    @cached_property
-    def _partial_matches(self) -> list[PartialMatch]:
-        return [PartialMatch(word) for word in self._stop_words]
 
     def _cut_at_stop_word(self, checked: int) -> bool:
         """Cut the text before a stop string that ends after the first `checked` bytes; return whether there is one.

@@ -7,12 +7,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llama_engine.bounds import BoundError, decode, show
+from llama_engine.bounds import BoundError, Pattern, decode, show
 
 MAX_NUMBER = 2**64 - 1
 """Maximum of an adapter's number, TensorRT-LLM's `lora_task_id`."""
 
 _NAME = r"[A-Za-z0-9._/-]{1,128}"
+_CHARACTERS = "1 to 128 characters of A-Z, a-z, 0-9, '.', '_', '/' and '-'"
+
+ADAPTER_NAME = Pattern(f"{_CHARACTERS}, or empty for none", f"({_NAME})?")
+"""The name of an adapter; empty is none."""
+
 _SOURCE = re.compile(rf"({_NAME})(?::([0-9]{{1,20}}))?=(\S.*)", re.ASCII)
 
 
@@ -29,26 +34,12 @@ class AdapterSource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AdapterName:
-    """The name of an adapter; empty is none."""
-
-    description = "1 to 128 characters of A-Z, a-z, 0-9, '.', '_', '/' and '-', or empty for none"
-
-    def parse(self, value: object) -> str:
-        """Return the name, or raise BoundError."""
-        text = decode(value)
-        if text and not re.fullmatch(_NAME, text, re.ASCII):
-            raise BoundError(show(text), self.description)
-        return text
-
-
-@dataclass(frozen=True)
 class AdapterSources:
     """Adapters by name, separated by commas; empty is none. No two have one name, or one number."""
 
     description = (
         "NAME=SOURCE or NAME:NUMBER=SOURCE, separated by commas, each name and number once; a name has "
-        f"{AdapterName.description.removesuffix(', or empty for none')}, a number is 1 to 2^64 - 1"
+        f"{_CHARACTERS}, a number is 1 to 2^64 - 1"
     )
 
     def parse(self, value: object) -> tuple[AdapterSource, ...]:

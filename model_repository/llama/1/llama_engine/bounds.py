@@ -19,13 +19,9 @@ T_co = TypeVar("T_co", covariant=True)
 MAX_SHOWN_CHARACTERS = 100
 """Maximum characters of a value in an error message."""
 
-MAX_PORT = 65535
-
 # int() and float() also accept "1_000", " 7 ", "nan" and the digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3})?", re.ASCII)
-_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:/[!-~]*)?")
-_TCP = re.compile(r"tcp://(?:\*|[A-Za-z0-9.-]+):([0-9]{1,5})(?:/[!-~]*)?")
 
 
 class BoundError(ValueError):
@@ -167,35 +163,31 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Address:
-    """A TCP address to bind, tcp://HOST:PORT or tcp://HOST:PORT/TOPIC, or `off`.
+class Pattern:
+    """A text that a regular expression matches as a whole."""
 
-    HOST is a name, an IPv4 address, or * for all interfaces.
-    """
-
-    description = "off, or an address such as tcp://127.0.0.1:5557, whose next port is free, too"
+    description: str
+    regex: str
 
     def parse(self, value: object) -> str:
-        """Return the address, or raise BoundError."""
+        """Return the text, or raise BoundError."""
         text = decode(value)
-        match = _TCP.fullmatch(text)
-        if text != "off" and not (match and 0 < int(match[1]) < MAX_PORT):
+        if not re.fullmatch(self.regex, text):
             raise BoundError(show(text), self.description)
         return text
 
 
-@dataclass(frozen=True)
-class Url:
-    """The URL of an HTTP server, without a user or a password, or `off`."""
+_PORT = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-4])"
+"""A TCP port whose next one is a port, too."""
 
-    description = "off, or a URL such as http://127.0.0.1:4318"
+ADDRESS = Pattern(
+    "off, or an address such as tcp://127.0.0.1:5557, whose next port is free, too",
+    rf"off|tcp://(?:\*|[A-Za-z0-9.-]+):{_PORT}(?:/[!-~]*)?",
+)
+"""A TCP address to bind, tcp://HOST:PORT or tcp://HOST:PORT/TOPIC; HOST is a name, an IPv4 address, or * for all."""
 
-    def parse(self, value: object) -> str:
-        """Return the URL, or raise BoundError."""
-        text = decode(value)
-        if text != "off" and not _URL.fullmatch(text):
-            raise BoundError(show(text), self.description)
-        return text
+URL = Pattern("off, or a URL such as http://127.0.0.1:4318", r"off|https?://[A-Za-z0-9.:\[\]-]+(?:/[!-~]*)?")
+"""The URL of an HTTP server, without a user or a password."""
 
 
 def show(value: object) -> str:

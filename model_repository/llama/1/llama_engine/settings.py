@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from llama_engine.adapter_names import AdapterSource, AdapterSources
-from llama_engine.bounds import Address, Bound, BoundError, Choice, Integer, Real, Text, Url
+from llama_engine.bounds import ADDRESS, URL, Bound, BoundError, Choice, Integer, Real, Text
 from llama_engine.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "LLAMA_"
@@ -124,7 +124,7 @@ class Settings:
         "share. off: a sequence's pages are free at its end, and choices of one request still share their prompt",
     )
     kv_events: str = _setting(
-        "off", Address(),
+        "off", ADDRESS,
         "tcp://HOST:PORT: publish over ZMQ which tokens the KV cache's pages have, in the format of vLLM's KV cache "
         "events, for routers that send a request to where its prefix is cached; the next port replays what a "
         "subscriber missed. The topic is empty, as vllm-router expects it, or follows a slash, as llm-d's "
@@ -213,7 +213,7 @@ class Settings:
         "format of the model's own log lines: text, in Triton's log; json, one object a line on standard error",
     )
     traces: str = _setting(
-        "off", Url(),
+        "off", URL,
         "URL of a collector that takes OTLP over HTTP: the time that requests with the parameter `traceparent` queue, "
         "are prefilled and decode goes there as spans (docs/operations.md#traces). Needs OpenTelemetry, the extra "
         "`tracing`",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from llama_engine.adapter_names import MAX_NUMBER, AdapterName
+from llama_engine.adapter_names import ADAPTER_NAME, MAX_NUMBER
 from llama_engine.bounds import Choice, Flag, Integer, Real, Text
 from llama_engine.request.collection_bounds import Numbers, TokenBias, TokenIds, Words
 from llama_engine.request.parameter import Parameter, parameter
@@ -180,7 +180,7 @@ class RequestParameters:
         "Prompts share cached prefixes only with requests of the same salt.",
     )
     lora_name: str = parameter(
-        "", AdapterName(),
+        "", ADAPTER_NAME,
         "The LoRA adapter that computes the completion; empty: none, the base model.",
     )
     lora_task_id: int = parameter(

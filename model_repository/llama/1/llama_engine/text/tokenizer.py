@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,12 +43,16 @@ class Vocabulary:
 
         size: number of ids that the model can sample. Raises CheckpointError for other kinds of tokenizers.
         """
+        # Imported here because importing transformers takes time; the tokenizer has it loaded.
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise CheckpointError("the tokenizer has no tokenizer.json; save it as a fast tokenizer first")
         kinds = set(_decoder_kinds(json.loads(backend.to_str())["decoder"]))
+        to_bytes: Callable[[str], bytes]
         if "ByteLevel" in kinds:
-            to_bytes = _byte_level
+            to_bytes = partial(_byte_level, {character: byte for byte, character in bytes_to_unicode().items()})
         elif kinds & {"ByteFallback", "Metaspace"}:
             to_bytes = _sentencepiece
         else:
@@ -192,22 +196,11 @@ def _decoder_kinds(decoder: dict[str, object] | None) -> Iterator[str]:
         yield from _decoder_kinds(part)
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's map from printable characters to bytes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in printable)
-    return alphabet | {chr(256 + offset): byte for offset, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
-def _byte_level(token: str) -> bytes:
+def _byte_level(alphabet: Mapping[str, int], token: str) -> bytes:
     # A token with characters outside the alphabet is its own text, as in the tokenizers library.
-    if not _ALPHABET.keys() >= set(token):
+    if not alphabet.keys() >= set(token):
         return token.encode()
-    return bytes(_ALPHABET[character] for character in token)
+    return bytes(alphabet[character] for character in token)
 
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")

@@ -13,7 +13,7 @@ from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence
 from llama_engine.model.loader import LoadedModel
 from llama_engine.request.generation_request import GenerationRequest
-from llama_engine.sampling.log_probs import TokenLogProbs, log_probs_of
+from llama_engine.sampling.log_probs import TokenLogProbs, pack, unpack
 
 TOLERANCE = 2e-4
 """Of a log probability in FP32, against another order of sums."""
@@ -76,9 +76,9 @@ def test_asking_for_them_changes_no_text(int8: LoadedModel) -> None:
 
 def test_equally_likely_tokens_have_the_same_rank() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]]).expand(4, -1)
-    assert [log_probs.rank for log_probs in log_probs_of(logits, torch.arange(4), [0] * 4)] == [4, 1, 1, 3]
+    assert [log_probs.rank for log_probs in unpack(pack(logits, torch.arange(4), [0] * 4), [0] * 4)] == [4, 1, 1, 3]
 
 
 def test_no_more_tokens_are_reported_than_there_are() -> None:
-    (log_probs,) = log_probs_of(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), [20])
+    (log_probs,) = unpack(pack(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), [20]), [20])
     assert [token for token, _ in log_probs.top] == [1, 0]

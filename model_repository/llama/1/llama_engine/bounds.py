@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
@@ -100,7 +101,9 @@ class Real(_Range):
         number = math.nan
         is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if is_number or (isinstance(value, str) and _DECIMAL.fullmatch(value)):
-            number = _float(value)
+            # float() refuses integers that are too large, and "1.2.3".
+            with suppress(OverflowError, ValueError):
+                number = float(value)  # type: ignore[arg-type]  # a number or a decimal string
         self._check(number, value)
         return number
 
@@ -215,11 +218,3 @@ def decode(value: object) -> str:
     except UnicodeEncodeError as error:
         raise BoundError(f"half a character at {error.start}", "UTF-8 text") from None
     return value
-
-
-def _float(value: object) -> float:
-    """Convert to float; return NaN for values that float() refuses."""
-    try:
-        return float(value)  # type: ignore[arg-type]  # a number or a decimal string
-    except (OverflowError, ValueError):
-        return math.nan

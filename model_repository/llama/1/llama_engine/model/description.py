@@ -42,7 +42,9 @@ class ModelDescription:
         memory: the memory plan for people. The digest leaves it out: replicas may differ in their memory.
         """
         pretrained, info = loaded.tokenizer.pretrained, loaded.info
-        name, tasks = _name(loaded.name), _tasks(loaded)
+        # Without an output head a model doesn't generate.
+        served = {"generate": loaded.architecture.has_head, "embed": loaded.pooling is not None}
+        name, tasks = _name(loaded.name), [task for task, is_served in served.items() if is_served]
         serving = {
             "model": loaded.architecture.describe(),
             "served": info.describe(),
@@ -88,12 +90,6 @@ def _name(name: str) -> str:
     if path.is_dir():
         return path.resolve().name
     return path.stem if path.is_file() else name
-
-
-def _tasks(loaded: LoadedModel) -> list[str]:
-    """Return what the model is for; without an output head it doesn't generate."""
-    generate = ["generate"] if loaded.architecture.has_head else []
-    return [*generate, "embed"] if loaded.pooling else generate
 
 
 def _dtype(dtype: object) -> str:

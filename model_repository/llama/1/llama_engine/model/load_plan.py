@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -26,7 +26,6 @@ from llama_engine.checkpoint.headers import CheckpointHeaders
 from llama_engine.checkpoint.per_channel import requantized
 from llama_engine.checkpoint.rope import RopeTables, rope_tables
 from llama_engine.checkpoint.tensor_names import all_linears
-from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import LinearWeight
 from llama_engine.errors import CheckpointError
@@ -48,9 +47,6 @@ from llama_engine.model.precision import (
     saved_quantization,
 )
 from llama_engine.settings import Settings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +136,11 @@ def plan_load(
         kind = "is a GGUF file" if gguf is not None else "has no output head (lm_head)"
         raise CheckpointError(f"{name} {kind}; nf4 and an int8_threshold need a checkpoint in safetensors with a head")
     # This compares the files with the config, before memory is allocated for what the config says.
-    quantized = _saved_format(saved, config, int8)
+    quantized: LinearFormat | None = None
+    if saved_quantization(config) == "nf4":
+        quantized = BitsandbytesNf4(saved)
+    elif int8:
+        quantized = linear_format(saved, quantization_config(config))
     reader = WeightReader(saved, architecture, dtype, quantized, int8 or quantized is not None, device)
     terms = activation_terms(settings.int8_terms, settings.int8_outlier_ratio)
     if device.type == "cuda" and terms != ONE_TERM:
@@ -194,13 +194,6 @@ def _dequantized(dtype: torch.dtype, weight: LinearWeight) -> LinearWeight:
 def _gpu_terms(terms: ActivationTerms) -> int:
     """Return the number of terms of INT8 products on a GPU."""
     return 1 if terms == ONE_TERM else 2
-
-
-def _saved_format(saved: SavedTensors, config: PreTrainedConfig, int8: bool) -> LinearFormat | None:
-    """Return the format in which the checkpoint's linear layers are read; None is floats. int8: serve INT8."""
-    if saved_quantization(config) == "nf4":
-        return BitsandbytesNf4(saved)
-    return linear_format(saved, quantization_config(config)) if int8 else None
 
 
 def _gpu_attention(

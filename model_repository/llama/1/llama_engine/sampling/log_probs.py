@@ -28,18 +28,11 @@ class TokenLogProbs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
-    """Return the log probabilities of tokens [batch] given logits [batch, vocabulary], float32. Reads the device once.
-    top: number of most likely tokens to return for each sequence.
-    """
-    return unpack(pack(logits, tokens, top), top)
-
-
 def pack(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> torch.Tensor:
-    """Return what `unpack` reads, on the device: [batch, 3 + 2 · largest top], float64, which holds every id exactly.
+    """Return the log probabilities of tokens [batch] given logits [batch, vocabulary], float32, on the device.
 
-    Columns: token, log probability, rank, ids of the most likely tokens, their log probabilities. Arguments are those
-    of `log_probs_of`.
+    [batch, 3 + 2 · largest top], float64, which holds every id exactly. Columns: token, log probability, rank, ids of
+    the most likely tokens, their log probabilities. top: number of most likely tokens for each sequence.
     """
     chosen = logits.gather(1, tokens[:, None])
     total = logits.double().logsumexp(-1, keepdim=True)
@@ -57,7 +50,7 @@ def pack(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int]) -> torc
 
 
 def unpack(packed: torch.Tensor, top: Sequence[int]) -> list[TokenLogProbs]:
-    """Return the log probabilities of each sequence in `pack`'s result, from any device. top: as for `pack`."""
+    """Return the log probabilities of each sequence in `pack`'s result; reads the device once. top: as for `pack`."""
     log_probs = []
     for (token, log_prob, rank, *best), count in zip(packed.tolist(), top, strict=True):
         ids, values = best[: len(best) // 2], best[len(best) // 2 :]

@@ -19,7 +19,7 @@ from llama_engine.kernels.transfers import to_device
 from llama_engine.sampling.bias_and_masks import LogitsProcessor, forbidden
 from llama_engine.sampling.draw import draw, draw_on_cpu, position_keys
 from llama_engine.sampling.filters import filtered
-from llama_engine.sampling.log_probs import log_probs_of
+from llama_engine.sampling.log_probs import pack, unpack
 from llama_engine.sampling.penalties import penalize_output, penalize_repetition
 from llama_engine.sampling.state import BatchIndices, SamplingFeatures, SamplingState
 
@@ -236,7 +236,8 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
     if requesting:
         top = [sequences[place].request.num_logprobs or 0 for place in requesting]
         places = to_device(requesting, logits.device)
-        for place, log_probs in zip(requesting, log_probs_of(logits[places], tokens[places], top), strict=True):
+        packed = pack(logits[places], tokens[places], top)
+        for place, log_probs in zip(requesting, unpack(packed, top), strict=True):
             sequences[place].next_log_probs = log_probs
 
 

@@ -68,7 +68,7 @@ class Forward:
         """kv_cache_dtype: the setting."""
         shape = checkpoint.cache_shape(1, kv_cache_dtype)
         self._runner = checkpoint.runner(shape)
-        self._runner.set_pages(0, 0, range(1, shape.pages + 1))
+        self._runner.cache.set_pages(0, 0, range(1, shape.pages + 1))
         self.logits = self._runner.logits
 
     def relative_products(self) -> float | None:

@@ -54,9 +54,9 @@ def runner_of(engine: Engine) -> TorchRunner:
 def cache_tensors(engine: Engine, page: int | None = None) -> list[torch.Tensor]:
     """The tensors of an engine's KV cache, keys, values and their scales; views of one page's part if it is given."""
     if isinstance(engine._model, CpuRunner):
-        layers = engine._model._forward.cache.layers
+        layers = engine._model.cache.layers
         return [tensor if page is None else tensor[:, page] for tensors in layers for tensor in tensors]
-    cache = runner_of(engine).kv_cache
+    cache = runner_of(engine).cache
     tensors = [cache.keys, cache.values, cache.key_scales, cache.value_scales]
     return [tensor if page is None else tensor[:, page] for tensor in tensors if tensor.numel()]
 

@@ -22,7 +22,7 @@ def logits_of(
     """
     shape = checkpoint.cache_shape(2, kv_cache_dtype)
     runner = runner or checkpoint.runner(shape)
-    runner.set_pages(1, 0, range(1, shape.columns))
+    runner.cache.set_pages(1, 0, range(1, shape.columns))
     ends = ends or (len(tokens),)
     with torch.inference_mode():
         hidden = [

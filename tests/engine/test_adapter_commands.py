@@ -101,7 +101,7 @@ def test_a_bad_command_is_refused_and_others_go_on(served: Served, inputs: dict[
 
 
 def test_a_failure_is_answered_without_its_detail(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.running.engine._model, "load_adapter", Mock(side_effect=MemoryError("secret")))
+    monkeypatch.setattr(served.running.engine._model.loras, "load", Mock(side_effect=MemoryError("secret")))
     answer = served.answer(served.ask(lora_name="b", lora_path="a"))
     assert answer.startswith("INTERNAL: the adapter could not be loaded")
     assert [adapter.name for adapter in served.running.engine.adapters.loaded()] == ["a"]
@@ -122,7 +122,7 @@ def test_a_waiting_unload_ends_with_the_scheduler(served: Served) -> None:
 def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Loads that wait in the model runner until the event is set."""
     event = threading.Event()
-    monkeypatch.setattr(served.running.engine._model, "load_adapter", lambda *_: event.wait(SECONDS))
+    monkeypatch.setattr(served.running.engine._model.loras, "load", lambda *_: event.wait(SECONDS))
     yield event
     event.set()
 

@@ -74,7 +74,7 @@ def test_what_contradicts_loaded_adapters_is_refused(
 
 
 def test_a_failure_in_the_runner_leaves_the_room_free(engine: Engine, loras: Path) -> None:
-    with patch.object(engine._model, "load_adapter", side_effect=MemoryError), pytest.raises(MemoryError):
+    with patch.object(engine._model.loras, "load", side_effect=MemoryError), pytest.raises(MemoryError):
         engine.adapters.load("b", 0, loras / "b")
     engine.adapters.load("b", 0, loras / "b")
     assert _names(engine) == ["a", "b"]

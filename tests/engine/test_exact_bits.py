@@ -73,8 +73,8 @@ def recording_logits() -> Iterator[Logits]:
 def failing_passes(engine: Engine, randomness: random.Random, share: float) -> Iterator[None]:
     """Let this share of passes, and of copies of pages, fail after they have run."""
 
-    def faulty(name: str) -> object:
-        run = getattr(engine._model, name)
+    def faulty(part: object, name: str) -> object:
+        run = getattr(part, name)
 
         def run_and_fail(*arguments: object, **options: object) -> object:
             result = run(*arguments, **options)
@@ -85,8 +85,9 @@ def failing_passes(engine: Engine, randomness: random.Random, share: float) -> I
         return run_and_fail
 
     with ExitStack() as stack:
-        for name in ("run_chunks", "decode", "copy"):
-            stack.enter_context(patch.object(engine._model, name, faulty(name)))
+        model = engine._model
+        for part, name in ((model, "run_chunks"), (model, "decode"), (model.cache, "copy")):
+            stack.enter_context(patch.object(part, name, faulty(part, name)))
         yield
 
 
@@ -185,7 +186,7 @@ class Bits:
         loras = {"max_loras": str(len(self._weights)), "max_lora_rank": str(max(RANKS))}
         engine = engine_of(self._checkpoint, slots, kv_cache_dtype=self._kv_cache_dtype, **loras, **parameters)
         for index, adapter in enumerate(self._weights, 1):
-            engine._model.load_adapter(index, adapter)
+            engine._model.loras.load(index, adapter)
         return engine
 
     def _run(self, engine: Engine, sequences: list[Sequence], randomness: random.Random, cancelling: float) -> Logits:

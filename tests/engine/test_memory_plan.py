@@ -126,7 +126,7 @@ def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Loaded
 def test_the_figures_are_what_is_allocated(fp32: LoadedModel) -> None:
     engine = engine_of(fp32, 3)
     plan, batch, vocabulary = engine.plan, engine._batch, fp32.config.vocab_size
-    cache = runner_of(engine).kv_cache
+    cache = runner_of(engine).cache
     assert plan.weights == fp32.info.weight_bytes
     assert plan.cache == cache.keys.nbytes + cache.values.nbytes
     histories = [value for value in vars(batch.sampling).values() if getattr(value, "shape", ()) == (3, vocabulary)]

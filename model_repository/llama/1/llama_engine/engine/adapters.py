@@ -91,7 +91,7 @@ class Adapters:
             if index is None:
                 return
             try:
-                self._model.load_adapter(index, weights)
+                self._model.loras.load(index, weights)
             except BaseException:
                 self._release(index)
                 raise
@@ -114,7 +114,7 @@ class Adapters:
 
     def free(self, adapter: Adapter) -> None:
         """Free the memory of a removed adapter, which no sequence has any more: `AdapterCommands` waits for that."""
-        self._model.load_adapter(adapter.index, None)
+        self._model.loras.load(adapter.index, None)
         self._release(adapter.index)
         _log.info("adapter %s unloaded", adapter.name)
 

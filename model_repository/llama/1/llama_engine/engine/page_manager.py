@@ -136,7 +136,7 @@ class PageManager:
         if not unused:
             return
         assert sequence.kv_slot is not None
-        self._model.set_pages(sequence.kv_slot, kept, [NULL_PAGE] * len(unused))
+        self._model.cache.set_pages(sequence.kv_slot, kept, [NULL_PAGE] * len(unused))
         del sequence.pages[kept:]
         self._pool.drop(unused)
 
@@ -158,7 +158,7 @@ class PageManager:
         """Copy the prompt's last page, unless it is full, from `source` to `target` after `fork`."""
         last = len(target.pages) - 1
         if target.pages[last] != source.pages[last]:
-            self._model.copy(source.pages[last], target.pages[last])
+            self._model.cache.copy(source.pages[last], target.pages[last])
         target.num_computed = target.num_cached_prompt_tokens = target.num_prompt_tokens
 
     def cache_pages(self, sequence: Sequence) -> None:
@@ -190,7 +190,7 @@ class PageManager:
         if sequence.kv_slot is not None:
             if sequence.request.adapter is not None:
                 # An adapter may be unloaded when no slot has it.
-                self._model.set_adapter(sequence.kv_slot, 0)
+                self._model.loras.set(sequence.kv_slot, 0)
             self._free_slots.append(sequence.kv_slot)
             sequence.kv_slot = None
 
@@ -205,15 +205,15 @@ class PageManager:
     def _append_page(self, sequence: Sequence) -> None:
         assert sequence.kv_slot is not None
         sequence.pages.append(self._pool.take(sequence.request.cache_salt))
-        self._model.set_pages(sequence.kv_slot, len(sequence.pages) - 1, sequence.pages[-1:])
+        self._model.cache.set_pages(sequence.kv_slot, len(sequence.pages) - 1, sequence.pages[-1:])
 
     def _assign_slot(self, sequence: Sequence) -> None:
         """Give a sequence a free slot, and write its pages to the page table there."""
         sequence.kv_slot = self._free_slots.pop()
         unused = self._shape.columns - len(sequence.pages)
-        self._model.set_pages(sequence.kv_slot, 0, sequence.pages + [NULL_PAGE] * unused)
+        self._model.cache.set_pages(sequence.kv_slot, 0, sequence.pages + [NULL_PAGE] * unused)
         adapter = sequence.request.adapter
-        self._model.set_adapter(sequence.kv_slot, adapter.index if adapter else 0)
+        self._model.loras.set(sequence.kv_slot, adapter.index if adapter else 0)
 
     def _num_shareable_pages(self, sequence: Sequence) -> int:
         """Return how many full pages a sequence without pages could take over, or compute for others."""

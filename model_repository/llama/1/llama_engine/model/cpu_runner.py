@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 from llama_engine.checkpoint.architecture import Architecture
-from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.checkpoint.rope import RopeTables
 from llama_engine.checkpoint.weight_reader import WeightReader
 from llama_engine.checkpoint.weights import Embedding, LinearWeight
@@ -63,6 +62,7 @@ class CpuRunner:
         self._embedding, self._scale = model.embedding, model.architecture.embedding_scale
         self._norm, self._epsilon = model.norm, model.architecture.epsilon
         self._forward = CpuForward(model, shape, loras=loras)
+        self.cache, self.loras = self._forward.cache, self._forward.loras
 
     def run_chunks(self, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
         """Compute chunks of tokens and cache them; see `ModelRunner`."""
@@ -75,22 +75,6 @@ class CpuRunner:
         positions = torch.arange(len(tokens)) + offsets.repeat_interleave(lengths)
         hidden = self._run(tokens, slots, positions)
         return hidden if every else hidden[ends - 1]
-
-    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the pages of a slot's sequence; see `ModelRunner`."""
-        self._forward.cache.set_pages(slot, first, pages)
-
-    def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
-        """Set the weights of an adapter, or free them; see `ModelRunner`."""
-        self._forward.loras.load(index, adapter)
-
-    def set_adapter(self, slot: int, index: int) -> None:
-        """Set the adapter of a slot's sequence; 0 is none."""
-        self._forward.loras.set(slot, index)
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy a page; see `ModelRunner`."""
-        self._forward.cache.copy(source, target)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step of one token per sequence; return hidden states, [batch, hidden]. span is unused."""

@@ -7,8 +7,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.kernels.activation_terms import TermCounts
+from llama_engine.kernels.cpu.lora import LoraTable
+from llama_engine.kernels.cpu.paged_cache import PagedCache
+from llama_engine.model.kv_cache import KVCache
+from llama_engine.model.torch_loras import TorchLoras
 
 
 class TokenChunk(NamedTuple):
@@ -28,6 +31,14 @@ class ModelRunner(Protocol):
     Every pass is repeatable: it writes the same keys and values again and has no other side effects.
     """
 
+    @property
+    def cache(self) -> PagedCache | KVCache:
+        """The pages, and the page table."""
+
+    @property
+    def loras(self) -> LoraTable | TorchLoras:
+        """The LoRA adapters, and the one of each slot's sequence."""
+
     def run_chunks(self, chunks: Sequence[TokenChunk], every: bool = False) -> torch.Tensor:
         """Compute successive tokens of prompts, or a last token and its drafts, and cache them.
 
@@ -35,22 +46,6 @@ class ModelRunner(Protocol):
 
         every: return the hidden states of all tokens instead, [tokens, hidden].
         """
-
-    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the pages of a slot's sequence from its `first`-th on; page 0, the null page, stands for none."""
-
-    def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
-        """Set the weights of a LoRA adapter, numbered from 1, or free them if it is None.
-
-        Any thread may call it, while a pass runs, too; no sequence in the engine may have this adapter. Raises
-        IndexError for an adapter beyond the runner's `LoraLimits`.
-        """
-
-    def set_adapter(self, slot: int, index: int) -> None:
-        """Set the LoRA adapter of a slot's sequence; 0 is none. Raises IndexError for an adapter that isn't loaded."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy the keys and values of page `source` to page `target`, in every layer."""
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step of one token per sequence; return hidden states, [batch, hidden].

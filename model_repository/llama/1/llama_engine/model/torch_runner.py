@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from llama_engine.checkpoint.lora import LoraAdapter
 from llama_engine.kernels.activation_terms import TermCounts
 from llama_engine.kernels.cache_shape import KVCacheShape
 from llama_engine.kernels.final_norm import final_norm
@@ -60,8 +59,8 @@ class TorchRunner:
         """
         self.model = model
         self.device = model.embedding.device
-        self.kv_cache = KVCache(shape, self.device)
-        self._loras = TorchLoras(model.architecture, shape.slots, loras, self.device, always=captured)
+        self.cache = KVCache(shape, self.device)
+        self.loras = TorchLoras(model.architecture, shape.slots, loras, self.device, always=captured)
         self._dtype = model.embedding.dtype
         self._scaling, self._softcap = model.architecture.scaling, model.architecture.attention_softcap
         self._windows = model.architecture.windows
@@ -77,7 +76,7 @@ class TorchRunner:
         counts = [len(chunk.tokens) for chunk in chunks]
         if self._attention is not None:
             ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
-            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.kv_cache.page_table)
+            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.cache.page_table)
             attend = partial(self._attend_layout, layout)
         else:
             extents = [self._extent(chunk) for chunk in chunks]
@@ -96,22 +95,6 @@ class TorchRunner:
         hidden = self._run(tokens, slots, positions, attend)
         return hidden if every else hidden[last]
 
-    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set the pages of a slot's sequence; see `ModelRunner`."""
-        self.kv_cache.set_pages(slot, first, pages)
-
-    def load_adapter(self, index: int, adapter: LoraAdapter | None) -> None:
-        """Set the weights of an adapter, or free them; see `ModelRunner`."""
-        self._loras.load(index, adapter)
-
-    def set_adapter(self, slot: int, index: int) -> None:
-        """Set the adapter of a slot's sequence; 0 is none."""
-        self._loras.set(slot, index)
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy a page; see `ModelRunner`."""
-        self.kv_cache.copy(source, target)
-
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run a decode step; see `ModelRunner`.
 
@@ -122,8 +105,8 @@ class TorchRunner:
             return self._run(tokens, slots, positions, partial(self._attend_each, self._attend_token, extents))
         if self._attention is not None:
             # Padding attends to a single position, with arbitrary values.
-            lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 1).int()
-            layout = Layout(self.kv_cache.page_table[slots], self._first[: len(slots) + 1], lengths, 1, span)
+            lengths = torch.where(positions < self.cache.shape.max_model_len, positions + 1, 1).int()
+            layout = Layout(self.cache.page_table[slots], self._first[: len(slots) + 1], lengths, 1, span)
             return self._run(tokens, slots, positions, partial(self._attend_layout, layout))
         return self._run(tokens, slots, positions, partial(self._attend_batch, slots, positions, span))
 
@@ -145,7 +128,7 @@ class TorchRunner:
 
         No slot may have had pages yet, so that the steps write to the null page.
         """
-        shape = self.kv_cache.shape
+        shape = self.cache.shape
         for size in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):
             slots, tokens = self._positions.new_tensor(range(size)), self._positions.new_zeros(size)
             for position in (0, shape.max_model_len - 1):
@@ -179,18 +162,18 @@ class TorchRunner:
         attend: (layer, query [n, heads, dim]) → [n, heads, dim], called after the layer's keys and values are written.
         """
 
-        places = self.kv_cache.places(slots, positions)
+        places = self.cache.places(slots, positions)
 
         def write_and_attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            self.kv_cache.write(layer, places, key, value)
+            self.cache.write(layer, places, key, value)
             return attend(layer, query)
 
-        return self.model.forward(tokens, positions, write_and_attend, self._loras.of_pass(slots))
+        return self.model.forward(tokens, positions, write_and_attend, self.loras.of_pass(slots))
 
     def _attend_layout(self, layout: Layout, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Return the attention [n, heads, dim] of all sequences of a pass, in one call."""
         assert self._attention is not None
-        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
         return self._attention(query, keys, values, layout, self._scaling, self._windows[layer])
 
     def _attend_each(
@@ -211,7 +194,7 @@ class TorchRunner:
         """Return the attention [1, heads, dim] of one token over its slot's positions up to its own."""
         length, window = extent.start + 1, self._windows[layer]
         begin = 0 if window is None else max(0, length - window)
-        keys, values = self.kv_cache.read(layer, extent.slot, length, query.dtype, begin)
+        keys, values = self.cache.read(layer, extent.slot, length, query.dtype, begin)
         # Treat the query heads of a KV head as tokens without a mask, so that keys and values are read once.
         grouped = query.view(len(keys), -1, query.shape[-1])
         return self._attend(grouped[None], keys[None], values[None]).reshape(query.shape)
@@ -221,7 +204,7 @@ class TorchRunner:
         if extent.length == 1:
             return self._attend_token(layer, extent, query)
         length = extent.start + extent.length
-        keys, values = self.kv_cache.read(layer, extent.slot, length, query.dtype)
+        keys, values = self.cache.read(layer, extent.slot, length, query.dtype)
         mask, group = extent.masks.get(self._windows[layer]), query.shape[1] // len(keys)
         if self._softcap is not None:
             mask = self._mask(extent.start, length, None) if mask is None else mask
@@ -243,7 +226,7 @@ class TorchRunner:
         """Return the attention [batch, heads, dim] of one token per sequence, in one call with a mask."""
         # [batch, span]: a token attends to its own position and everything before it.
         held = self._positions[:span] <= positions[:, None]
-        keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)
+        keys, values = self.cache.gather(layer, slots, held, query.dtype)
         grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
         mask, window = held, self._windows[layer]
         if window is not None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llama_engine.errors import InvalidRequest
 from llama_engine.kernels.transfers import to_device
-from llama_engine.text.partial_match import partial_matches
+from llama_engine.text.output_text import partial_matches
 from llama_engine.text.tokenizer import Vocabulary
 
 if TYPE_CHECKING:

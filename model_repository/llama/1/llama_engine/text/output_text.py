@@ -6,9 +6,7 @@ Both are one object because a stop string cuts the text, and its possible beginn
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Collection, Sequence
-
-from llama_engine.text.partial_match import partial_matches
+from collections.abc import Collection, Iterator, Sequence
 
 _Decoder = getincrementaldecoder("utf-8")
 
@@ -97,3 +95,15 @@ class OutputText:
         self.stop_reason = word.decode(errors="replace")
         del self._bytes[start:]
         return True
+
+
+def partial_matches(text: bytes | bytearray, word: bytes) -> Iterator[int]:
+    """Yield the lengths of the word's proper prefixes that the text ends with, the longest first.
+
+    In bytes, because a token may end within a character.
+    """
+    start = text.find(word[:1], max(len(text) - len(word) + 1, 0))
+    while start >= 0:
+        if word.startswith(text[start:]):
+            yield len(text) - start
+        start = text.find(word[:1], start + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, Groups, read_scales
+from llama_engine.checkpoint.formats.linear_format import FLOATS, Expected, LinearFormat, read_scales
 from llama_engine.checkpoint.per_channel import MAX_WEIGHT
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
@@ -15,7 +15,7 @@ _ROW_FORMAT = 0
 """bitsandbytes' number for the row layout, its only layout of INT8 weights since 2024."""
 
 
-class BitsandbytesInt8:
+class BitsandbytesInt8(LinearFormat):
     """Reads bitsandbytes' INT8 layers."""
 
     name = "bitsandbytes INT8"
@@ -42,9 +42,6 @@ class BitsandbytesInt8:
                 raise CheckpointError(f"{self._saved.source} has {layout} {number}, not {_ROW_FORMAT}: rows")
             tensors[layout] = Expected(shape, (self._saved[layout].dtype,))
         return tensors
-
-    def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return None: INT8 per channel."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Return a layer without its bias. Raises CheckpointError for scales that are NaN."""

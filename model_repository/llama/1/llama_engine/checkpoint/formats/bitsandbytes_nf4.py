@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import prod
 
 from llama_engine.bounds import show
-from llama_engine.checkpoint.formats.linear_format import Expected, Groups
+from llama_engine.checkpoint.formats.linear_format import Expected, LinearFormat
 from llama_engine.checkpoint.tensor_names import SavedLinear
 from llama_engine.checkpoint.tensors import SavedTensors
 from llama_engine.checkpoint.weights import LinearWeight
@@ -23,7 +23,7 @@ _NESTED_BLOCK = 256
 """Scales that share a scale of their own, where they are quantized (`bnb_4bit_use_double_quant`)."""
 
 
-class BitsandbytesNf4:
+class BitsandbytesNf4(LinearFormat):
     """Describes NF4 layers."""
 
     name = "bitsandbytes NF4"
@@ -71,9 +71,6 @@ class BitsandbytesNf4:
                 f"{self._saved.source} has {name}{_STATE} {show(fields)}, not that of {linear.shape} weights with "
                 f"{scales} scales"
             )
-
-    def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return None: no groups."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Always raises CheckpointError: who reads weights here needs integers, and NF4 is transformers' to load."""

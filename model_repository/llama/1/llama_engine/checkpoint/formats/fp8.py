@@ -17,7 +17,7 @@ import torch
 from llama_engine.checkpoint.formats.linear_format import (
     FLOATS,
     Expected,
-    Groups,
+    LinearFormat,
     activation_scales,
     log_activation_scales,
     read_scales,
@@ -42,7 +42,7 @@ def read_block(saved: SavedTensors, key: str, value: object) -> Block:
     raise CheckpointError(f"{saved.source}: {key} is {value!r}, not the rows and columns of a block")
 
 
-class Fp8:
+class Fp8(LinearFormat):
     """Reads FP8 layers."""
 
     name = "FP8"
@@ -67,9 +67,6 @@ class Fp8:
             name: Expected(shape, FLOATS),
             **activation_scales(self._saved, linear.name),
         }
-
-    def groups(self, linear: SavedLinear) -> Groups | None:
-        """Return None: INT8 per channel."""
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Return a layer without its bias, INT8 per channel. Raises CheckpointError for invalid contents."""

@@ -53,6 +53,7 @@ class LinearFormat(Protocol):
         The headers decide: contents may turn out to need no offsets and no order, or to have another order than the
         layers that it is fused with, and then all of these become INT8 per channel.
         """
+        return None
 
     def read(self, linear: SavedLinear) -> LinearWeight:
         """Return a layer without its bias, on the CPU. Raises CheckpointError for invalid contents."""

@@ -32,8 +32,6 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 class Awq:
     """Reads AWQ's layers."""
 
-    name = "AWQ"
-
     def __init__(self, saved: SavedTensors, config: Mapping[str, Any]) -> None:
         """Raises CheckpointError for another number of bits than 4 and for another layout than `gemm`'s."""
         self._saved, self._linears = saved, GroupedLinears(saved)

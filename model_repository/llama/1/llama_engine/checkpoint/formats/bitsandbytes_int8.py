@@ -18,8 +18,6 @@ _ROW_FORMAT = 0
 class BitsandbytesInt8(LinearFormat):
     """Reads bitsandbytes' INT8 layers."""
 
-    name = "bitsandbytes INT8"
-
     def __init__(self, saved: SavedTensors) -> None:
         self._saved = saved
 

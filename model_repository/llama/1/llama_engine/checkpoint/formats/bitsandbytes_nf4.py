@@ -26,8 +26,6 @@ _NESTED_BLOCK = 256
 class BitsandbytesNf4(LinearFormat):
     """Describes NF4 layers."""
 
-    name = "bitsandbytes NF4"
-
     def __init__(self, saved: SavedTensors) -> None:
         self._saved = saved
 

@@ -48,8 +48,6 @@ from llama_engine.errors import CheckpointError
 class CompressedTensors:
     """Reads the layers of compressed-tensors: FP8 by `Fp8`, integers here."""
 
-    name = "compressed-tensors"
-
     def __init__(self, saved: SavedTensors, config: Mapping[str, Any]) -> None:
         """Raises CheckpointError for a sparse, transformed or otherwise unsupported checkpoint."""
         self._saved, self._linears = saved, GroupedLinears(saved)

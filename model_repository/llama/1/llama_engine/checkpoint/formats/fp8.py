@@ -45,8 +45,6 @@ def read_block(saved: SavedTensors, key: str, value: object) -> Block:
 class Fp8(LinearFormat):
     """Reads FP8 layers."""
 
-    name = "FP8"
-
     def __init__(self, saved: SavedTensors, blocks: Sequence[Block]) -> None:
         """Take the block sizes that there may be besides channels and whole tensors."""
         self._saved, self._blocks = saved, blocks

@@ -19,8 +19,6 @@ from llama_engine.errors import CheckpointError
 class GgufBlocks:
     """Reads the quantized layers of a GGUF file, without rounding for the types that `gguf.blocks` unpacks."""
 
-    name = "GGUF"
-
     def __init__(self, saved: SavedTensors) -> None:
         """Raise CheckpointError if the tensors aren't those of a GGUF file."""
         if not isinstance(saved, GgufTensors):

@@ -39,8 +39,6 @@ _ONES = {"gptq": {4: 0x11111111, 8: 0x01010101}, "gptq_v2": {4: 0, 8: 0}}
 class Gptq:
     """Reads GPTQ's layers. Zero points are used as saved, in symmetric checkpoints too."""
 
-    name = "GPTQ"
-
     def __init__(self, saved: SavedTensors, config: Mapping[str, Any]) -> None:
         """Raises CheckpointError for another layout, and for other numbers of bits than 4 and 8."""
         self._saved, self._linears = saved, GroupedLinears(saved)

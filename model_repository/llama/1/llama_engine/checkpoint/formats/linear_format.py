@@ -34,12 +34,7 @@ class Groups(NamedTuple):
 
 
 class LinearFormat(Protocol):
-    """Reads the linear layers that one checkpoint saves in a format.
-
-    name: the format's, for messages and the log.
-    """
-
-    name: str
+    """Reads the linear layers that one checkpoint saves in a format."""
 
     def has(self, linear: SavedLinear) -> bool:
         """Return whether the layer is saved in this format; else it is saved in floats."""

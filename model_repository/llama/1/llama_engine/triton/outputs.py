@@ -207,23 +207,25 @@ def chunk_tensors(
     """Return the output tensors of a chunk. completion: result of the sequence in its last chunk, else None."""
     tensors = [
         _strings("text_output", [text]),
-        _reason("" if completion is None else completion.finish_reason),
-        _count("num_input_tokens", sequence.num_prompt_tokens),
-        _count("num_output_tokens", num_output_tokens),
+        _single("finish_reason", "" if completion is None else completion.finish_reason),
+        _single("num_input_tokens", sequence.num_prompt_tokens),
+        _single("num_output_tokens", num_output_tokens),
     ]
     if completion is not None:
-        tensors.append(_strings("stop_reason", [completion.stop_reason]))
-        tensors.append(_count("num_cached_tokens", sequence.num_cached_prompt_tokens))
-        tensors.append(_count("num_accepted_draft_tokens", sequence.num_accepted_draft_tokens))
-        tensors.append(_count("num_rejected_draft_tokens", sequence.num_rejected_draft_tokens))
+        tensors += [
+            _strings("stop_reason", [completion.stop_reason]),
+            _single("num_cached_tokens", sequence.num_cached_prompt_tokens),
+            _single("num_accepted_draft_tokens", sequence.num_accepted_draft_tokens),
+            _single("num_rejected_draft_tokens", sequence.num_rejected_draft_tokens),
+        ]
     return tensors
 
 
 # Cached tensors are written to Triton's shared memory once. Only the dispatcher's thread uses the caches, and then
 # `finalize`, after that thread has ended.
 @lru_cache(maxsize=256)
-def _count(name: str, value: int) -> pb_utils.Tensor:
-    return _counts(name, [value])
+def _single(name: str, value: int | str) -> pb_utils.Tensor:
+    return _strings(name, [value]) if isinstance(value, str) else _counts(name, [value])
 
 
 @lru_cache
@@ -237,17 +239,11 @@ def _seeds(*seeds: int) -> pb_utils.Tensor:
     return pb_utils.Tensor("seed", np.array(seeds, dtype=np.uint64))
 
 
-@lru_cache
-def _reason(value: str) -> pb_utils.Tensor:
-    return _strings("finish_reason", [value])
-
-
 def release_tensors() -> None:
     """Clear the caches of tensors, which must not outlive Triton's shared memory."""
-    _count.cache_clear()
+    _single.cache_clear()
     choice_tensor.cache_clear()
     _seeds.cache_clear()
-    _reason.cache_clear()
 
 
 def _strings(name: str, values: Sequence[str]) -> pb_utils.Tensor:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # Commands that set something up, stay in the foreground or call no server: a test has a server already.
-_SETS_UP = re.compile(r"\b(make|docker|git|kubectl|pip|cd|bash|python -m triton_local|engine\.exact_bits)\b|\.ci/run")
+_SETS_UP = re.compile(r"\b(make|docker|git|kubectl|pip|cd|bash|python -m triton_local)\b|\.ci/run")
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )

@@ -11,7 +11,7 @@ model/             how a checkpoint is served, the forward passes, the KV cache
 kernels/           8-bit products, attention and fused elementwise operations, with their references
 checkpoint/        files, config, formats, weights
 request/           request parameters: the table, parsing, defaults
-text/              tokenizer, output text with its stop conditions
+text/              tokenizer, output text with its stop conditions, partial matches
 settings, errors   configuration and exceptions
 libraries          torch and transformers, imported with short OpenMP spinning
 """

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llama_engine.errors import InvalidRequest
 from llama_engine.kernels.transfers import to_device
-from llama_engine.text.output_text import partial_matches
+from llama_engine.text.partial_match import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -28,30 +28,36 @@ if TYPE_CHECKING:
 
 
 class BadWords:
-    """Finds the tokens that would complete a bad word in one sequence's text. words: UTF-8, not empty."""
+    """Finds the tokens that would complete a bad word in one sequence's text. words: UTF-8, not empty.
+
+    Matching is incremental (KMP over bytes): a step reads the bytes of its token, not the text again.
+    """
 
     def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words, self._longest = words, max(map(len, words))
-        # The end of the text, as far as a word can begin in it.
-        self._text = b""
+        self._words = [PartialMatch(word) for word in words]
         self._vocabulary = vocabulary
         self._device = device
         always = {token for word in words for token in vocabulary.containing(word)}
         self.always = self._ids(always)
         """Ids of the tokens that contain a whole bad word: [n], long."""
 
+    def clone(self) -> BadWords:
+        """Return bad words for another sequence of the same request. Must be called before the first `append`."""
+        other = copy(self)
+        other._words = [copy(word) for word in self._words]
+        return other
+
     def append(self, token_bytes: bytes) -> None:
         """Append the bytes of a token, sampled or resumed, to the text."""
-        self._text = (self._text + token_bytes)[-self._longest :]
+        for word in self._words:
+            word.append(token_bytes)
 
     def completing(self) -> torch.Tensor:
         """Return the ids of tokens that would complete a partial match at the text's end: [n], long, usually empty."""
         completing: set[int] = set()
         for word in self._words:
-            for matched in partial_matches(self._text, word):
-                if len(word) - matched > self._vocabulary.longest:
-                    break
-                completing.update(self._vocabulary.starting_with(word[matched:]))
+            for remainder in word.remainders(self._vocabulary.longest):
+                completing.update(self._vocabulary.starting_with(remainder))
         return self._ids(completing)
 
     def _ids(self, tokens: set[int]) -> torch.Tensor:
@@ -105,7 +111,8 @@ class LogitsProcessor:
         The clone shares stateless data, because the tables of many bad words take tenths of a second to build.
         """
         other = copy(self)
-        other._bad_words = copy(self._bad_words)
+        if self._bad_words is not None:
+            other._bad_words = self._bad_words.clone()
         return other
 
     @property

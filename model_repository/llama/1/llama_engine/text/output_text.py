@@ -6,7 +6,10 @@ Both are one object because a stop string cuts the text, and its possible beginn
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+from llama_engine.text.partial_match import PartialMatch
 
 _Decoder = getincrementaldecoder("utf-8")
 
@@ -35,8 +38,8 @@ class OutputText:
         self._stop_tokens = stop_tokens
         self._bytes = bytearray()
         self._decoder = _Decoder("replace")
-        # The number of bytes that `next_delta` has returned.
-        self._returned = 0
+        # The numbers of bytes that were returned by `next_delta`, and that were appended to the partial matches.
+        self._returned = self._matched = 0
         self.num_tokens = 0
         self.finish_reason = ""
         self.stop_reason = ""
@@ -74,10 +77,17 @@ class OutputText:
         """
         end = len(self._bytes)
         if not self.finish_reason:
-            end -= max((next(partial_matches(self._bytes, word), 0) for word in self._stop_words), default=0)
+            for word in self._partial_matches:
+                word.append(self._bytes[self._matched :])
+            self._matched = end
+            end -= max((word.matched for word in self._partial_matches), default=0)
         delta = self._decoder.decode(self._bytes[self._returned : end], final=bool(self.finish_reason))
         self._returned = end
         return delta
+
+    @cached_property
+    def _partial_matches(self) -> list[PartialMatch]:
+        return [PartialMatch(word) for word in self._stop_words]
 
     def _cut_at_stop_word(self, checked: int) -> bool:
         """Cut the text before a stop string that ends after the first `checked` bytes; return whether there is one.
@@ -95,15 +105,3 @@ class OutputText:
         self.stop_reason = word.decode(errors="replace")
         del self._bytes[start:]
         return True
-
-
-def partial_matches(text: bytes | bytearray, word: bytes) -> Iterator[int]:
-    """Yield the lengths of the word's proper prefixes that the text ends with, the longest first.
-
-    In bytes, because a token may end within a character.
-    """
-    start = text.find(word[:1], max(len(text) - len(word) + 1, 0))
-    while start >= 0:
-        if word.startswith(text[start:]):
-            yield len(text) - start
-        start = text.find(word[:1], start + 1)

@@ -127,6 +127,7 @@ def _with_header(header: object) -> bytes:
         (_with_header({"a": {**ENTRY, "data_offsets": [-8, 0]}}), NOT_WHOLE),
         (_with_header({"a": ENTRY, "b": ENTRY}), NOT_WHOLE),
         (_with_header('{"a": ' + "[" * 100_000), NOT_WHOLE),
+        (_with_header({"a\n": ENTRY}), "'a\\n' is no name of a tensor"),
     ],
 )
 def test_invalid_weights_are_refused_by_name(folder: Path, content: bytes | int | None, reason: str) -> None:

@@ -13,9 +13,13 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from llama_engine.bounds import show
 from llama_engine.checkpoint.json_files import LFS, LFS_ADVICE, MAX_JSON, file_error, is_lfs_pointer
 
 _LENGTH_BYTES = 8
+
+_MAX_NAME = 1000
+"""Maximum characters of a tensor's name."""
 
 
 class TensorHeader(NamedTuple):
@@ -48,6 +52,10 @@ def read_header(path: Path, max_bytes: int = MAX_JSON) -> Mapping[str, TensorHea
     except SafetensorError as error:
         raise file_error(path, f"it is truncated, or not safetensors: {error}") from error
     header.pop("__metadata__", None)
+    # They are shown in messages and in the log.
+    for name in header:
+        if not name.isprintable() or len(name) > _MAX_NAME:
+            raise file_error(path, f"{show(name)} is no name of a tensor")
     first = _LENGTH_BYTES + length
     return {
         name: TensorHeader(entry["dtype"], tuple(entry["shape"]), *(first + offset for offset in entry["data_offsets"]))

@@ -27,7 +27,7 @@ _SHOWN = 80
 """Characters of a refused value in its message."""
 
 _MESSAGES_PATH = "/v1/messages"
-_ERROR_TYPES_OF_MESSAGES = {
+_MESSAGES_ERROR_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
@@ -63,7 +63,7 @@ class ApiError(Exception):
 
     def messages_body(self, request_id: str) -> dict[str, object]:
         """Return the JSON that a client of the Messages API gets."""
-        kind = _ERROR_TYPES_OF_MESSAGES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        kind = _MESSAGES_ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
 
 

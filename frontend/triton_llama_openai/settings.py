@@ -10,9 +10,10 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FilePath, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
 from triton_llama_openai.errors import from_validation
@@ -24,6 +25,12 @@ ToolForm = Literal["hermes", "llama3_json"]
 
 class InvalidSettingsError(Exception):
     """A setting, or a file that a setting names, can't be used."""
+
+
+def _existing_file(path: Path) -> Path:
+    if not path.is_file():
+        raise PydanticCustomError("not_a_file", "Input should be a file that exists")
+    return path
 
 
 def _collector(text: str) -> str:
@@ -43,6 +50,7 @@ def _one_address(text: str) -> str:
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Collector = Annotated[str, AfterValidator(_collector)]
+File = Annotated[Path, AfterValidator(_existing_file)]
 
 
 class ModelSettings(BaseModel):
@@ -60,7 +68,7 @@ class ModelSettings(BaseModel):
     """the model's name in Triton; streams need the config streaming"""
     served_name: Annotated[Text, Field(max_length=256)] | None = None
     """the name that requests give as model; default: that of the checkpoint's folder or GGUF file, or its hub id"""
-    chat_template: FilePath | None = None
+    chat_template: File | None = None
     """file of a Jinja template, over the checkpoint's own"""
     tool_form: Literal["auto", ToolForm] = "auto"
     """how the model writes tool calls; auto reads it off the chat template"""
@@ -73,10 +81,10 @@ class Settings(ModelSettings):
     """address to listen on; 0.0.0.0 is every IPv4 address of this machine"""
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     """port to listen on; 0 is any free one, which is printed"""
-    models_file: FilePath | None = None
+    models_file: File | None = None
     """JSON list of several models, each with the settings triton to tool_form, of which only triton and triton_metrics
     may be given beside it: they are the defaults of entries without triton"""
-    api_keys_file: FilePath | None = None
+    api_keys_file: File | None = None
     """a key a line; without it requests need no key"""
     prefix_cache_shared: Literal["off", "on"] = "off"
     """on: requests of all API keys share cached prefixes; off: only those of the same key

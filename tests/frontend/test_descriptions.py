@@ -91,6 +91,17 @@ def test_an_unchanged_description_is_not_sent_again(own: FakeTriton) -> None:
     assert own.whole_descriptions == 1
 
 
+def test_an_interrupted_request_does_not_go_on_with_another_model(own: FakeTriton) -> None:
+    other = {"llama": changed(max_model_len=64)}
+    with endpoint(own.port, resume_timeout=3) as served:
+        own.die_after, own.restart = 1, lambda: own.models.update(other)
+        response = served.complete()
+        assert response.status_code == 503
+        assert str(error_of(response)["message"]).endswith("another model is served")
+        assert len(own.requests) == 1
+        _until_exchanged(served, own)
+
+
 def test_an_interrupted_request_waits_for_its_own_model(own: FakeTriton) -> None:
     def exchange() -> None:
         """Have another model until the endpoint has asked for it."""

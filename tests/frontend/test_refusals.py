@@ -83,6 +83,7 @@ COMPLETIONS: list[Row] = [
     ({"best_of": 2}, "best_of", "best_of is not supported"),
 ]
 RESPONSES: list[Row] = [
+    ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage", "is unknown"),
     ({"input": None}, "input", "a string or a list of items"),
     ({"input": ["a"]}, "input[0]", "an object"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "nothing is stored"),

@@ -26,7 +26,7 @@ def test_an_option_overrides_the_environment_which_overrides_the_default() -> No
         (["--log-requests", "all"], {}, "log_requests is 'all'; it must be 'none', 'summary' or 'prompts'"),
         (["--traces", "localhost:4318"], {}, "traces is 'localhost:4318'; it must be off, or a URL such as http://127"),
         (["--traces", "http://key@collector"], {}, "traces is .*; it must be off, or a URL"),
-        (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file is .*; Path does not point to a file"),
+        (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file is .*; it must be a file that exists"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(arguments: list[str], environment: dict[str, str], message: str) -> None:
@@ -40,7 +40,7 @@ MODELS: list[tuple[str, str]] = [
     ('[{"tokenizer": "x"}]', r"\[0\].tokenizer is unknown"),
     ('[{"triton": "http://x"}]', "triton: url is 'http://x'"),
     ('[{"triton": "a:1,b:1"}]', "triton is 'a:1,b:1'; it must be one address; several"),
-    ('[{"chat_template": "/does/not/exist"}]', "chat_template is '/does/not/exist'; Path does not point to"),
+    ('[{"chat_template": "/does/not/exist"}]', "chat_template is '/does/not/exist'; it must be a file"),
 ]
 
 

@@ -107,6 +107,19 @@ def test_the_events_of_a_choice_add_up_to_the_one_that_is_not_streamed(
     assert events[0].get("prompt_token_ids") == whole.get("prompt_token_ids")
 
 
+@pytest.mark.parametrize("ask", [Endpoint.chat, Endpoint.complete])
+def test_an_error_within_a_stream_is_its_last_event(
+    served: Endpoint, triton: FakeTriton, ask: Callable[..., Response]
+) -> None:
+    triton.failing = "INTERNAL: the request failed; the server's log has the reason"
+    triton.after_tokens = 2
+    response = ask(served, stream=True)
+    assert response.status_code == 200
+    last = response.text.strip().split("\n\n")[-1]
+    assert last.startswith('data: {"error":{"message":"the request failed')
+    assert "[DONE]" not in response.text
+
+
 def test_an_answer_without_its_end_is_an_error(triton: FakeTriton) -> None:
     triton.end_early = True
     with endpoint(triton.port, resume_timeout=0) as served:

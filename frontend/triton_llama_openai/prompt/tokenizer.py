@@ -151,7 +151,7 @@ def tokenize(tokenizer: PromptTokenizer, request: TokenizeRequest, settings: Set
         "count": len(tokens),
         "max_model_len": tokenizer.context,
         "tokens": tokens,
-        "token_strs": strings if request.return_token_strs else None,
+        "token_strs": strings,
     }
 
 

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
+from triton_llama_openai.errors import shorten
 from triton_llama_openai.protocol.chat import FunctionName
 from triton_llama_openai.protocol.schema import IGNORED, CacheHint, Items, JsonObject, Schema, Unsupported, one_of
 
 Id = Annotated[str, Field(max_length=256)]
 
 
+def _of_types(*types: str) -> BeforeValidator:
+    """Refuse blocks of other types by name: images, documents, server tools."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and "type" in value and value["type"] not in types:
+            reason = f"it is a block of type {shorten(value['type'])}; here is only {', '.join(types)}"
+            raise PydanticCustomError("unsupported_parameter", "{reason}", {"reason": reason})
+        return value
+
+    return BeforeValidator(check)
+
+
 def _tag(value: object) -> str | None:
     return f"<{value.get('type')}>" if isinstance(value, dict) else None
 
 
-def _block_of(types: str) -> Discriminator:
-    """Return the discriminator of a union of blocks; others are refused: images, documents, server tools."""
-    return Discriminator(
-        _tag, custom_error_type="missing_type", custom_error_message=f"Input should be a block of type {types}"
-    )
+_BY_TYPE = Discriminator(
+    _tag, custom_error_type="missing_type", custom_error_message="Input should be a block with a type"
+)
 
 
 class TextBlock(Schema):
@@ -61,7 +73,7 @@ class RedactedThinkingBlock(Schema):
 
 
 TextBlocks = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[Items[TextBlock], Tag("<list>")],
+    Annotated[str, Tag("<string>")] | Annotated[Items[Annotated[TextBlock, _of_types("text")]], Tag("<list>")],
     one_of("a string or a list of text blocks"),
 ]
 
@@ -79,14 +91,16 @@ class ToolResultBlock(Schema):
 
 UserBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")] | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    _block_of("text or tool_result"),
+    _BY_TYPE,
+    _of_types("text", "tool_result"),
 ]
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
-    _block_of("text, tool_use, thinking or redacted_thinking"),
+    _BY_TYPE,
+    _of_types("text", "tool_use", "thinking", "redacted_thinking"),
 ]
 
 

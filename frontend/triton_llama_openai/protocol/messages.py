@@ -79,6 +79,12 @@ class OutputConfig(Schema):
     effort: _Short | None = Field(None, json_schema_extra=IGNORED)
 
 
+class MessageMetadata(Schema):
+    """Anthropic's bookkeeping."""
+
+    user_id: Annotated[str, Field(max_length=512)] | None = None
+
+
 class CountTokensRequest(Schema):
     """A conversation, as both paths take it."""
 
@@ -130,7 +136,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
     stop: Annotated[Items[Word], Field(max_length=MAX_WORDS)] | None = Field(None, alias="stop_sequences")
     """stop strings of 1 … 1024 bytes; the text ends before the first of them"""
 
-    metadata: JsonObject | None = without_effect("Anthropic's bookkeeping")
+    metadata: MessageMetadata | None = without_effect("Anthropic's bookkeeping")
     service_tier: _Short | None = without_effect("Anthropic's bookkeeping")
     inference_geo: _Short | None = without_effect("Anthropic's bookkeeping")
     diagnostics: JsonObject | None = without_effect("of Anthropic's cache")

@@ -96,6 +96,12 @@ class ReasoningOptions(Schema):
     mode: _Short | None = None
 
 
+class ResponseStreamOptions(Schema):
+    """Options of a stream; it has no obfuscation."""
+
+    include_obfuscation: bool | None = None
+
+
 class ResponsesRequest(SamplingFields):
     """A request of /v1/responses."""
 
@@ -137,7 +143,7 @@ class ResponsesRequest(SamplingFields):
     safety_identifier: Annotated[str, Field(max_length=512)] | None = without_effect("OpenAI's bookkeeping")
     prompt_cache_retention: _Short | None = without_effect("a hint for OpenAI's cache")
     prompt_cache_options: JsonObject | None = without_effect("a hint for OpenAI's cache")
-    stream_options: JsonObject | None = without_effect("the stream is not obfuscated")
+    stream_options: ResponseStreamOptions | None = without_effect("the stream is not obfuscated")
 
     store: bool | None = None
     """true is refused: nothing is stored"""

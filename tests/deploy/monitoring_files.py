@@ -18,6 +18,9 @@ GROUPS: list[dict[str, Any]] = [
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 """Triton has them only where there is an NVIDIA GPU; from docs/user_guide/metrics.md of triton-inference-server."""
 
+OPENAI_METRICS = {"llama_openai_requests_total", "llama_openai_time_to_first_token_seconds_bucket"}
+"""Of the OpenAI endpoint, a process of its own; they have neither the server's model nor its instance."""
+
 _SELECTOR = re.compile(r"(?<![\w:])((?:model:)?(?:llama|nv)_\w+(?::\w+)?|up)(\{[^}]*\})?(?![\w:(])")
 
 
@@ -46,9 +49,14 @@ def rules() -> list[Rule]:
     ]
 
 
+def panel_queries() -> list[tuple[str, str]]:
+    """Return the panel's title and the query, with the dashboard's variables, of every query of every panel."""
+    return [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
 def queries() -> list[str]:
     """Return every query of every panel, as Grafana sends it for every model and every server."""
-    exprs = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    exprs = [expr for _, expr in panel_queries()]
     for variable, value in {"$__rate_interval": "1m", "$model": ".+", "$instance": ".+"}.items():
         exprs = [expr.replace(variable, value) for expr in exprs]
     return exprs

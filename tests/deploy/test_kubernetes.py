@@ -84,6 +84,16 @@ def test_every_object_is_valid_for_kubernetes(version: str) -> None:
     assert kinds > set(SCHEMAS)
 
 
+def test_kserve_sends_requests_to_the_endpoint() -> None:
+    # To the first port of transformer-container, or else of the first container.
+    overlay = build("overlays/kserve")
+    names = [container["name"] for container in overlay.pod["containers"]]
+    assert names == ["kserve-container", "transformer-container"]
+    assert [port["name"] for port in overlay.openai["ports"]] == ["openai"]
+    labels = overlay.only("InferenceService")["metadata"]["labels"]
+    assert all(service["spec"]["selector"].items() <= labels.items() for service in overlay.all("Service"))
+
+
 def test_the_gateways_route_leads_to_the_endpoints() -> None:
     overlay = build("overlays/gateway")
     pool, (rule,) = overlay.only("InferencePool"), overlay.only("HTTPRoute")["spec"]["rules"]
@@ -138,6 +148,13 @@ def test_the_image_has_every_command_with_its_options() -> None:
         assert options <= set(re.findall(r"--[a-z-]+", shown)), module
 
 
+def test_every_port_is_one_of_the_image(overlay: Overlay) -> None:
+    ports = {port["name"]: port["containerPort"] for port in [*overlay.server["ports"], *overlay.openai["ports"]]}
+    (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
+    of_the_image = dict(zip(("http", "grpc", "metrics", "openai"), map(int, exposed), strict=True))
+    assert ports == of_the_image
+
+
 def test_services_policies_and_monitors_name_ports_of_their_pods(overlay: Overlay) -> None:
     ports = {
         name: {port["name"] for container in pod["containers"] for port in container["ports"]}
@@ -179,6 +196,15 @@ def test_every_object_that_a_pod_names_exists(overlay: Overlay) -> None:
     assert claims == {manifest["metadata"]["name"] for manifest in overlay.all("PersistentVolumeClaim")}
     # The operator creates the secret; a pod starts without it.
     assert all(part["secretKeyRef"]["optional"] for part in parts if "secretKeyRef" in part)
+
+
+def test_the_server_reads_the_checkpoint_that_was_prepared(overlay: Overlay) -> None:
+    for prepare in overlay.pod.get("initContainers", []):
+        assert prepare["args"][prepare["args"].index("--out") + 1] == "/models/$(NAME)"
+        assert environment(overlay.server)["LLAMA_MODEL"] == "/models/$(CHECKPOINT)"
+        variables = [*prepare["env"], *overlay.server["env"]]
+        sources = {variable["name"]: variable.get("valueFrom") for variable in variables}
+        assert sources["NAME"] == sources["CHECKPOINT"]
 
 
 def test_a_pod_is_killed_only_after_its_drain(overlay: Overlay) -> None:

@@ -1,4 +1,4 @@
-"""The rules pass their tests, and alerts have runbooks.
+"""The rules pass their tests, alerts have runbooks, and the dashboard's queries use its variables.
 
 promtool runs the rules' tests; tests/end_to_end/test_metrics.py runs rules and queries against a real server, which
 shows that their metrics exist.
@@ -10,10 +10,21 @@ import re
 
 import pytest
 from deploy.code_blocks import ROOT
-from deploy.monitoring_files import MONITORING, Rule, rules
+from deploy.monitoring_files import (
+    GPU_METRICS,
+    MONITORING,
+    OPENAI_METRICS,
+    Rule,
+    metrics_of,
+    panel_queries,
+    rules,
+)
 from deploy.programs import programs_or_skip, run
 
 ALERTS = [rule for rule in rules() if rule.alerts]
+# Panels that are empty on a machine without a GPU, and those that are empty without the OpenAI endpoint.
+GPU_PANELS = {panel for panel, expr in panel_queries() if metrics_of(expr) & GPU_METRICS}
+OPENAI_PANELS = {panel for panel, expr in panel_queries() if metrics_of(expr) & OPENAI_METRICS}
 
 
 def test_promtool_accepts_the_config() -> None:
@@ -36,3 +47,16 @@ def test_an_alert_has_its_annotations(alert: Rule) -> None:
     file, _, anchor = alert.annotations["runbook_url"].partition("#")
     assert anchor == alert.name.lower()
     assert re.search(rf"^#+ {alert.name}$", (ROOT / file).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("panel", "expr"), panel_queries())
+def test_a_query_uses_the_variables_of_the_dashboard(panel: str, expr: str) -> None:
+    used = {name for name in re.findall(r"\$(\w+)", expr) if not name.startswith("__")}
+    if panel in OPENAI_PANELS:
+        assert (used, metrics_of(expr) - OPENAI_METRICS) == (set(), set())
+        return
+    assert expr.count('instance=~"$instance"') == len(re.findall(r"\{", expr))
+    # A query is about a model unless it is about the machine.
+    assert "model" in used or all(name.startswith(("nv_gpu_", "nv_cpu_")) for name in metrics_of(expr))
+    # A panel is about GPUs as a whole, or has data without one.
+    assert panel not in GPU_PANELS or metrics_of(expr) <= GPU_METRICS

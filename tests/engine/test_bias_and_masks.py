@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 CPU = torch.device("cpu")
 SIZE, END = 40, 3
+SHORT = [b"", b"a", b"b", b"aab"]
 
 
 class _Alternating(GuideState):
@@ -99,3 +100,11 @@ def test_exactly_the_tokens_that_would_complete_a_bad_word_are_banned(alphabet: 
         cut = randomness.randint(0, len(text))
         expected = [index for index, token in enumerate(tokens) if any(word in text + token for word in words)]
         assert _banned(words, vocabulary, [text[:cut], b"", text[cut:]]) == expected, (words, text)
+
+
+@pytest.mark.parametrize(
+    ("word", "length", "expected"),
+    [(b"a" * 100_000 + b"b", 50, []), (b"a" * 1000 + b"b", 999, [3]), (b"a" * 1000 + b"b", 1200, [2, 3])],
+)
+def test_a_long_bad_word_bans_only_the_tokens_that_complete_it(word: bytes, length: int, expected: list[int]) -> None:
+    assert _banned([word], Vocabulary(SHORT), [b"a"] * length) == expected

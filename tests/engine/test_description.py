@@ -125,3 +125,10 @@ def test_a_request_for_the_description_has_nothing_else(
 def test_a_request_prepared_for_another_model_is_refused_before_its_values(reader: RequestReader) -> None:
     request = Request('{"max_tokens": 1000000}', text_input=text("x"), description_digest=text("other"))
     assert str(_response(reader, request).error).startswith("OTHER_MODEL: another model is served")
+
+
+def test_a_request_prepared_for_this_model_is_computed(reader: RequestReader) -> None:
+    digest = reader.engine.description.digest
+    parser = replace(reader.parser, digest=digest)
+    (request,) = parser.parse({"text_input": text("x"), "description_digest": text(digest)})
+    assert request.prompt == "x"

@@ -1,11 +1,15 @@
 """The tokens that end a completion, whatever part of a checkpoint names them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine.engines import completions, engine_of
 from llama_engine.checkpoint.config import read_config
 from llama_engine.errors import CheckpointError
+from llama_engine.model.loader import LoadedModel
 from llama_engine.request.end_tokens import describe_end_tokens, find_end_tokens
+from llama_engine.request.generation_request import GenerationRequest
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
@@ -57,6 +61,15 @@ def test_a_generation_config_with_an_id_beyond_the_vocabulary_is_refused(value: 
 
 def test_an_id_of_the_config_beyond_the_vocabulary_is_left_out() -> None:
     assert _ends(_tokenizer(), [2, 99]) == {2: "config"}
+
+
+def test_a_completion_ends_at_a_token_that_only_the_tokenizer_names(fp32: LoadedModel) -> None:
+    (end,) = fp32.tokenizer.encode_inside("</s>")
+    unnamed = LlamaConfig(**{**fp32.config.to_dict(), "eos_token_id": 0})
+    changed = replace(fp32, config=unnamed, generation_config=GenerationConfig(eos_token_id=0))
+    request = GenerationRequest(prompt="", prompt_tokens=(1,), max_tokens=9, logit_bias=((end, 100.0),))
+    (completion,) = completions(engine_of(changed), [request])
+    assert (completion.finish_reason, completion.num_output_tokens) == ("stop", 1)
 
 
 def test_a_config_without_an_end_token_has_none(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def test_words_on_their_bounds_are_accepted_without_empty_ones(tokenizer: Tokeni
     assert getattr(parse(tokenizer, **{name: []}), name) == getattr(parse(tokenizer, **{name: [""]}), name) == ()
 
 
+def test_a_top_p_of_zero_is_greedy(tokenizer: Tokenizer) -> None:
+    request = parse(tokenizer, top_p=0.0, temperature=1.5)
+    assert (request.temperature, request.top_p) == (0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "first", "other", "second", "different"),
     [

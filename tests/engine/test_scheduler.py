@@ -1,5 +1,6 @@
 """Admission, streaming, cancellation and shutdown: the order of sequences, when callers block, what clients receive."""
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -9,9 +10,11 @@ from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result, until
 from llama_engine.engine import scheduler
 from llama_engine.engine.engine import Engine
+from llama_engine.engine.events import Completion
 from llama_engine.engine.sequence import Sequence, Status
 from llama_engine.errors import Cancelled, GenerationError, Stopping
 from llama_engine.model.loader import LoadedModel
+from llama_engine.observability.stats import Stats
 from llama_engine.request.generation_request import GenerationRequest
 
 STOPPING = "the server is stopping"
@@ -171,6 +174,28 @@ def test_a_step_that_hangs_delays_neither_the_shutdown_nor_the_results(
         scheduled.stats.close(SECONDS)
         assert scheduled.registry.counts["llama_requests_total unavailable"] == 5
         assert scheduled.registry.counts["llama_step_errors_total"] == 0
+
+
+def test_every_sequence_is_answered_when_the_scheduler_itself_fails(
+    fp32: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = itertools.count(1)
+
+    def fail_at_every_third_step(*_: object) -> None:
+        if next(steps) % 3 == 0:
+            raise RuntimeError("no number")
+
+    monkeypatch.setattr(Stats, "record_step", fail_at_every_third_step)
+    with running(fp32, 2) as scheduled:
+        scheduled.pace.run_free()
+        requests = [request_of(fp32, index, 12, 1 + index % 3) for index in range(12)]
+        sequences = [*scheduled.add(*requests[::2], stream=True), *scheduled.add(*requests[1::2])]
+        results = scheduled.finish(sequences)
+        good = [sequence for sequence in sequences if isinstance(sequence.result, Completion)]
+        assert len(good) >= 2
+        assert [sequence.result for sequence in good] == alone(fp32, [sequence.request for sequence in good])
+        assert all(isinstance(result, GenerationError | Completion) for result in results)
+        assert scheduled.engine.num_sequences == 0
 
 
 def test_every_sequence_is_answered_when_a_slot_cannot_be_freed(

@@ -9,6 +9,7 @@ import pytest
 from triton_supervisor.settings import RefusedError, Settings
 from triton_supervisor.triton import Address
 from triton_supervisor.tritonserver_options import (
+    CONTROL_HEADER,
     MAX_BODY_BYTES,
     Options,
     served_models,
@@ -95,6 +96,13 @@ def test_llama_unary_is_loaded_beside_a_decoupled_config(
 def test_an_unknown_config_is_refused(repository: Path) -> None:
     with pytest.raises(RefusedError, match=r"'fast' \(VARIANT, .*\) is unknown; known: default batched streaming$"):
         served_models(repository, "fast")
+
+
+def test_control_apis_need_the_key_over_both_protocols(repository: Path) -> None:
+    setting = f"model-repository,shared-memory,trace,logging:{CONTROL_HEADER}=the-key"
+    command = _command(repository)
+    assert f"--http-restricted-api={setting}" in command
+    assert f"--grpc-restricted-protocol={setting}" in command
 
 
 @pytest.mark.parametrize("has_limit", [False, True])

@@ -54,6 +54,8 @@ def test_the_compiled_kernels_keep_a_16_bit_embedding_as_saved(folder: Path, tok
     assert wide.info.weight_bytes - narrow.info.weight_bytes == 2 * rounded["model.embed_tokens.weight"].numel()
     tokens = tokenizer.encode("The with statement is used to wrap the execution of a block")
     assert torch.equal(logits_of(narrow, tokens), logits_of(wide, tokens))
+    save_file({name: tensor.double() for name, tensor in rounded.items()}, weights, {"format": "pt"})
+    assert load("int8", model=str(folder)).info.weight_bytes == wide.info.weight_bytes
 
 
 @pytest.mark.parametrize(

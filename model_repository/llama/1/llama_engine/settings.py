@@ -69,7 +69,8 @@ class Settings:
     )
     dtype: str = _setting(
         "auto", Choice(("auto", "float32", "float16", "bfloat16")),
-        "precision of everything unquantized; auto: float16 on a GPU, float32 on a CPU",
+        "precision of everything unquantized, but for an embedding that is smaller as saved, with the compiled "
+        "kernels; auto: float16 on a GPU, float32 on a CPU",
     )
     kv_cache_dtype: str = _setting(
         "auto", Choice(("auto", "float32", "bfloat16", "int8")),

@@ -44,7 +44,7 @@ class SavedTensor:
     end: int
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """The number of its bytes."""
         return self.end - self.begin
 
@@ -88,7 +88,7 @@ class SavedTensors(Mapping[str, SavedTensor]):
         """Return a SHA-256 that differs for other weights: of the headers, and of some bytes of each tensor."""
         digest = hashlib.sha256()
         for name, saved in sorted(self._headers.items()):
-            size = min(saved.bytes, _DIGEST_BYTES)
+            size = min(saved.nbytes, _DIGEST_BYTES)
             with saved.path.open("rb", buffering=0) as file:
                 file.seek((saved.begin + saved.end - size) // 2)
                 digest.update(f"{name} {saved.dtype} {saved.shape} ".encode() + file.read(size))
@@ -118,8 +118,8 @@ class SavedTensors(Mapping[str, SavedTensor]):
         assert result.is_contiguous()
         size = result.element_size()
         offset = first * prod(saved.shape[1:]) * size
-        if prod(saved.shape) * size != saved.bytes or offset + result.nbytes > saved.bytes:
-            raise CheckpointError(f"{saved.path} has {saved.bytes} bytes of {name}, {saved.shape}")
+        if prod(saved.shape) * size != saved.nbytes or offset + result.nbytes > saved.nbytes:
+            raise CheckpointError(f"{saved.path} has {saved.nbytes} bytes of {name}, {saved.shape}")
         read_bytes(saved.path, saved.begin + offset, result, name)
 
 

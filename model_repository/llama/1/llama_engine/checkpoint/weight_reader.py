@@ -75,14 +75,14 @@ class WeightReader:
     def packed_embedding(self) -> Embedding:
         """Return the embedding matrix for the CPU kernels: as saved, unless floats of its dtype are smaller."""
         name = f"{self._embedding_name}.weight"
-        is_smallest = self._saved[name].bytes == self.packed_embedding_bytes
+        is_smallest = self._saved[name].nbytes == self.packed_embedding_bytes
         return self._saved.as_saved(name) if is_smallest else Embedding(self._floats(name))
 
     @property
     def packed_embedding_bytes(self) -> int:
         """The bytes of `packed_embedding`."""
         saved = self._saved[f"{self._embedding_name}.weight"]
-        return min(saved.bytes, prod(saved.shape) * self._dtype.itemsize)
+        return min(saved.nbytes, prod(saved.shape) * self._dtype.itemsize)
 
     def norm(self) -> torch.Tensor:
         """Return the gain of the final RMSNorm, [hidden]."""

@@ -76,7 +76,7 @@ class LinearWeight:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The embedding matrix of the CPU kernels, in the form that takes least memory.
+    """The embedding matrix of the CPU kernels, whose rows become float32 when they are looked up.
 
     rows: [vocabulary, hidden] in floats, or in bytes of a GGUF type, [vocabulary, bytes]. to_float32: returns rows as
     float32 [any, hidden].

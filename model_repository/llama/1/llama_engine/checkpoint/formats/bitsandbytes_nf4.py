@@ -71,5 +71,5 @@ class BitsandbytesNf4(LinearFormat):
             )
 
     def read(self, linear: SavedLinear) -> LinearWeight:
-        """Always raises CheckpointError: who reads weights here needs integers, and NF4 is transformers' to load."""
+        """Always raises CheckpointError: only transformers loads NF4."""
         raise CheckpointError(f"{self._saved.source} has {linear.name} in NF4")

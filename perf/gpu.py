@@ -76,7 +76,7 @@ def main() -> int:
     if measured:
         rates = measure_rates(CORES)
         results.section("rates", rates.to_json())
-        print(rates.to_json(), flush=True)
+        print(rates.describe(), flush=True)
     if measured or "stock" in options.only:
         large = random_checkpoint(shape)
         results.section("model", described(large))

@@ -28,7 +28,7 @@ from transformers import LlamaConfig
 Weights = Literal["fp32", "fp16", "bf16", "int8"]
 BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 """Per value. In INT8 every row of a matrix also has a scale."""
-WIDTHS = tuple(BYTES)
+WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "bf16", "int8")
 """Weight formats, from the widest to the narrowest."""
 
 
@@ -73,6 +73,12 @@ class DeviceRates:
             "bandwidth": {str(size): float(f"{rate:.3g}") for size, rate in self.bandwidth.items()},
             "operations": {kind: float(f"{rate:.3g}") for kind, rate in self.operations.items()},
         }
+
+    def describe(self) -> str:
+        """Return the rates as one line."""
+        read = ", ".join(f"{rate / 1e9:,.1f} at {size / 2**20:,.0f} MiB" for size, rate in self.bandwidth.items())
+        products = ", ".join(f"{kind} {rate / 1e9:,.1f}" for kind, rate in self.operations.items())
+        return f"{self.device}, {self.threads} thread(s): reads GB/s {read}; products, 10^9 operations/s: {products}"
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def main() -> None:
     multiprocessing.set_forkserver_preload(["perf.bench.cases"])
     budget = Budget(options.budget)
     rates = measure_rates(CORES)
-    budget.say(f"{environment.device()}: {rates.to_json()}")
+    budget.say(f"{environment.device()}, {CORES} threads; {rates.describe()}")
     for name in options.only:
         measure_case(name, options, budget, rates)
 

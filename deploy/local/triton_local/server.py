@@ -97,10 +97,10 @@ class LocalTriton:
         self._address = resolve_host(host)
         self._ports = choose_ports(self._address, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
         reachable = reachable_host(self._address)
+        # HOST:PORT of each service, as a client on this machine reaches it once it is started.
         self.http_address, self.grpc_address, self.metrics_address = (
             f"{reachable}:{self._ports[service]}" for service in SERVICES
         )
-        """HOST:PORT of each service, as a client on this machine reaches it."""
         self.addresses = {"http": self.http_address, "grpc": self.grpc_address}
         """Those of the services that run: `extra_args` may turn the metrics off."""
         if has_metrics:

@@ -106,7 +106,8 @@ def test_a_missing_or_unusable_file_is_refused_by_name(
 
 
 ENTRY: dict[str, object] = {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}
-NOT_WHOLE = "it is truncated, or not safetensors: "
+TWICE = f'{{"a": {json.dumps(ENTRY)}, "a": {json.dumps(ENTRY)}}}'
+INVALID = "its header is not valid safetensors: "
 
 
 def _with_header(header: object) -> bytes:
@@ -117,19 +118,23 @@ def _with_header(header: object) -> bytes:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (-1, NOT_WHOLE),
-        (b"PK\x03\x04" * 99, NOT_WHOLE),
-        (b"\x02" + bytes(7) + b"{}!", NOT_WHOLE),
+        (-1, "it has "),
+        (b"PK\x03\x04" * 99, "it has 396 bytes and no whole header"),
+        (b"\x02" + bytes(7) + b"{}!", "it has 11 bytes; its header says 10"),
         (None, "Is a directory"),
-        (_with_header("[]"), NOT_WHOLE),
-        (_with_header({"a": []}), NOT_WHOLE),
-        (_with_header({"a": {**ENTRY, "shape": [2**40, 2**40]}}), NOT_WHOLE),
-        (_with_header({"a": {**ENTRY, "data_offsets": [-8, 0]}}), NOT_WHOLE),
-        (_with_header({"a": ENTRY, "b": ENTRY}), NOT_WHOLE),
-        (_with_header('{"a": ' + "[" * 100_000), NOT_WHOLE),
-        (_with_header({"a\n": ENTRY}), "'a\\n' is no name of a tensor"),
+        (_with_header("[]"), "its header is not valid safetensors"),
+        (_with_header({"a": []}), f"{INVALID}dtype of 'a' is None"),
+        *((_with_header({"a": {**ENTRY, "shape": shape}}), f"{INVALID}shape of 'a' is {shape}")
+          for shape in (2, [2, -1], [2**64, 1], [1] * 9)),
+        (_with_header({"a": {**ENTRY, "shape": [2**40, 2**40]}}), f"{INVALID}a is F32 of shape [{2**40}, "),
+        *((_with_header({"a": {**ENTRY, "data_offsets": offsets}}), f"{INVALID}data_offsets of 'a' are {offsets}")
+          for offsets in ([8], [-8, 0], [8, 0])),
+        (_with_header({"a": ENTRY, "b": ENTRY}), f"{INVALID}b doesn't begin where another one ends"),
+        (_with_header({"a\n": ENTRY}), f"{INVALID}'a\\n' is no name of a tensor"),
+        (_with_header(TWICE), f"{INVALID}it has 'a' twice"),
+        (_with_header('{"a": ' + "[" * 100_000), f"{INVALID}maximum recursion depth"),
     ],
-)
+)  # fmt: skip
 def test_invalid_weights_are_refused_by_name(folder: Path, content: bytes | int | None, reason: str) -> None:
     _replace(folder / WEIGHTS, content)
     assert _refusal(folder).startswith(f"{WEIGHTS}: {reason}")
@@ -173,7 +178,7 @@ def test_a_json_file_of_gigabytes_is_refused(folder: Path) -> None:
 
 def test_a_missing_or_incomplete_file_of_the_index_is_refused_by_name(in_two_files: Path) -> None:
     _replace(in_two_files / SECOND, -1)
-    assert _refusal(in_two_files).startswith(f"{SECOND}: {NOT_WHOLE}")
+    assert _refusal(in_two_files).startswith(f"{SECOND}: it has ")
     (in_two_files / FIRST).unlink()
     assert _refusal(in_two_files) == f"{FIRST}: No such file or directory"
 

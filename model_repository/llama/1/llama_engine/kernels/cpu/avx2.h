@@ -29,16 +29,8 @@ struct Avx2 {
     }
 
     static constexpr int PANEL = 1;
-    static constexpr int nibble(int i) { return i % 2 * 4 + i / 2; }
-    static Sums unpack(const uint8_t* packed, int part) {
-        const Sums all = _mm256_loadu_si256(reinterpret_cast<const Sums*>(packed));
-        return _mm256_and_si256(_mm256_srli_epi32(all, 4 * part), _mm256_set1_epi32(0x000f000f));
-    }
-    // GCC would first add up the products of all parts, in more registers than there are.
-    template <class Int32s>
-    static void keep(Int32s& sum) {
-        asm("" : "+x"(sum));
-    }
+    static constexpr int COLUMNS_IN_INT16 = 0;
+    static Sums int32s(Sums sums) { return sums; }
     static Lanes floats(Sums first, Sums second, int) { return {_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(second)}; }
 
     static void begin() {}
@@ -72,4 +64,46 @@ struct Avx2 {
             }
         }
     }
+};
+
+// The integer product of column groups of 4 bits: of bytes, because 2 · 127 · 15 doesn't saturate.
+struct Avx2Nibbles {
+    static constexpr int ZERO = 0;
+    static constexpr int INPUTS = 4;
+    static constexpr int BYTES = 1;
+    static constexpr int TOKEN_BLOCK = Avx2::TOKEN_BLOCK;
+    static constexpr int INTERLEAVED = TOKEN_BLOCK;
+
+    using Term = int8_t;
+    using Sums = __m256i;
+    static int32_t part_of_quad(int32_t four, int) { return four; }
+    static Sums ones() { return _mm256_set1_epi32(0x01010101); }
+    static Sums broadcast(int32_t four) { return _mm256_set1_epi32(four); }
+    // Twelve sums, two registers of weights, a term and products are all registers: GCC would reorder, and keep sums in memory.
+    static Sums add_products(Sums sums, Sums weights, Sums terms) {
+        Sums products;
+        asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(terms));
+        return sums;
+    }
+    static constexpr int COLUMNS_IN_INT16 = 32;  // 8 sums of pairs: 8 · 2 · 127 · 15 < 2¹⁵
+    static Sums int32s(Sums sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+
+    static constexpr int PANEL = Avx2::PANEL;
+    static Sums unpack(const uint8_t* packed, int part) {
+        alignas(32) static constexpr uint64_t MASK[] = {NIBBLE, NIBBLE, NIBBLE, NIBBLE};
+        const Sums pairs = _mm256_loadu_si256(reinterpret_cast<const Sums*>(packed));
+        Sums weights = _mm256_srli_epi16(pairs, 4 * part);
+        asm("vpand %1, %0, %0" : "+x"(weights) : "m"(MASK));  // no register is left for a mask
+        return weights;
+    }
+    static Lanes floats(Sums first, Sums second, int b) { return Avx2::floats(first, second, b); }
+
+    static void begin() {}
+
+    static void store(const Quantized& to, int64_t token, int i, Lanes, Lanes low) {
+        store_in_block<Avx2Nibbles>(to, token, i, low);
+    }
+
+private:
+    static constexpr uint64_t NIBBLE = 0x0f0f0f0f0f0f0f0f;
 };

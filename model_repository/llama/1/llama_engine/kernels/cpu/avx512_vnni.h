@@ -18,13 +18,13 @@ struct Avx512Vnni {
     static Sums add_products(Sums sums, Sums weights, Sums terms) { return _mm512_dpbusd_epi32(sums, weights, terms); }
 
     static constexpr int PANEL = 2;
-    static constexpr int nibble(int i) { return i % 4 * 2 + i / 4; }
     static Sums unpack(const uint8_t* packed, int part) {
-        const Sums pairs = load_weights(packed);
-        return _mm512_and_si512(part ? _mm512_srli_epi16(pairs, 4) : pairs, _mm512_set1_epi32(0x0f0f0f0f));
+        using Uint16s [[gnu::vector_size(sizeof(Sums))]] = uint16_t;
+        const Uint16s pairs = reinterpret_cast<Uint16s>(load_weights(packed)) >> 4 * part;
+        return _mm512_and_si512(reinterpret_cast<Sums>(pairs), _mm512_set1_epi32(0x0f0f0f0f));
     }
-    template <class Int32s>
-    static void keep(Int32s&) {}
+    static constexpr int COLUMNS_IN_INT16 = 0;
+    static Sums int32s(Sums sums) { return sums; }
     static Lanes floats(Sums first, Sums second, int b) { return {_mm512_cvtepi32_ps(b ? second : first)}; }
 
     static void begin() {}

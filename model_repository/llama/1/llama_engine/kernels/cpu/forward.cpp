@@ -34,10 +34,9 @@ static void quantize_for(Worker& worker, const float* x, const float* gain, cons
 template <class Factor>
 static void quantize(Worker& worker, const float* x, const float* gain, const Factor& factor, const Matrix& matrix,
                      const Quantized& to, int64_t count, OutlierCounts* counts, const LoraProduct* lora) {
-    if (matrix.groups)
-        quantize_for<GroupProduct>(worker, x, gain, factor, matrix, to, count, counts, lora);
-    else
-        quantize_for<ChannelProduct>(worker, x, gain, factor, matrix, to, count, counts, lora);
+    with_product(matrix, [&](auto product) {
+        quantize_for<decltype(product)>(worker, x, gain, factor, matrix, to, count, counts, lora);
+    });
 }
 
 static void quantize(Worker& worker, const float* x, const Matrix& matrix, const Quantized& to, int64_t count,
@@ -78,10 +77,9 @@ static void product_of(Worker& worker, const Matrix& matrix, const Quantized& q,
 template <class Finish>
 static void product(Worker& worker, const Matrix& matrix, const Quantized& q, int64_t count, const LoraProduct* lora,
                     const Finish& finish) {
-    if (matrix.groups)
-        product_of<GroupProduct>(worker, matrix, q, count, lora, finish);
-    else
-        product_of<ChannelProduct>(worker, matrix, q, count, lora, finish);
+    with_product(matrix, [&](auto product) {
+        product_of<decltype(product)>(worker, matrix, q, count, lora, finish);
+    });
 }
 
 static void multiply(Worker& worker, const Matrix& matrix, const Quantized& q, int64_t count, const LoraProduct* lora,
@@ -223,9 +221,9 @@ extern "C" void pack(const int8_t* weight, const int32_t* source, int64_t column
 extern "C" void pack_groups(const Matrix* matrix, const int8_t* weight, const float* scales, const float* offsets,
                             const int32_t* source, uint8_t* packed, int threads) {
     parallel(threads, [&](Worker& worker) {
-        worker.each(matrix->outputs / GroupProduct::PANEL_OUTPUTS, 16, [&](int64_t from, int64_t to) {
-            for (int64_t panel = from; panel < to; panel++)
-                GroupProduct::pack(*matrix, weight, scales, offsets, source, panel, packed);
+        worker.each(matrix->outputs / GroupProduct<4>::PANEL_OUTPUTS, 16, [&](int64_t from, int64_t to) {
+            const auto pack = matrix->bits == 4 ? GroupProduct<4>::pack : GroupProduct<8>::pack;
+            for (int64_t panel = from; panel < to; panel++) pack(*matrix, weight, scales, offsets, source, panel, packed);
         });
     });
 }

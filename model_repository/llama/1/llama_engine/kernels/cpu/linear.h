@@ -1,28 +1,29 @@
 // A linear layer with INT8 weights, or INT4 in groups: exact integer products of quantized tokens, scales. Weights are packed
 // here, too.
 #pragma once
+#include "column_groups.h"
 #include "lanes.h"
 #include "lora.h"
 #include "matrix.h"
 #include "prefetch.h"
-#if defined(__AMX_INT8__)
+#ifdef __AMX_INT8__
 #include "amx.h"
+#endif
+#ifdef __AVX512VNNI__
 #include "avx512_vnni.h"
+template <int BITS>
+using GroupProduct = ColumnGroups<Avx512Vnni, ByteTerms<Avx512Vnni>, BITS>;  // AMX's tiles are for products per channel
+#ifdef __AMX_INT8__
 using IntegerProduct = ByteTerms<Amx>;
-using GroupIsa = Avx512Vnni;  // AMX's tiles are for products per channel
-using GroupTerms = ByteTerms<Avx512Vnni>;
-#elif defined(__AVX512VNNI__)
-#include "avx512_vnni.h"
+#else
 using IntegerProduct = ByteTerms<Avx512Vnni>;
-using GroupIsa = Avx512Vnni;
-using GroupTerms = IntegerProduct;
+#endif
 #else
 #include "avx2.h"
 using IntegerProduct = Avx2;
-using GroupIsa = Avx2;
-using GroupTerms = IntegerProduct;
+template <int BITS, class Isa = std::conditional_t<BITS == 4, Avx2Nibbles, Avx2>>
+using GroupProduct = ColumnGroups<Isa, Isa, BITS>;
 #endif
-#include "column_groups.h"
 
 // IntegerProduct, of the instruction set that is compiled for, has
 //   INPUTS, ZERO                       inputs packed together; the packed form of the weight 0
@@ -34,7 +35,7 @@ using GroupTerms = IntegerProduct;
 //   products(m, block, x, first, last, next, result)
 //                                      result[t][b] = Σ low·w + 254 · Σ high·w, rounded to float, of the tokens from
 //                                      `first` to `last` with two blocks
-// A Product, ChannelProduct or GroupProduct, has besides
+// A Product, ChannelProduct or GroupProduct<4 or 8>, has besides
 //   store_sum(x, m, token, g, low)     store Σ low of a column group; per channel all inputs are one
 //   pair_bytes(m), steps(m)            packed bytes of two blocks, and the steps of `products` over them
 //   CHUNK_BYTES, CHUNK_TOKENS          weights that a thread takes at a time, for at most so many tokens
@@ -52,7 +53,13 @@ struct ChannelProduct : IntegerProduct {
         return sum * (set(scale) * load(m.scale + output));
     }
 };
-using GroupProduct = ColumnGroups<GroupIsa, GroupTerms>;
+
+// function(Product()) with the Product of a matrix.
+template <class Function>
+inline void with_product(const Matrix& m, const Function& function) {
+    if (!m.groups) return function(ChannelProduct());
+    m.bits == 4 ? function(GroupProduct<4>()) : function(GroupProduct<8>());
+}
 
 // The scaled products of the tokens from `first` to `end` with two blocks, and what `lora` adds unless it is null;
 // finish(token, block, Lanes[2]). `next`: this thread's next two blocks.

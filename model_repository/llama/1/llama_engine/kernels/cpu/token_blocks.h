@@ -2,7 +2,7 @@
 //
 // The products of a token block read it from beginning to end:
 //
-//     block of 8 tokens          32 bytes: 8 tokens × 4 inputs (AVX2: 24 bytes: 6 tokens × 2 inputs of 16 bits)
+//     block of 8 tokens          32 bytes: 8 tokens × 4 inputs (AVX2: 24 bytes, 6 tokens × 2 inputs of 16 bits, or × 4 inputs)
 //       inputs 0…3      t0: k0 k1 k2 k3 | t1: k0 k1 k2 k3 | … | t7: k0 k1 k2 k3
 //       inputs 4…7      t0: k4 k5 k6 k7 | …
 //

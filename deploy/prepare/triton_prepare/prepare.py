@@ -43,10 +43,11 @@ _QUANTIZATION = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8
 def prepare(
     model: str, revision: str | None, out: Path, shard_bytes: int = SHARD_BYTES, adapter: str | None = None
 ) -> None:
-    """Prepare a checkpoint: a folder, GGUF file or hub id. Raises CheckpointError as the server does, or if OUT exists.
+    """Write a checkpoint (folder, GGUF file or hub id) to `out`: quantized to INT8, or copied if it is quantized.
 
     Tensors that aren't quantized keep their saved dtype, and the server converts them. adapter: folder or hub id of a
-    LoRA adapter to merge.
+    LoRA adapter to merge. Raises CheckpointError as the server does, if `out` exists, or for an adapter of a quantized
+    checkpoint.
     """
     out = out.expanduser().resolve()
     if out.exists():

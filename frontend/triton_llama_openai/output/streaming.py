@@ -55,7 +55,7 @@ class ChoiceEvents(AnswerEvents):
         self._usage = generation.usage
         self._timings = generation.timings
         self._ends_with_usage = bool(options and options.include_usage)
-        # As under vLLM, include_usage false excludes both.
+        # As under vLLM, include_usage false excludes the usage of each chunk, too.
         self._continuous_usage = bool(options and options.continuous_usage_stats and options.include_usage is not False)
         self._begun = False
         """False until the first chunk is written."""

@@ -84,7 +84,7 @@ class TritonClient:
 
         outputs: names of those that are read. choices: the indices of its choices. key: by which a proxy picks its
         replica. skipped: choices that aren't wanted. Closing the stream cancels the request on the server. A stream
-        that ends without an error is complete; one with skipped choices ends with the last one of the others.
+        that ends without an error is complete; one with skipped choices ends when all others are.
 
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.

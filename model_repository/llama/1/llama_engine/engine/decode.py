@@ -223,7 +223,7 @@ class DecodeStep:
             hidden += self._run_model(slice(indices.start, min(indices.stop, decoding)), drafts)
         if indices.stop > decoding:
             place = max(indices.start - decoding, 0)
-            # Between the states of last tokens, which are sampled like these, and those of guessed ones.
+            # They go before the states of guessed tokens, because they are sampled, as those of last tokens are.
             hidden.insert(1, torch.cat(prefilled)[place : indices.stop - decoding])
         logits = self._model.logits(torch.cat(hidden))
         tokens = self._sampler.sample(logits[: len(sequences)], indices, sequences, self._batch.features)

@@ -54,7 +54,7 @@ class PageManager:
         return self._pool.num_available
 
     def take_counts(self) -> CacheCounts:
-        """Return the numbers of pages, and what was evicted, looked up and found since the last call."""
+        """Return the pages by state, and what was evicted, looked up and found since the last call."""
         pool = self._pool
         used = self._shape.pages - pool.num_available
         counts = CacheCounts(used, pool.num_idle, pool.num_free, self._queried, self._hits, pool.take_evictions())

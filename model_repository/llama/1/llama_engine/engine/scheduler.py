@@ -81,7 +81,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
-        """Block until every sequence is admitted, guaranteed a slot in the next step, or finished.
+        """Block until every sequence is finished, or admitted: a slot is guaranteed to it in the next step.
 
         It waits for guides only briefly: Triton notices later requests up to 0.5 s late while `execute` blocks.
         """
@@ -118,7 +118,7 @@ class Scheduler:
 
     @property
     def failing(self) -> bool:
-        """Whether the last steps produced only failures."""
+        """As `StepHealth.failing`."""
         return self._health.failing
 
     def problem(self) -> str:

@@ -46,7 +46,7 @@ class StepHealth:
 
     @property
     def failing(self) -> bool:
-        """Whether the last steps produced only failures."""
+        """Whether the last MAX_FAILED_STEPS steps produced only failures."""
         return self._failed_steps >= MAX_FAILED_STEPS
 
     def problem(self) -> str:

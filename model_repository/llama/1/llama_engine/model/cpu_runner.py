@@ -49,7 +49,7 @@ def build_packed_llama(
 def packed_without_weights(
     architecture: Architecture, tables: RopeTables, terms: ActivationTerms, kernels: CpuKernels
 ) -> PackedLlama:
-    """Return a model without layers, for the description and the sizes of what `build_packed_llama` returns."""
+    """Return a model without layers: the memory plan takes the description and the sizes of `build_packed_llama`'s."""
     head = pack_linear(kernels, LinearWeight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)))
     nothing = torch.empty(0)
     return PackedLlama(kernels, architecture, Embedding(nothing), [], nothing, head, tables, terms)

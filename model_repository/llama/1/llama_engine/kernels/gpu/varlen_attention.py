@@ -52,7 +52,8 @@ class Layout(NamedTuple):
 
 
 VarlenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float, int | None], torch.Tensor]
-"""(query [n, heads, dim], keys, values [pages, page size, KV heads, dim], layout, scaling, window) → that of query."""
+"""(query [n, heads, dim], keys, values [pages, page size, KV heads, dim], layout, scaling, window) → the
+result [n, heads, dim]."""
 
 
 def varlen_attention(
